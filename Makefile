@@ -1,0 +1,45 @@
+# Every target first brings the environment `.venv` up to date (tools/setup_environment.py): minutes the first
+# time, an instant afterwards. Another Python: PYTHON=python3.12 make demo
+
+VENV_PYTHON := .venv/bin/python
+OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+# The Python that does the set-up: the environment's own where there is one, else the first that is new enough.
+PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
+
+.DEFAULT_GOAL := help
+.PHONY: help environment demo test test-quick lint format benchmark clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
+
+environment: ## only the set-up
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer with venv \
+	(Debian, Ubuntu: sudo apt install python3 python3-venv)" >&2; exit 1; }
+	@$(PYTHON) tools/setup_environment.py
+
+demo: environment ## train the digits under every backend and compare the results
+	$(VENV_PYTHON) examples/demo.py
+
+test: environment ## all tests
+	$(VENV_PYTHON) -m pytest tests
+
+test-quick: environment ## the everyday tests, under 3 minutes
+	$(VENV_PYTHON) -m pytest tests -m "not slow"
+
+lint: environment ## style and types
+	$(VENV_PYTHON) -m ruff check
+	$(VENV_PYTHON) -m ruff format --check
+	$(VENV_PYTHON) -m mypy
+
+format: environment ## rewrite the sources in the project's style
+	$(VENV_PYTHON) -m ruff check --fix
+	$(VENV_PYTHON) -m ruff format
+
+benchmark: environment ## isotrain against hand-written loops
+	$(VENV_PYTHON) benchmarks/overhead.py
+
+clean: ## remove the environment and every generated file; the cached Horovod wheel stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,21 @@
+"""Registers the backends that come with isotrain, by the hook that a third party uses."""
+
+from __future__ import annotations
+
+from isotrain.core.hookspecs import hookimpl
+from isotrain.core.registry import BackendRegister
+
+_BACKENDS = {
+    "torch-ddp": "isotrain.adapters.torch.adapter:TorchDDP",
+    "tf-mirrored": "isotrain.adapters.tensorflow.adapter:TFMirrored",
+    "tf-multiworker": "isotrain.adapters.tensorflow.adapter:TFMultiWorker",
+    "horovod-torch": "isotrain.adapters.horovod.adapter:HorovodTorch",
+    "horovod-tf": "isotrain.adapters.horovod.adapter:HorovodTF",
+}
+
+
+@hookimpl
+def isotrain_register_backends(register: BackendRegister) -> None:
+    """Registers each backend by reference, so that none is imported before it is used."""
+    for name, reference in _BACKENDS.items():
+        register.add(reference, name=name)

@@ -1,0 +1,191 @@
+"""Declares `horovod-torch` and `horovod-tf`; imports Horovod only when a run starts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from isotrain.adapters import keras_backend
+from isotrain.adapters.horovod import build
+from isotrain.adapters.torch.adapter import torch_environment, torch_usability
+from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
+from isotrain.core.capabilities import Capability
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.hardware import visible_gpus
+
+if TYPE_CHECKING:
+    from isotrain.core.group import ReplicaGroup
+    from isotrain.core.spec import TrainingSpec
+
+INSTALL_HINT = "install it: `make demo` builds it, or pip install 'isotrain[horovod]'"
+REBUILD_HINT = "build Horovod anew in this environment (tools/setup_environment.py does it)"
+COMPRESSIONS = ("none", "fp16")
+_GLOO_ONLY_ON_CPU = {"cpu": "gloo", "gpu": "nccl"}
+
+
+class _Horovod(Adapter):
+    """What both Horovod backends have in common."""
+
+    collectives = {
+        "auto": "nccl on GPUs, gloo on CPUs",
+        "gloo": "over TCP, for CPUs",
+        "mpi": "for processes started by mpirun, where Horovod was built with MPI",
+        "nccl": "NVIDIA's collectives, where Horovod was built with NCCL",
+    }
+    replicas_per_process = "one"
+    supported = frozenset(Capability)
+    unsupported = {}
+    options = {
+        "compression": "none, or fp16: gradients travel as float16",
+        "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",
+        "cycle_time_ms": "how often Horovod looks for gradients that are ready, ms (1)",
+        "groups": "exchange gradients in this many groups, each as a whole; 1 makes runs of three and"
+        " more replicas repeatable to the bit",
+    }
+
+    def _framework_usability(self) -> Usability:
+        raise NotImplementedError
+
+    def _has_gpu_build(self) -> bool:
+        found = build.installed(self.framework)
+        return bool(found and found.extension and build.has_collective(found.extension, "nccl"))
+
+    def usability(self) -> Usability:
+        framework = self._framework_usability()
+        if not framework.usable:
+            return framework
+        found = build.installed(self.framework)
+        if found is None:
+            return Usability(False, None, "horovod is not installed", INSTALL_HINT)
+        if found.extension is None:
+            reason = f"this Horovod was built without {self.framework}"
+            return Usability(False, found.version, reason, REBUILD_HINT)
+        if found.framework_version not in (None, framework.version):
+            reason = (
+                f"this Horovod was built for {self.framework} {found.framework_version}, and"
+                f" {framework.version} is installed"
+            )
+            return Usability(False, found.version, reason, REBUILD_HINT)
+        return Usability(True, found.version)
+
+    def examine(self) -> Examination:
+        cheap = self.usability()
+        if not cheap.usable:
+            return Examination(cheap)
+        keras_backend.claim(self.framework)
+        try:
+            hvd = importlib.import_module(f"horovod.{self.framework}")
+            runtime = importlib.import_module("isotrain.adapters.horovod.runtime")
+            built = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")}
+            if built["gloo"]:
+                runtime.try_alone(hvd)
+        except (Exception, SystemExit) as error:
+            reason = f"horovod.{self.framework} cannot be loaded: {type(error).__name__}: {error}"
+            return Examination(Usability(False, cheap.version, reason, REBUILD_HINT))
+        return Examination(cheap, self._collectives(built), self._versions())
+
+    def _collectives(self, built: Mapping[str, bool]) -> dict[str, Usability]:
+        found = {name: _built(has, name) for name, has in built.items()}
+        if built["mpi"] and not build.started_by_mpi():
+            found["mpi"] = Usability(False, None, "not started by mpirun", "use an MPI launcher")
+        if built["nccl"] and not self.accelerators():
+            found["nccl"] = Usability(False, None, "no NVIDIA GPU is visible", "use gloo")
+        return {"auto": found["nccl" if self.accelerators() else "gloo"], **found}
+
+    def _versions(self) -> dict[str, str]:
+        return {
+            build.DISTRIBUTION: metadata.version(build.DISTRIBUTION),
+            self.framework: str(self._framework_usability().version),
+            "keras": metadata.version("keras"),
+        }
+
+    def accelerators(self) -> int:
+        return visible_gpus() if self._has_gpu_build() else 0
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        name = self.known_collective(requested)
+        if name == "auto":
+            name = _GLOO_ONLY_ON_CPU[device]
+        if (name == "nccl") != (device == "gpu") and name != "mpi":
+            raise UnsupportedError(
+                f"{self.name}:{name} cannot exchange on this run's device, {device}. Horovod's gloo"
+                " moves tensors of CPUs, its nccl those of NVIDIA GPUs."
+            )
+        found = build.installed(self.framework)
+        if found and found.extension and not build.has_collective(found.extension, name):
+            raise UnsupportedError(
+                f"{self.name}:{name}: this Horovod was built without {name}. Use"
+                f" {self.name}:gloo, or build Horovod with it."
+            )
+        if name == "mpi" and not build.started_by_mpi():
+            raise UnsupportedError(
+                f"{self.name}:mpi works only in processes that mpirun started, and this one was"
+                f" not. Use {self.name}:gloo."
+            )
+        return name
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        options = self.check_options(spec)
+        where = f"backend_options.{self.name}"
+        compression = options.get("compression", "none")
+        if compression not in COMPRESSIONS:
+            raise PlanError(
+                f"{where}.compression: {compression!r} is not one of {', '.join(COMPRESSIONS)}."
+            )
+        _require_number(options, where, "fusion_threshold_mb", 0)
+        _require_number(options, where, "cycle_time_ms", 0)
+        groups = options.get("groups", 1)
+        if not isinstance(groups, int) or groups < 1:
+            raise PlanError(f"{where}.groups: expected an integer of 1 or more, got {groups!r}.")
+        if compression == "fp16" and replicas > 1:
+            return ["gradients are rounded to float16 while they travel (compression: fp16)"]
+        return []
+
+
+class HorovodTorch(_Horovod):
+    """Horovod's DistributedOptimizer under torch replicas."""
+
+    name = "horovod-torch"
+    framework = "torch"
+    summary = "Horovod under PyTorch, one process per replica"
+
+    def _framework_usability(self) -> Usability:
+        return torch_usability()
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return torch_environment(device, threads)
+
+    def start(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> ReplicaGroup:
+        keras_backend.claim("torch")
+        from isotrain.adapters.torch import exchange, group
+
+        def connect() -> exchange.Exchange:
+            if context.replicas == 1:
+                return exchange.SingleReplica()
+            from isotrain.adapters.horovod.torch_exchange import HorovodExchange
+
+            return HorovodExchange(context, setting)
+
+        device = group.replica_device(setting, context)
+        return group.TorchReplicaGroup(spec, setting, device, connect)
+
+
+def _built(available: bool, what: str) -> Usability:
+    if available:
+        return Usability(True)
+    return Usability(False, None, f"this Horovod was built without {what}", REBUILD_HINT)
+
+
+def _require_number(options: Mapping[str, Any], where: str, name: str, least: float) -> None:
+    value = options.get(name, least)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        raise PlanError(f"{where}.{name}: expected a number of {least} or more, got {value!r}.")

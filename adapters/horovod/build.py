@@ -1,0 +1,71 @@
+"""What the installed Horovod was built with, read from its files; imports neither it nor a framework."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+DISTRIBUTION = "horovod"
+_EXTENSIONS = {"torch": "torch/mpi_lib_v2.*.so", "tensorflow": "tensorflow/mpi_lib.*.so"}
+_RECORDED_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}
+_MARKS = {"gloo": b"14GlooController", "mpi": b"13MPIController", "nccl": b"13NCCLAllreduce"}
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+@dataclass(frozen=True)
+class Build:
+    """The installed Horovod, as far as one framework is concerned.
+
+    Attributes:
+        version: Of Horovod.
+        extension: The compiled library for the framework; None when it was not built.
+        framework_version: The framework's version it was built for, where Horovod recorded it.
+    """
+
+    version: str
+    extension: Path | None
+    framework_version: str | None
+
+
+@functools.cache
+def installed(framework: str) -> Build | None:
+    """Finds the installed Horovod and its extension for `framework`; None without Horovod."""
+    try:
+        version = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = importlib.util.find_spec(DISTRIBUTION)
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0])
+    extension = next(folder.glob(_EXTENSIONS[framework]), None)
+    return Build(version, extension, _recorded_version(folder, framework))
+
+
+def _recorded_version(folder: Path, framework: str) -> str | None:
+    try:
+        recorded = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return recorded.get(_RECORDED_NAMES[framework])
+
+
+@functools.cache
+def has_collective(extension: Path, collective: str) -> bool:
+    """Looks in the compiled library for the class that implements a collective."""
+    with (
+        extension.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return content.find(_MARKS[collective]) >= 0
+
+
+def started_by_mpi() -> bool:
+    """Whether an MPI launcher started this process: Horovod's MPI works nowhere else."""
+    return any(variable in os.environ for variable in _MPI_VARIABLES)

@@ -1,0 +1,290 @@
+"""Starting and stopping Horovod inside a process, without `horovodrun`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import math
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import psutil
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import IsotrainError, PlanError
+
+_ARRIVALS = "isotrain"
+_GATE = "all"
+_POLL_S = 0.02
+_REQUEST_TIMEOUT_S = 5.0
+_MEBIBYTE = 1 << 20
+
+
+class _RendezvousServer(RendezvousHTTPServer):
+    """Horovod's key-value server on exactly one address, serving from a thread."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__((host, port), RendezvousHandler, False)
+        self._thread = threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True)
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        """Binds without asking the name service for the host's full name."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+    def open_gate(self) -> None:
+        """Tells the other ranks, which ask again and again, that all have come."""
+        with self.cache_lock:
+            self.cache.setdefault(_ARRIVALS, {})[_GATE] = b"open"
+
+    def missing(self, world_size: int) -> list[int]:
+        """The ranks that have not announced themselves yet."""
+        with self.cache_lock:
+            arrived = self.cache.get(_ARRIVALS, {})
+            return [rank for rank in range(1, world_size) if str(rank) not in arrived]
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+def start(hvd: Any, context: ProcessContext, setting: Setting) -> None:
+    """Joins all processes of the run in one Horovod world. Called by every process, once.
+
+    Args:
+        hvd: The framework's Horovod module, `horovod.torch` or `horovod.tensorflow`.
+        context: This process's place in the run; rank 0 opens the server at its coordinator address
+            for the time of the start only.
+        setting: Collective, timeout and the options that Horovod reads when it starts.
+
+    Raises:
+        PlanError: The coordinator's port is taken.
+        IsotrainError: A process did not come, or Horovod could not start.
+    """
+    if setting.collective == "mpi":
+        _initialise(hvd, _common_variables(setting) | _mpi_variables(), context)
+    else:
+        with _rendezvous(context, setting.timeout):
+            variables = _common_variables(setting) | _gloo_variables(context, setting)
+            _initialise(hvd, variables, context)
+            hvd.allreduce(_one(hvd), op=hvd.Sum, name="isotrain.started")
+
+
+def try_alone(hvd: Any) -> None:
+    """Starts Horovod with this process alone, exchanges once, and stops: does the build work?"""
+    alone = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_GLOO_IFACE": _interface("127.0.0.1")}
+    with _set_variables(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
+        hvd.init()
+    hvd.allreduce(_one(hvd), op=hvd.Sum, name="isotrain.alone")
+    hvd.shutdown()
+
+
+def stop(hvd: Any) -> None:
+    """Leaves the Horovod world. The caller sees to it that every process has got here."""
+    hvd.shutdown()
+
+
+def _one(hvd: Any) -> Any:
+    if hvd.__name__.endswith("torch"):
+        import torch
+
+        return torch.ones(1)
+    import tensorflow as tf
+
+    return tf.ones(1)
+
+
+def _initialise(hvd: Any, variables: Mapping[str, str], context: ProcessContext) -> None:
+    try:
+        with _set_variables(variables):
+            hvd.init()
+    except (ValueError, RuntimeError) as error:
+        raise IsotrainError(
+            f"Horovod could not start on rank {context.rank} of {context.world_size}: {error}"
+            " Horovod writes the cause to this process's standard error, usually a process that did"
+            " not start or whose host cannot be reached."
+        ) from error
+    if (hvd.rank(), hvd.size()) != (context.rank, context.world_size):
+        raise IsotrainError(
+            f"Horovod takes this process for rank {hvd.rank()} of {hvd.size()}, but it was started"
+            f" as rank {context.rank} of {context.world_size}. Start it with a launcher of the same"
+            " kind as the collective."
+        )
+
+
+@contextlib.contextmanager
+def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables, Horovod's only interface, and puts the former values back."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _common_variables(setting: Setting) -> dict[str, str]:
+    variables = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, math.floor(setting.timeout / 4))),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, math.ceil(setting.timeout))),
+    }
+    if "fusion_threshold_mb" in setting.options:
+        size = float(setting.options["fusion_threshold_mb"]) * _MEBIBYTE
+        variables["HOROVOD_FUSION_THRESHOLD"] = str(int(size))
+    if "cycle_time_ms" in setting.options:
+        variables["HOROVOD_CYCLE_TIME"] = str(float(setting.options["cycle_time_ms"]))
+    return variables
+
+
+def _mpi_variables() -> dict[str, str]:
+    return {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+
+
+def _gloo_variables(context: ProcessContext, setting: Setting) -> dict[str, str]:
+    """The variables that `horovodrun` would have set for this process."""
+    host, port = context.coordinator
+    hosts = [address.rpartition(":")[0] for address in context.addresses]
+    own_host = hosts[context.rank]
+    with_this_slot = [
+        name for name in dict.fromkeys(hosts) if hosts.count(name) > context.local_rank
+    ]
+    return {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_RANK": str(context.rank),
+        "HOROVOD_SIZE": str(context.world_size),
+        "HOROVOD_LOCAL_RANK": str(context.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(context.local_world_size),
+        "HOROVOD_CROSS_RANK": str(with_this_slot.index(own_host)),
+        "HOROVOD_CROSS_SIZE": str(len(with_this_slot)),
+        "HOROVOD_HOSTNAME": own_host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": _interface(own_host),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(setting.timeout))),
+    }
+
+
+def _interface(host: str) -> str:
+    """The network interface that carries this process's own address."""
+    wanted = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    interfaces = psutil.net_if_addrs()
+    for name, addresses in interfaces.items():
+        if any(address.address in wanted for address in addresses):
+            return name
+    raise PlanError(
+        f"This process's address is {host!r} ({', '.join(sorted(map(str, wanted)))}), but no network"
+        f" interface of this machine has it. Interfaces: {', '.join(sorted(interfaces))}."
+    )
+
+
+@contextlib.contextmanager
+def _rendezvous(context: ProcessContext, timeout: float) -> Iterator[None]:
+    """Serves (rank 0) or waits for (other ranks) the coordinator until Horovod has started."""
+    deadline = time.monotonic() + timeout
+    host, port = context.coordinator
+    if context.rank != 0:
+        _announce(context, deadline, timeout)
+        yield
+        return
+    server = _open_server(host, port)
+    try:
+        _await_arrivals(server, context.world_size, deadline, timeout)
+        server.open_gate()
+        yield
+    finally:
+        server.stop()
+
+
+def _open_server(host: str, port: int) -> _RendezvousServer:
+    try:
+        return _RendezvousServer(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PlanError(
+                f"Port {port} on {host} is already in use, and Horovod's processes are to meet"
+                " there. End the program that holds it, or choose another port."
+            ) from error
+        raise IsotrainError(f"Cannot listen on {host}:{port}: {error}.") from error
+
+
+def _await_arrivals(
+    server: _RendezvousServer, world_size: int, deadline: float, timeout: float
+) -> None:
+    while missing := server.missing(world_size):
+        if time.monotonic() > deadline:
+            ranks = ", ".join(map(str, missing))
+            raise IsotrainError(
+                f"Of {world_size} processes, rank {ranks} did not come within {timeout:g} s."
+            )
+        time.sleep(_POLL_S)
+
+
+def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
+    """Tells rank 0 that this rank is there, and waits until rank 0 has heard of all.
+
+    Horovod itself would end the process without an error if rank 0's server were late or went away.
+    """
+    host, port = context.coordinator
+    announced = False
+    while True:
+        try:
+            if not announced:
+                announced = _request(host, port, "PUT", str(context.rank)) == HTTPStatus.OK
+            elif _request(host, port, "GET", _GATE) == HTTPStatus.OK:
+                return
+            problem = "not all processes have come"
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(error)
+        if time.monotonic() > deadline:
+            raise IsotrainError(
+                f"Rank {context.rank} waited {timeout:g} s for rank 0 at {host}:{port}: {problem}."
+            )
+        time.sleep(_POLL_S)
+
+
+def _request(host: str, port: int, method: str, key: str) -> int:
+    connection = http.client.HTTPConnection(host, port, timeout=_REQUEST_TIMEOUT_S)
+    try:
+        connection.request(method, f"/{_ARRIVALS}/{key}", body=b"here")
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+def check_one_sender(received_rows: list[int], source: int) -> None:
+    """Checks that exactly the expected replica sent to this one.
+
+    Args:
+        received_rows: Per replica, how many tensors it sent.
+        source: The replica from which one was expected.
+
+    Raises:
+        IsotrainError: Destinations and sources do not match over the replicas.
+    """
+    expected = [int(replica == source) for replica in range(len(received_rows))]
+    if received_rows != expected:
+        senders = [replica for replica, rows in enumerate(received_rows) if rows]
+        raise IsotrainError(
+            f"send_receive: a tensor was expected from replica {source}, and came from {senders}."
+            " Every replica's destination must name it as its source."
+        )

@@ -1,0 +1,140 @@
+"""Torch replicas tied together by Horovod."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from isotrain.adapters.horovod import runtime
+from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.program import Program
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.group import ReduceOp
+
+_OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
+_NEVER = 1 << 30
+"""Backward passes until Horovod's hooks exchange: outside of a synchronised step they must not."""
+
+
+class HorovodExchange(Exchange):
+    """Gradients are averaged by `hvd.DistributedOptimizer`: per parameter, during the backward pass.
+
+    Its hooks, fusion and compression are used as they are; the update itself stays the program's.
+    """
+
+    def __init__(self, context: ProcessContext, setting: Setting) -> None:
+        runtime.start(hvd, context, setting)
+        self.replicas = hvd.size()
+        self.rank = hvd.rank()
+        self._options = setting.options
+
+    def attach(self, program: Program) -> None:
+        """Broadcasts the weights of replica 0 and registers Horovod's hooks."""
+        for name, tensor in (program.trainable | program.frozen).items():
+            if not tensor.is_contiguous():
+                raise UnsupportedError(
+                    f"Horovod exchanges contiguous tensors only, and {name!r} is not (a"
+                    " channels_last model?). Use the default memory format, or torch-ddp."
+                )
+        hvd.broadcast_parameters(program.trainable | program.frozen, root_rank=0)
+        self._objective = program.objective
+        self._gradients = _distributed_optimizer(program.trainable, self._options)
+        self._accumulating = False
+
+    def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """A forward pass whose backward pass Horovod's hooks shall follow."""
+        if not self._accumulating:
+            self._gradients.set_backward_passes_per_step(1)
+        return self._objective(inputs, targets)
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Leaves Horovod's hooks waiting for further backward passes."""
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+        """Starts a sum of its own, which Horovod never fuses with (and so reorders) the gradients."""
+        handle = hvd.allreduce_async(scalar.detach(), name="isotrain.loss", op=hvd.Sum)
+        return lambda: hvd.synchronize(handle) / self.replicas
+
+    def finish_gradients(self) -> None:
+        """Waits for the averages that the hooks began, and begins those of unused parameters."""
+        self._gradients.backward_passes_per_step = _NEVER
+        self._gradients.synchronize()
+
+    def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """One Horovod all-reduce."""
+        return hvd.allreduce(
+            value.detach().contiguous(), name=_name("all_reduce", value), op=_OPERATIONS[op]
+        )
+
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        """One Horovod all-gather along a new first axis."""
+        stacked = value.detach().unsqueeze(0).contiguous()
+        return hvd.allgather(stacked, name=_name("all_gather", value))
+
+    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
+        """One Horovod broadcast."""
+        return hvd.broadcast(value.detach().contiguous(), root, name=_name("broadcast", value))
+
+    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """One Horovod reduce-scatter; for `max`, which it lacks, an all-reduce and a slice."""
+        if op == "max":
+            return self.all_reduce(value, op).chunk(self.replicas)[self.rank].clone()
+        return hvd.reducescatter(
+            value.detach().contiguous(), name=_name("reduce_scatter", value), op=_OPERATIONS[op]
+        )
+
+    def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
+        """One Horovod all-to-all in which all parts but one are empty."""
+        splits = torch.zeros(self.replicas, dtype=torch.int32)
+        splits[destination] = 1
+        row = value.detach().unsqueeze(0).contiguous()
+        received, counts = hvd.alltoall(row, splits, name=_name("send_receive", value))
+        runtime.check_one_sender(counts.tolist(), source)
+        return received.squeeze(0)
+
+    def barrier(self) -> None:
+        """One Horovod barrier."""
+        hvd.barrier()
+
+    def close(self) -> None:
+        """Waits for all replicas, then shuts Horovod down."""
+        hvd.barrier()
+        runtime.stop(hvd)
+
+
+class _Parameters:
+    """As much of an optimizer as Horovod's wrapper looks at; a real one takes seconds to import."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self.param_groups = groups
+
+
+def _distributed_optimizer(
+    parameters: Mapping[str, torch.Tensor], options: Mapping[str, Any]
+) -> Any:
+    """Horovod's wrapper around an optimizer that never steps: only its exchange is wanted."""
+    return hvd.DistributedOptimizer(
+        _Parameters([{"params": list(parameters.values())}]),
+        named_parameters=list(parameters.items()),
+        compression=getattr(hvd.Compression, options.get("compression", "none")),
+        op=hvd.Average,
+        groups=options.get("groups"),
+        backward_passes_per_step=_NEVER,
+    )
+
+
+def _name(kind: str, value: torch.Tensor) -> str:
+    """Horovod pairs tensors by name, and negotiates a repeated name and shape only once."""
+    return f"isotrain.{kind}.{value.dtype}"

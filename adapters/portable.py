@@ -1,0 +1,337 @@
+"""Portable (Keras 3) models: what the adapters of every framework share.
+
+Imported by adapters only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random as python_random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src import backend as keras_backend
+from keras.src.backend.common import dtypes as keras_dtypes
+
+from isotrain.core import references
+from isotrain.core.errors import SpecError, unknown_name
+from isotrain.core.spec import Component, TrainingSpec
+
+Loss = Callable[[Any, Any], Any]
+"""`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
+
+_POLICIES = {
+    "float32": "float32",
+    "float64": "float64",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
+_CLIPPING = {"value": "clipvalue", "norm": "clipnorm", "global_norm": "global_clipnorm"}
+_SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
+
+
+def configure_precision(precision: str) -> None:
+    """Sets Keras' numeric types for this process.
+
+    In float64, Keras' type promotion is told to keep 64-bit results 64 bits wide: on torch it would
+    otherwise compute matrix products and means in float32 without a word.
+    """
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    keras.config.set_dtype_policy(_POLICIES[precision])
+    if precision == "float64":
+        keras_dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+
+
+def select(given: Any, framework: str, field: str) -> Any:
+    """Picks this framework's entry where the spec gives one per framework, and imports it.
+
+    Raises:
+        SpecError: Nothing is given for this framework, or it cannot be imported.
+    """
+    if isinstance(given, Mapping):
+        if framework not in given:
+            raise SpecError(
+                f"{field}: nothing is given for the framework {framework!r}; given for:"
+                f" {', '.join(sorted(given))}."
+            )
+        given = given[framework]
+    return references.resolve(given)
+
+
+def build_model(spec: TrainingSpec, framework: str) -> Any:
+    """Calls the spec's model function with initial weights that depend on the seed alone."""
+    builder = select(spec.model, framework, "model")
+    keras.utils.clear_session(free_memory=False)
+    with seeded_initial_weights(spec.seed):
+        model = builder(**spec.model_args)
+    if isinstance(model, keras.Layer):
+        _require_built(model)
+    return model
+
+
+def _require_built(model: keras.Layer) -> None:
+    """Refuses a model whose weights do not all exist yet: those would not be exchanged.
+
+    Raises:
+        SpecError: A layer is not built.
+    """
+    layers = [model, *model._flatten_layers()]
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    if unbuilt:
+        raise SpecError(
+            f"model: the function returned a Keras model that is not (wholly) built; not built:"
+            f" {', '.join(unbuilt[:5])}. Give the model an input shape (keras.Input), or call it on"
+            " a sample before you return it, so that every weight exists when training starts."
+        )
+
+
+@contextlib.contextmanager
+def seeded_initial_weights(seed: int) -> Iterator[None]:
+    """Makes Keras' initializers draw the same numbers on every framework.
+
+    Initializers take their seeds from Python's generator, seeded here, and their draws from NumPy
+    (float64, then rounded to the weight's type) in place of the framework's generator.
+    """
+    module = keras_backend.random
+    draws = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
+    originals = {name: getattr(module, name) for name in draws}
+    state = python_random.getstate()
+    python_random.seed(seed)
+    try:
+        for name, draw in draws.items():
+            setattr(module, name, _drawn_by_numpy(draw, originals[name]))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+        python_random.setstate(state)
+
+
+def _drawn_by_numpy(draw: Callable[..., np.ndarray], original: Callable[..., Any]) -> Any:
+    def function(
+        shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
+    ) -> Any:
+        if not isinstance(seed, int):
+            return original(shape, *args, dtype=dtype, seed=seed, **options)
+        generator = np.random.Generator(np.random.PCG64(seed & 0xFFFFFFFF))
+        values = draw(generator, tuple(shape), *args, **options)
+        return keras.ops.convert_to_tensor(values, dtype=dtype or keras.config.floatx())
+
+    return function
+
+
+def _normal(
+    generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
+) -> np.ndarray:
+    return mean + stddev * generator.standard_normal(shape)
+
+
+def _uniform(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    minval: float = 0.0,
+    maxval: float = 1.0,
+) -> np.ndarray:
+    return minval + (maxval - minval) * generator.random(shape)
+
+
+def _truncated_normal(
+    generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
+) -> np.ndarray:
+    """Draws within two standard deviations of the mean; those outside are drawn again."""
+    values = np.asarray(generator.standard_normal(shape))
+    while (outside := np.abs(values) > 2.0).any():
+        values[outside] = generator.standard_normal(int(outside.sum()))
+    return mean + stddev * values
+
+
+def build_optimizer(spec: TrainingSpec, framework: str) -> keras.optimizers.Optimizer:
+    """Makes the spec's Keras optimizer, with its clipping and, in float16, its loss scaling.
+
+    It must be given gradients that are already reduced over the replicas: it clips what it is given.
+    In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
+    numbers through float32 and the frameworks would part there.
+    """
+    settings = spec.optimizer
+    number = float if spec.precision != "float64" else _through_float32
+    if getattr(settings, "custom", None) is not None:
+        factory = select(settings.custom, framework, "optimizer.custom")
+        optimizer = factory(number(settings.lr), **settings.args)
+    else:
+        optimizer = _named_optimizer(spec, number)
+    if spec.clip is not None:
+        for field, attribute in _CLIPPING.items():
+            bound = getattr(spec.clip, field)
+            setattr(optimizer, attribute, None if bound is None else number(bound))
+    if spec.loss_scaling is not None:
+        return keras.optimizers.LossScaleOptimizer(
+            optimizer,
+            initial_scale=spec.loss_scaling.initial,
+            dynamic_growth_steps=spec.loss_scaling.growth_steps,
+        )
+    return optimizer
+
+
+def _named_optimizer(
+    spec: TrainingSpec, number: Callable[[float], float]
+) -> keras.optimizers.Optimizer:
+    classes = {
+        cls.__name__.lower(): cls
+        for cls in (
+            keras.optimizers.SGD,
+            keras.optimizers.Adam,
+            keras.optimizers.AdamW,
+            keras.optimizers.RMSprop,
+            keras.optimizers.Adagrad,
+            keras.optimizers.Lamb,
+        )
+    }
+    settings = spec.optimizer
+    options = {
+        name: number(value) if isinstance(value, float) else value
+        for name, value in settings.model_dump(exclude=_SPEC_ONLY_FIELDS).items()
+    }
+    options["weight_decay"] = options.get("weight_decay") or None
+    return classes[settings.name](learning_rate=number(settings.lr), **options)
+
+
+def _through_float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def build_loss(spec: TrainingSpec, framework: str) -> Loss:
+    """Makes the spec's loss: a Keras loss by name, or the person's own callable."""
+    return _component(spec.loss, framework, "loss", _loss_classes())
+
+
+def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metric]:
+    """Makes the spec's metrics anew: Keras metrics by name, or the mean of a callable's values."""
+    metrics = []
+    for given in spec.metrics:
+        if given.name in ("accuracy", "acc"):
+            metrics.append(keras.metrics.MeanMetricWrapper(inferred_accuracy, name=given.name))
+            continue
+        metric = _component(given, framework, "metrics", _metric_classes())
+        if not isinstance(metric, keras.metrics.Metric):
+            metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
+        metrics.append(metric)
+    return metrics
+
+
+def inferred_accuracy(targets: Any, predictions: Any) -> Any:
+    """Accuracy whose kind (binary, categorical, sparse categorical) follows from the shapes."""
+    if predictions.shape[-1] == 1:
+        return keras.metrics.binary_accuracy(targets, predictions)
+    sparse = len(targets.shape) < len(predictions.shape) or targets.shape[-1] == 1
+    if sparse:
+        return keras.metrics.sparse_categorical_accuracy(targets, predictions)
+    return keras.metrics.categorical_accuracy(targets, predictions)
+
+
+def _component(given: Any, framework: str, field: str, classes: Mapping[str, type]) -> Any:
+    """Makes a loss or metric from a Keras name, or from the person's own callable or class."""
+    chosen: Component = select(given, framework, field)
+    if not chosen.is_reference:
+        if chosen.name not in classes:
+            raise SpecError(f"{field}: " + unknown_name(f"Keras {field} name", chosen.name, classes))
+        return _constructed(classes[chosen.name], chosen, field)
+    found = references.resolve(chosen.name)
+    if isinstance(found, type):
+        return _constructed(found, chosen, field)
+    return functools.partial(found, **chosen.options) if chosen.options else found
+
+
+def _constructed(cls: type, chosen: Component, field: str) -> Any:
+    try:
+        return cls(**chosen.options)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"{field}: {chosen.label!r} refuses the options {chosen.options}: {error}"
+        ) from error
+
+
+def _loss_classes() -> dict[str, type]:
+    return _by_every_name(vars(keras.losses).values(), keras.losses.Loss)
+
+
+def _metric_classes() -> dict[str, type]:
+    return _by_every_name(vars(keras.metrics).values(), keras.metrics.Metric)
+
+
+def _by_every_name(objects: Iterable[Any], base: type) -> dict[str, type]:
+    """Class names and their snake-case forms, for the concrete subclasses of `base`."""
+    classes = {
+        item.__name__: item
+        for item in objects
+        if isinstance(item, type) and issubclass(item, base) and item is not base
+    }
+    snake = {keras.src.utils.naming.to_snake_case(name): cls for name, cls in classes.items()}
+    return {**snake, **classes}
+
+
+class ObjectiveLayer(keras.layers.Layer):
+    """Calls `objective(model, (inputs, targets))` so that the model knows whether it is training.
+
+    Inside a layer's call, Keras hands the `training` flag on to every layer called without one.
+    """
+
+    def __init__(self, objective: Callable[..., Any], model: Any) -> None:
+        super().__init__(autocast=False)
+        self._objective = objective
+        self.model = model
+        self.built = True
+
+    def call(self, inputs: Any, targets: Any = None, training: bool | None = None) -> Any:
+        """Returns what the objective gives: losses, or a pair of losses and predictions."""
+        return self._objective(self.model, (inputs, targets))
+
+
+def loss_computer(
+    spec: TrainingSpec, model: Any, framework: str, training: bool
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Makes the function from (inputs, targets) to the mean loss and the predictions.
+
+    The losses of the model's own layers (regularisers, `add_loss`) are added to the mean.
+    """
+    if spec.objective is not None:
+        layer = ObjectiveLayer(select(spec.objective, framework, "objective"), model)
+
+        def objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
+            given = layer(inputs, targets, training=training)
+            losses, predictions = given if isinstance(given, tuple) else (given, None)
+            return _with_own_losses(model, mean_over_samples(losses)), predictions
+
+        return objective
+    loss = build_loss(spec, framework)
+
+    def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
+        predictions = model(inputs, training=training)
+        return _with_own_losses(model, mean_over_samples(loss(targets, predictions))), predictions
+
+    return compute
+
+
+def _with_own_losses(model: Any, loss: Any) -> Any:
+    for extra in model.losses:
+        loss = loss + keras.ops.cast(extra, loss.dtype)
+    return loss
+
+
+def mean_over_samples(loss: Any) -> Any:
+    """Reduces what a loss callable gave to the mean over its samples."""
+    return loss if len(loss.shape) == 0 else keras.ops.mean(loss)
+
+
+def canonical_names(variables: Sequence[Any]) -> list[str]:
+    """Names variables by their Keras path, numbered where two would collide."""
+    seen: dict[str, int] = {}
+    names = []
+    for variable in variables:
+        path = variable.path
+        count = seen.get(path, 0)
+        seen[path] = count + 1
+        names.append(path if count == 0 else f"{path}#{count}")
+    return names

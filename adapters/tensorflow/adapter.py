@@ -1,0 +1,234 @@
+"""Declares `tf-mirrored` and `tf-multiworker`; imports TensorFlow only when a run starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from isotrain.adapters import keras_backend
+from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
+from isotrain.core.capabilities import Capability
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.hardware import visible_gpus
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from isotrain.core.group import ReplicaGroup
+    from isotrain.core.spec import TrainingSpec
+
+INSTALL_HINT = "install it: pip install 'isotrain[tensorflow]'"
+
+_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
+_BUCKET_OPTION = "bucket_bytes"
+DEFAULT_BUCKET_BYTES = 4 * 2**20
+
+
+class _TensorFlowAdapter(Adapter):
+    framework = "tensorflow"
+    options = {
+        _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
+        " exchanged (4194304)",
+    }
+    cpu_collective: ClassVar[str]
+
+    def usability(self) -> Usability:
+        return tensorflow_usability()
+
+    def examine(self) -> Examination:
+        import keras
+        import tensorflow as tf
+
+        versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        collectives = {
+            name: nccl_usability(gpus) if name == "nccl" else Usability(True)
+            for name in self.collectives
+        }
+        return Examination(Usability(True, tf.__version__), collectives, versions)
+
+    def accelerators(self) -> int:
+        return visible_gpus() if is_cuda_build() else 0
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        name = self.known_collective(requested)
+        if name == "auto":
+            return "nccl" if device == "gpu" else self.cpu_collective
+        if name == "nccl" and device == "cpu":
+            raise UnsupportedError(
+                f"{self.name}:nccl exchanges between GPUs, and this run uses CPUs (TensorFlow itself"
+                " would go on with another collective and only warn). Use"
+                f" {self.name}:{self.cpu_collective}, or device: gpu on a machine with NVIDIA GPUs"
+                " and a CUDA build of TensorFlow."
+            )
+        return name
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        bucket_bytes(self.check_options(spec), self.name)
+        return []
+
+    def start(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        import tensorflow as tf
+
+        from isotrain.adapters.tensorflow import exchange, native
+        from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+
+        native.use_threads(setting.threads * len(context.local_replicas))
+        if context.replicas == 1:
+            native.use_own_gpu(setting, context)
+            return TensorFlowReplicaGroup(
+                spec, tf.distribute.get_strategy(), exchange.SingleReplica()
+            )
+        strategy = self.build_strategy(spec, setting, context)
+        limit = bucket_bytes(setting.options, self.name)
+        ties = exchange.StrategyExchange(context.replicas, context.local_replicas, limit)
+        return TensorFlowReplicaGroup(spec, strategy, ties)
+
+    @abstractmethod
+    def build_strategy(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> tf.distribute.Strategy:
+        """Makes the native strategy of several replicas."""
+
+
+class TFMirrored(_TensorFlowAdapter):
+    """tf.distribute.MirroredStrategy."""
+
+    name = "tf-mirrored"
+    summary = "TensorFlow MirroredStrategy, one process for all replicas of a machine"
+    collectives = {
+        "auto": "nccl on GPUs, hierarchical-copy on CPUs",
+        "hierarchical-copy": "reduces along a tree of devices and copies back",
+        "one-device": "reduces on one device and copies back",
+        "nccl": "NVIDIA's collectives, for GPUs",
+    }
+    replicas_per_process = "all"
+    supported = frozenset(Capability)
+    unsupported = {}
+    cpu_collective = "hierarchical-copy"
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return tensorflow_environment(device, threads * replicas)
+
+    def build_strategy(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> tf.distribute.Strategy:
+        from isotrain.adapters.tensorflow import native
+
+        return native.mirrored_strategy(setting, context)
+
+
+class TFMultiWorker(_TensorFlowAdapter):
+    """tf.distribute.MultiWorkerMirroredStrategy."""
+
+    name = "tf-multiworker"
+    summary = "TensorFlow MultiWorkerMirroredStrategy, one process per replica"
+    collectives = {
+        "auto": "nccl on GPUs, ring on CPUs",
+        "ring": "over gRPC, for CPUs and GPUs",
+        "nccl": "NVIDIA's collectives, for GPUs",
+    }
+    replicas_per_process = "one"
+    supported = frozenset(Capability) - {Capability.SEND_RECEIVE}
+    unsupported = {
+        Capability.SEND_RECEIVE: "tf.distribute has no point-to-point operation between workers",
+    }
+    cpu_collective = "ring"
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return tensorflow_environment(device, threads)
+
+    def build_strategy(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> tf.distribute.Strategy:
+        from isotrain.adapters.tensorflow import native
+
+        return native.multi_worker_strategy(setting, context, spec.timeouts.start)
+
+
+def tensorflow_environment(device: DeviceKind, threads: int) -> dict[str, str]:
+    """Variables that every process with TensorFlow replicas starts with.
+
+    Args:
+        device: What the replicas run on.
+        threads: Compute threads of the whole process.
+    """
+    variables = {
+        keras_backend.VARIABLE: "tensorflow",
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+    }
+    return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def tensorflow_usability() -> Usability:
+    """Whether TensorFlow and Keras are installed; imports neither."""
+    for package in ("tensorflow", "keras"):
+        if importlib.util.find_spec(package) is None:
+            return Usability(False, None, f"{package} is not installed", INSTALL_HINT)
+    version = _installed_version()
+    if version is None:
+        reason = "a folder named tensorflow can be imported, but no such package is installed"
+        return Usability(False, None, reason, INSTALL_HINT)
+    return Usability(True, version)
+
+
+def _installed_version() -> str | None:
+    for name in _DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def is_cuda_build() -> bool:
+    """Whether the installed TensorFlow was built for NVIDIA GPUs; does not import it."""
+    found = importlib.util.find_spec("tensorflow")
+    if found is None or found.origin is None:
+        return False
+    build_info = Path(found.origin).parent / "python" / "platform" / "build_info.py"
+    try:
+        text = build_info.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"""['"]is_cuda_build['"]\s*[,:]\s*True""", text) is not None
+
+
+def nccl_usability(gpus: int) -> Usability:
+    """Whether TensorFlow's NCCL collectives can work with so many visible GPUs."""
+    if gpus:
+        return Usability(True)
+    return Usability(False, None, "TensorFlow sees no NVIDIA GPU", "use auto")
+
+
+def bucket_bytes(options: Mapping[str, Any], backend: str) -> int:
+    """Reads the size of the buckets in which gradients are exchanged from a backend's options.
+
+    Raises:
+        PlanError: It is no whole number of at least 1.
+    """
+    size = options.get(_BUCKET_OPTION, DEFAULT_BUCKET_BYTES)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise PlanError(
+            f"backend_options.{backend}.{_BUCKET_OPTION}: expected a whole number of bytes of at"
+            f" least 1, got {size!r}."
+        )
+    return size

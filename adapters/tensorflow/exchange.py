@@ -1,0 +1,177 @@
+"""How a TensorFlow replica exchanges with the others: the contract, and its form over tf.distribute."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.group import ReduceOp
+
+
+class Exchange(ABC):
+    """The ties of the replicas of one process to all others.
+
+    All but `close` are called while a `tf.function` is traced, within a replica, by every replica
+    at the same point.
+
+    Attributes:
+        replicas: Replicas in the run.
+        local_replicas: The indices of those in this process.
+    """
+
+    replicas: int
+    local_replicas: tuple[int, ...]
+
+    def position(self) -> int:
+        """Which of the local replicas is being traced, from 0."""
+        return 0
+
+    @abstractmethod
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+        """Reduces each tensor over all replicas; many small ones cost little more than one."""
+
+    @abstractmethod
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
+
+    @abstractmethod
+    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
+        """Gives the tensor of replica `root`."""
+
+    def reduce_scatter(self, tensor: tf.Tensor, op: ReduceOp) -> tf.Tensor:
+        """Reduces, and gives this replica its part of the first axis: an all-reduce and a slice."""
+        (reduced,) = self.all_reduce([tensor], op)
+        return tf.split(reduced, self.replicas)[self.local_replicas[self.position()]]
+
+    def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
+        """Sends to one replica while receiving a tensor of equal shape from another."""
+        raise UnsupportedError(
+            f"{type(self).__name__} has no point-to-point operation: use all_gather or broadcast."
+        )
+
+    def close(self) -> None:
+        """Leaves the group of replicas; called by every process, outside of any function."""
+        return None
+
+
+class SingleReplica(Exchange):
+    """The null object: one replica, no strategy, no server, no port."""
+
+    replicas = 1
+    local_replicas = (0,)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        return tf.expand_dims(tensor, 0)
+
+    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
+        return tf.identity(tensor)
+
+
+class StrategyExchange(Exchange):
+    """Exchanges with the native all-reduce of a `tf.distribute` strategy."""
+
+    def __init__(
+        self, replicas: int, local_replicas: tuple[int, ...], bucket_bytes: int
+    ) -> None:
+        """Ties replicas together.
+
+        Args:
+            replicas: In the run.
+            local_replicas: Indices of those in this process.
+            bucket_bytes: Tensors below this size are joined into buckets of this size.
+        """
+        self.replicas = replicas
+        self.local_replicas = local_replicas
+        self._bucket_bytes = bucket_bytes
+        # One pack per tensor it is given: the tensors are buckets already.
+        self._options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
+
+    def position(self) -> int:
+        return self._replica() - self.local_replicas[0]
+
+    def _replica(self) -> int:
+        context = tf.distribute.get_replica_context()
+        return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+        if op == "max":
+            return [tf.reduce_max(self.all_gather(tensor), axis=0) for tensor in tensors]
+        sums = in_buckets(tensors, self._bucket_bytes, self._sum)
+        if op == "sum":
+            return sums
+        return [total / tf.cast(self.replicas, total.dtype) for total in sums]
+
+    def _sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, self._options)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_gather(tf.expand_dims(tensor, 0), axis=0)
+
+    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
+        """A sum in which all but the root give the neutral element (for floats that is -0.0)."""
+        if self._replica() != root:
+            neutral = tf.constant(-0.0 if tensor.dtype.is_floating else 0, tensor.dtype)
+            tensor = tf.fill(tf.shape(tensor), neutral)
+        return self._sum([tensor])[0]
+
+
+def in_buckets(
+    tensors: Sequence[tf.Tensor],
+    bucket_bytes: int,
+    reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Reduces tensors that are first joined, by type, into flat buckets.
+
+    Args:
+        tensors: Of any types and static shapes.
+        bucket_bytes: A bucket is closed before it would exceed this.
+        reduce: Reduces a list of tensors elementwise.
+    """
+    buckets = plan_buckets(tensors, bucket_bytes)
+    packed = [_packed([tensors[i] for i in bucket]) for bucket in buckets]
+    results: list[Any] = [None] * len(tensors)
+    for bucket, whole in zip(buckets, reduce(packed), strict=True):
+        parts = _unpacked(whole, [tensors[i] for i in bucket])
+        for index, part in zip(bucket, parts, strict=True):
+            results[index] = part
+    return results
+
+
+def plan_buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Groups the indices of the tensors into buckets, in order; tensors of unknown size stay alone."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        count = tensor.shape.num_elements()
+        size = bucket_bytes if count is None else count * tensor.dtype.size
+        bucket, filled = open_buckets.get(tensor.dtype, ([], bucket_bytes))
+        if filled + size > bucket_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_buckets[tensor.dtype] = (bucket, filled + size)
+    return buckets
+
+
+def _packed(tensors: list[tf.Tensor]) -> tf.Tensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def _unpacked(whole: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    if len(tensors) == 1:
+        return [whole]
+    flat = tf.split(whole, [tensor.shape.num_elements() for tensor in tensors])
+    return [
+        tf.reshape(part, tensor.shape) for part, tensor in zip(flat, tensors, strict=True)
+    ]

@@ -1,0 +1,321 @@
+"""The replica group of one TensorFlow process, over any strategy and exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.program import Gradients, Piece, Program, random_streams
+from isotrain.adapters.tensorflow.state import to_numpy
+from isotrain.core.data import Batch
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
+from isotrain.core.spec import TrainingSpec
+
+Weights = tf.Tensor | None
+"""Shape `[local replicas, pieces]`; None when every weight is 1."""
+
+_CACHED_TENSORS = 256
+
+
+class TensorFlowReplicaGroup(ReplicaGroup):
+    """Local replicas under one `tf.distribute` strategy, driven by one traced function per step."""
+
+    def __init__(
+        self, spec: TrainingSpec, strategy: tf.distribute.Strategy, exchange: Exchange
+    ) -> None:
+        """Builds the model on every local replica.
+
+        Args:
+            spec: What to train.
+            strategy: Holds the local replicas; the default strategy where there is one.
+            exchange: Ties them to all others.
+        """
+        self._strategy = strategy
+        self._exchange = exchange
+        self.replicas = exchange.replicas
+        self.local_replicas = exchange.local_replicas
+        self._program = Program(spec, strategy.scope)
+        self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
+        self._rate = -1.0
+        self._rate_tensor = tf.constant(self._rate, self._rate_type)
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._weights: dict[tuple[Any, ...], tf.Tensor] = {}
+
+    @property
+    def model(self) -> Any:
+        """The model; under a strategy with several local replicas its weights are mirrored."""
+        return self._program.model
+
+    def place(self, arrays: Any) -> Any:
+        return tf.nest.map_structure(tf.convert_to_tensor, arrays)
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        if learning_rate != self._rate:
+            self._set_rate(learning_rate)
+        pieces, weights, holes = self._arguments(batch)
+        function = self._function(("step", weights is None, holes), self._trace_step, holes)
+        return function(pieces, weights, self._rate_tensor)
+
+    def _trace_step(
+        self, holes: bool, pieces: Any, weights: Weights, rate: tf.Tensor
+    ) -> tf.Tensor:
+        def replica(position: int) -> tf.Tensor:
+            program, own = self._program, _row(weights, position)
+            loss, gradients = program.contribution(pieces[position], own, holes)
+            share = None if own is None else tf.reduce_sum(own)
+            loss, gradients = self._reduced(loss, gradients, share)
+            program.apply(gradients)
+            return loss
+
+        with self._program.learning_rate(rate):
+            return self._on_replicas(replica, trains=True)[0]
+
+    def _reduced(
+        self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
+    ) -> tuple[tf.Tensor, Gradients]:
+        """Exchanges loss, gradients and moving statistics together; sets the latter."""
+        if self.replicas == 1:
+            return loss, gradients
+        program = self._program
+        present = [gradient for gradient in gradients if gradient is not None]
+        statistics = program.weighted_statistics(share)
+        loss, *means = self._exchange.all_reduce([loss, *present, *statistics], "mean")
+        program.agree_on_statistics(means[len(present) :])
+        reduced = iter(means)
+        return loss, [None if gradient is None else next(reduced) for gradient in gradients]
+
+    def local_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        self._set_rate(learning_rate)
+        pieces, weights, holes = self._arguments(batch)
+        key = ("local step", weights is None, holes)
+        function = self._function(key, self._trace_local_step, holes)
+        return function(pieces, weights, self._rate_tensor)
+
+    def _trace_local_step(
+        self, holes: bool, pieces: Any, weights: Weights, rate: tf.Tensor
+    ) -> tf.Tensor:
+        def replica(position: int) -> tf.Tensor:
+            program, own = self._program, _row(weights, position)
+            if own is None:
+                loss, gradients = program.contribution(pieces[position], None, holes)
+                program.apply(gradients)
+                return self._mean(loss)
+            share = tf.reduce_sum(own)
+            normal = tf.math.divide_no_nan(own, share)
+            loss, gradients = program.contribution(pieces[position], normal, holes)
+            if holes:
+                program.apply_unless(tf.equal(share, 0), gradients)
+            else:
+                program.apply(gradients)
+            return self._mean(loss * tf.cast(share, loss.dtype))
+
+        with self._program.learning_rate(rate):
+            return self._on_replicas(replica, trains=True)[0]
+
+    def _mean(self, value: tf.Tensor) -> tf.Tensor:
+        return self._exchange.all_reduce([value], "mean")[0]
+
+    def gradients(self, batch: Batch) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+        pieces, weights, holes = self._arguments(batch)
+        key = ("gradients", weights is None, holes)
+        results = self._function(key, self._trace_gradients, holes)(pieces, weights)
+        return [list(gradients) for gradients, _ in results], results[0][1]
+
+    def _trace_gradients(self, holes: bool, pieces: Any, weights: Weights) -> Any:
+        def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
+            own = _row(weights, position)
+            loss, gradients = self._program.contribution(pieces[position], own, holes)
+            return self._program.unscaled(gradients), self._mean(loss)
+
+        return self._on_replicas(replica, trains=True)
+
+    def apply(self, gradients: Sequence[Sequence[tf.Tensor]], learning_rate: float) -> None:
+        self._set_rate(learning_rate)
+        given = [list(own) for own in gradients]
+        self._function("apply", self._trace_apply)(given, self._rate_tensor)
+
+    def _trace_apply(self, gradients: list[list[tf.Tensor]], rate: tf.Tensor) -> None:
+        def replica(position: int) -> None:
+            self._program.apply(self._program.rescaled(gradients[position]))
+
+        with self._program.learning_rate(rate):
+            self._on_replicas(replica)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        pieces = _pieces(batch)
+        counts = tuple(tuple(piece.count for piece in own) for own in batch.slices)
+        holes = any(0 in own for own in counts)
+        function = self._function(("evaluate", holes), self._trace_evaluation, holes)
+        function(pieces, self._cached_tensor(counts))
+
+    def _trace_evaluation(self, holes: bool, pieces: Any, counts: tf.Tensor) -> None:
+        def replica(position: int) -> None:
+            self._program.evaluate(pieces[position], counts[position], holes)
+
+        self._on_replicas(replica)
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        function = self._function(("collect", phase), self._trace_collect, phase)
+        return {name: float(value) for name, value in function().items()}
+
+    def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
+        def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            return self._exchange.all_reduce(tensors, "sum")
+
+        return self._on_replicas(lambda position: self._program.collect(phase, total))[0]
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        if self._rate >= 0:
+            self._program.note_learning_rate(self._rate)
+        return self._program.read_state(kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._program.write_state(state)
+
+    def average_parameters(self) -> None:
+        self._function("average parameters", self._trace_average)()
+
+    def _trace_average(self) -> None:
+        def mean(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            return self._exchange.all_reduce(tensors, "mean")
+
+        self._on_replicas(lambda position: self._program.average_parameters(mean))
+
+    def tensor(self, array: np.ndarray) -> tf.Tensor:
+        return tf.convert_to_tensor(array)
+
+    def numpy(self, tensor: tf.Tensor) -> np.ndarray:
+        return to_numpy(tensor)
+
+    def all_reduce(self, values: Sequence[tf.Tensor], op: ReduceOp = "sum") -> list[tf.Tensor]:
+        return self._exchanged(
+            ("all_reduce", op), values, lambda value: self._exchange.all_reduce([value], op)[0]
+        )
+
+    def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._exchanged("all_gather", values, self._exchange.all_gather)
+
+    def broadcast(self, values: Sequence[tf.Tensor], root: int = 0) -> list[tf.Tensor]:
+        return self._exchanged(
+            ("broadcast", root), values, lambda value: self._exchange.broadcast(value, root)
+        )
+
+    def reduce_scatter(
+        self, values: Sequence[tf.Tensor], op: ReduceOp = "sum"
+    ) -> list[tf.Tensor]:
+        return self._exchanged(
+            ("reduce_scatter", op), values, lambda value: self._exchange.reduce_scatter(value, op)
+        )
+
+    def send_receive(
+        self, values: Sequence[tf.Tensor], destinations: Sequence[int], sources: Sequence[int]
+    ) -> list[tf.Tensor]:
+        if len(self.local_replicas) == self.replicas:
+            return [tf.identity(values[source]) for source in sources]
+        if len(values) != 1:
+            raise UnsupportedError("send_receive between processes takes one replica in each.")
+        key = ("send_receive", destinations[0], sources[0])
+        return self._exchanged(
+            key,
+            values,
+            lambda value: self._exchange.send_receive(value, destinations[0], sources[0]),
+        )
+
+    def barrier(self) -> None:
+        ones = [tf.ones((), tf.float32) for _ in self.local_replicas]
+        self.all_reduce(ones)[0].numpy()
+
+    def synchronise_device(self) -> None:
+        tf.test.experimental.sync_devices()
+
+    def close(self) -> None:
+        self.barrier()
+        self._functions.clear()
+        self._weights.clear()
+        self._exchange.close()
+
+    def _set_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            self._rate = rate
+            self._rate_tensor = tf.constant(rate, self._rate_type)
+
+    def _arguments(self, batch: Batch) -> tuple[tuple[tuple[Piece, ...], ...], Weights, bool]:
+        """What a traced step takes: the slices, their weights, and whether one is a placeholder."""
+        pieces = _pieces(batch)
+        weights = tuple([tuple([piece.weight for piece in own]) for own in batch.slices])
+        if all([weight == 1.0 for own in weights for weight in own]):
+            return pieces, None, False
+        holes = any([0.0 in own for own in weights])
+        return pieces, self._cached_tensor(weights), holes
+
+    def _cached_tensor(self, values: tuple[Any, ...]) -> tf.Tensor:
+        """A float64 tensor of nested numbers, made once."""
+        tensor = self._weights.get(values)
+        if tensor is None:
+            if len(self._weights) >= _CACHED_TENSORS:
+                self._weights.clear()
+            tensor = self._weights[values] = tf.constant(values, tf.float64)
+        return tensor
+
+    def _function(self, key: Any, trace: Callable[..., Any], *fixed: Any) -> Callable[..., Any]:
+        """The traced form of `trace(*fixed, ...)`, made once per key."""
+        function = self._functions.get(key)
+        if function is None:
+
+            def traced(*arguments: Any) -> Any:
+                return trace(*fixed, *arguments)
+
+            function = self._functions[key] = tf.function(traced, autograph=False)
+        return function
+
+    def _on_replicas(self, replica: Callable[[int], Any], trains: bool = False) -> list[Any]:
+        """Traces `replica(position)` on each local replica; one result per local replica.
+
+        Args:
+            replica: Gets the replica's place among the local ones.
+            trains: Whether random numbers must differ between replicas.
+        """
+        exchange, strategy = self._exchange, self._strategy
+
+        def run() -> Any:
+            return strategy.run(lambda: replica(exchange.position()))
+
+        if trains:
+            with random_streams(lambda: exchange.local_replicas[exchange.position()]):
+                results = run()
+        else:
+            results = run()
+        return [
+            tf.nest.map_structure(lambda value: _local(strategy, value)[position], results)
+            for position in range(len(self.local_replicas))
+        ]
+
+    def _exchanged(
+        self,
+        key: Any,
+        values: Sequence[tf.Tensor],
+        operation: Callable[[tf.Tensor], tf.Tensor],
+    ) -> list[tf.Tensor]:
+        def trace(given: list[tf.Tensor]) -> list[tf.Tensor]:
+            return self._on_replicas(lambda position: operation(given[position]))
+
+        return list(self._function(key, trace)(list(values)))
+
+
+def _pieces(batch: Batch) -> tuple[tuple[Piece, ...], ...]:
+    return tuple(
+        [tuple([(piece.inputs, piece.targets) for piece in own]) for own in batch.slices]
+    )
+
+
+def _row(weights: Weights, position: int) -> Weights:
+    return None if weights is None else weights[position]
+
+
+def _local(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
+    return strategy.experimental_local_results(value)

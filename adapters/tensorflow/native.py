@@ -1,0 +1,109 @@
+"""Makes the `tf.distribute` strategies, and claims the devices that they run on."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import sys
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import PlanError
+
+_CROSS_DEVICE_OPS = {
+    "hierarchical-copy": tf.distribute.HierarchicalCopyAllReduce,
+    "one-device": tf.distribute.ReductionToOneDevice,
+    "nccl": tf.distribute.NcclAllReduce,
+}
+_COMMUNICATION = tf.distribute.experimental.CommunicationImplementation
+
+
+def use_threads(threads: int) -> None:
+    """Sets the size of this process's compute pool, unless TensorFlow already runs."""
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+
+
+def use_own_gpu(setting: Setting, context: ProcessContext) -> None:
+    """Leaves this process the GPU of its local rank, and no more of its memory than it needs.
+
+    Raises:
+        PlanError: There are fewer GPUs than processes on this host.
+    """
+    if setting.device == "cpu":
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    if context.local_rank >= len(gpus):
+        raise PlanError(
+            f"process {context.rank} needs GPU {context.local_rank} of its host, and TensorFlow sees"
+            f" {len(gpus)}. Use at most one replica per GPU, or device: cpu."
+        )
+    tf.config.set_visible_devices(gpus[context.local_rank], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[context.local_rank], True)
+
+
+def mirrored_strategy(setting: Setting, context: ProcessContext) -> tf.distribute.Strategy:
+    """One replica per device of this process: GPUs, or logical CPUs."""
+    count = len(context.local_replicas)
+    kind = setting.device.upper()
+    if kind == "CPU":
+        split_cpu(count)
+    else:
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    available = len(tf.config.list_logical_devices(kind))
+    if available < count:
+        raise PlanError(
+            f"tf-mirrored: {count} replicas need as many {kind} devices, and this process has"
+            f" {available}. Devices are laid out once per process, before TensorFlow's first"
+            " operation: start each run in a process of its own (isotrain.run does)."
+        )
+    return tf.distribute.MirroredStrategy(
+        [f"{kind}:{index}" for index in range(count)],
+        cross_device_ops=_CROSS_DEVICE_OPS[setting.collective](),
+    )
+
+
+def split_cpu(count: int) -> None:
+    """Makes logical CPU devices, unless TensorFlow already runs."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+        )
+
+
+def multi_worker_strategy(
+    setting: Setting, context: ProcessContext, start_timeout: float
+) -> tf.distribute.Strategy:
+    """One replica in each process. Called by every process; returns once all have called it."""
+    use_own_gpu(setting, context)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(context.addresses)}),
+        task_type="worker",
+        task_id=context.rank,
+        num_accelerators={"GPU": 1 if setting.device == "gpu" else 0},
+        rpc_layer="grpc",
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=setting.timeout,
+        implementation=_COMMUNICATION[setting.collective.upper()],
+    )
+    with ended_after(start_timeout):
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Ends the process, with a traceback, if its body takes longer.
+
+    The body may wait in native code for a peer that never starts; nothing else can interrupt it.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

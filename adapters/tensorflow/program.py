@@ -1,0 +1,355 @@
+"""One TensorFlow replica: its model, loss, optimizer and metrics; knows nothing of other replicas.
+
+Everything here is called while a `tf.function` is traced, within one replica, except the constructor
+and the access to named state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters import portable
+from isotrain.adapters.tensorflow.state import NamedState, native
+from isotrain.core.errors import SpecError, UnsupportedError
+from isotrain.core.group import Phase
+from isotrain.core.spec import TrainingSpec
+
+Piece = tuple[Any, Any]
+"""The inputs and the targets of one slice."""
+
+Gradients = list[tf.Tensor | None]
+"""One per trainable weight; None where the loss does not depend on it."""
+
+_SEED_STRIDE = 0x9E3779B1
+
+
+class Program:
+    """Model, loss, optimizer and metrics of the replicas of this process.
+
+    Attributes:
+        model: The model as the person's function built it.
+        statistics: The floating-point weights that are not trained, on which replicas must agree.
+        state: The weights and the optimizer's slots under their canonical names.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        """Builds everything.
+
+        Args:
+            spec: What to train.
+            scope: The scope of the `tf.distribute` strategy, in which variables are created.
+        """
+        portable.configure_precision(spec.precision)
+        self.model = portable.build_model(_built_within(scope, spec), "tensorflow")
+        with scope():
+            self._build_around_model(spec)
+
+    def _build_around_model(self, spec: TrainingSpec) -> None:
+        trainable, others = weights_of(self.model)
+        self._trainable = trainable
+        self._values = [native(variable) for variable in trainable]
+        self._others = [native(variable) for variable in others]
+        self.statistics = [value for value in self._others if value.dtype.is_floating]
+        self._optimizer = portable.build_optimizer(spec, "tensorflow")
+        self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        self._rate_variable = self._optimizer.learning_rate
+        self._rate: Any = None
+        self._prepare_optimizer()
+        slots = [*self._optimizer.variables, self._rate_variable]
+        self.state = NamedState(trainable, others, slots)
+        self._losses = {
+            training: loss_computer(spec, self.model, training) for training in (True, False)
+        }
+        self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
+            "train": portable.build_metrics(spec, "tensorflow"),
+            "evaluation": portable.build_metrics(spec, "tensorflow"),
+        }
+        self._evaluated = tf.Variable(
+            tf.zeros(2, tf.float64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def _prepare_optimizer(self) -> None:
+        """Makes the slots, hands over the learning rate, and takes away the own reduction."""
+        inner = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
+        self._optimizer.build(self._trainable)
+        inner.learning_rate = lambda: self._rate
+        apply_as_given(inner)
+
+    @contextlib.contextmanager
+    def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:
+        """Makes the updates that are traced within it use `rate`."""
+        self._rate = rate
+        try:
+            yield
+        finally:
+            self._rate = None
+
+    def note_learning_rate(self, rate: float) -> None:
+        """Shows the rate in the named state; not traced."""
+        self._rate_variable.assign(rate)
+
+    def contribution(
+        self, pieces: Sequence[Piece], weights: tf.Tensor | None, holes: bool
+    ) -> tuple[tf.Tensor, Gradients]:
+        """Computes a replica's share of the loss and its gradients.
+
+        Args:
+            pieces: The replica's slices, one after the other.
+            weights: The weight of each, shape `[pieces]`; None when all are 1.
+            holes: Whether a slice may be a placeholder, which is one of weight 0.
+
+        Returns:
+            The sum over the slices of weight * mean loss, and its gradients (of the scaled loss,
+            where the precision needs loss scaling).
+        """
+        total: tf.Tensor | None = None
+        sums: Gradients = []
+        for index, piece in enumerate(pieces):
+            weight = None if weights is None else weights[index]
+            before = [] if total is None else [total, *(g for g in sums if g is not None)]
+            with tf.control_dependencies(before), self._kept_where(holes, weight, "train"):
+                loss, gradients = self._forward_and_backward(piece, weight)
+                total = loss if total is None else total + loss
+                sums = gradients if not sums else list(map(_add, sums, gradients))
+        assert total is not None
+        return total, sums
+
+    def _forward_and_backward(
+        self, piece: Piece, weight: tf.Tensor | None
+    ) -> tuple[tf.Tensor, Gradients]:
+        with tf.GradientTape() as tape:
+            loss, predictions = self._losses[True](*piece)
+            if weight is not None:
+                loss = loss * tf.cast(weight, loss.dtype)
+            scaled = self._optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self._values)
+        self._update_metrics("train", piece, predictions)
+        # Adam and its kin treat the rows of a sparse gradient wrongly where an index occurs twice.
+        return loss, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+    @contextlib.contextmanager
+    def _kept_where(self, holes: bool, weight: tf.Tensor | None, phase: Phase) -> Iterator[None]:
+        """Undoes what a placeholder slice did to the moving statistics, seeds and metrics."""
+        if not holes:
+            yield
+            return
+        assert weight is not None
+        metrics = self._metrics[phase]
+        accumulators = [native(v) for metric in metrics for v in metric.variables]
+        with undone_where(tf.equal(weight, 0), [*self._others, *accumulators]):
+            yield
+
+    def apply(self, gradients: Gradients) -> None:
+        """Clips and applies gradients that are already reduced over the replicas."""
+        self._optimizer.apply(gradients, self._trainable)
+
+    def apply_unless(self, empty: tf.Tensor, gradients: Gradients) -> None:
+        """Applies gradients, and undoes it where `empty` is true."""
+        slots = [native(variable) for variable in self._optimizer.variables]
+        with undone_where(empty, [*self._values, *slots]):
+            self.apply(gradients)
+
+    def unscaled(self, gradients: Gradients) -> list[tf.Tensor]:
+        """Takes the loss scale out of gradients, and puts zeros for None."""
+        dense = [
+            tf.zeros_like(value) if gradient is None else gradient
+            for gradient, value in zip(gradients, self._values, strict=True)
+        ]
+        if not self._scales_loss:
+            return dense
+        scale = self._optimizer.dynamic_scale
+        return [gradient / tf.cast(scale, gradient.dtype) for gradient in dense]
+
+    def rescaled(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Puts the loss scale back into gradients, as `apply` expects them."""
+        return [self._optimizer.scale_loss(gradient) for gradient in gradients]
+
+    def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
+        """Replaces every trainable weight by what `mean` makes of it."""
+        _assign_all(self._values, mean([tf.convert_to_tensor(value) for value in self._values]))
+
+    def weighted_statistics(self, weight: tf.Tensor | None) -> list[tf.Tensor]:
+        """The moving statistics times this replica's weight: their mean is the value to agree on."""
+        values = [tf.convert_to_tensor(variable) for variable in self.statistics]
+        if weight is None:
+            return values
+        return [value * tf.cast(weight, value.dtype) for value in values]
+
+    def agree_on_statistics(self, values: Sequence[tf.Tensor]) -> None:
+        """Sets the moving statistics."""
+        _assign_all(self.statistics, values)
+
+    def evaluate(self, pieces: Sequence[Piece], counts: tf.Tensor, holes: bool) -> None:
+        """Adds slices to this replica's evaluation accumulators; `counts` has shape `[pieces]`."""
+        for index, piece in enumerate(pieces):
+            count = counts[index]
+            with self._kept_where(holes, count, "evaluation"):
+                loss, predictions = self._losses[False](*piece)
+                self._update_metrics("evaluation", piece, predictions)
+            total = tf.math.multiply_no_nan(tf.cast(loss, tf.float64), count)
+            self._evaluated.assign_add(tf.stack([total, count]))
+
+    def _update_metrics(self, phase: Phase, piece: Piece, predictions: Any) -> None:
+        metrics = self._metrics[phase]
+        if metrics and predictions is None:
+            raise SpecError(
+                "metrics: they need predictions, and the objective gave losses only. Let it return"
+                " the pair (losses, predictions), or leave the metrics out."
+            )
+        for metric in metrics:
+            metric.update_state(piece[1], predictions)
+
+    def collect(
+        self, phase: Phase, total: Callable[[list[tf.Tensor]], list[tf.Tensor]]
+    ) -> dict[str, Any]:
+        """Gives the metrics of all replicas, and resets this one's.
+
+        Args:
+            phase: Whose accumulators.
+            total: Sums tensors over all replicas.
+        """
+        results: dict[str, Any] = {}
+        if phase == "evaluation":
+            (evaluated,) = total([tf.convert_to_tensor(self._evaluated)])
+            results["loss"] = evaluated[0] / evaluated[1]
+            self._evaluated.assign(tf.zeros(2, tf.float64))
+        for metric in self._metrics[phase]:
+            sums = total([tf.convert_to_tensor(native(v)) for v in metric.variables])
+            results[metric.name] = tf.identity(metric.stateless_result(sums))
+            metric.reset_state()
+        return results
+
+    def read_state(self, kinds: Sequence[str]) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy; not traced."""
+        return self.state.read(kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state; not traced."""
+        self.state.write(state)
+
+
+def _built_within(
+    scope: Callable[[], contextlib.AbstractContextManager[Any]], spec: TrainingSpec
+) -> TrainingSpec:
+    """The spec with a model function that runs in `scope`.
+
+    Nothing else of the building may: Keras is reset first, and TensorFlow then forgets its scopes.
+    """
+    builder = portable.select(spec.model, "tensorflow", "model")
+
+    def build(**arguments: Any) -> Any:
+        with scope():
+            return builder(**arguments)
+
+    return spec.model_copy(update={"model": build})
+
+
+def weights_of(model: Any) -> tuple[list[Any], list[Any]]:
+    """A model's trainable weights, and its others.
+
+    Raises:
+        SpecError: TensorFlow cannot train it.
+    """
+    if isinstance(model, keras.Layer):
+        return list(model.trainable_variables), list(model.non_trainable_variables)
+    if isinstance(model, tf.Module):
+        trainable = list(model.trainable_variables)
+        known = {id(variable) for variable in trainable}
+        return trainable, [v for v in model.variables if id(v) not in known]
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}; a tensorflow backend trains a"
+        " Keras model or a tf.Module."
+    )
+
+
+def loss_computer(
+    spec: TrainingSpec, model: Any, training: bool
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Makes the function from (inputs, targets) to the mean loss and the predictions."""
+    if isinstance(model, keras.Layer):
+        return portable.loss_computer(spec, model, "tensorflow", training)
+    if spec.objective is not None:
+        objective = portable.select(spec.objective, "tensorflow", "objective")
+
+        def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
+            given = objective(model, (inputs, targets))
+            losses, predictions = given if isinstance(given, tuple) else (given, None)
+            return portable.mean_over_samples(losses), predictions
+
+        return compute_objective
+    loss = portable.build_loss(spec, "tensorflow")
+    knows_training = "training" in inspect.signature(model.__call__).parameters
+    options = {"training": training} if knows_training else {}
+
+    def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
+        predictions = model(inputs, **options)
+        return portable.mean_over_samples(loss(targets, predictions)), predictions
+
+    return compute
+
+
+def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
+    """Turns off the sum over replicas that a Keras optimizer does after it has clipped.
+
+    Raises:
+        UnsupportedError: This version of Keras reduces in another place.
+    """
+    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise UnsupportedError(
+            f"Keras {keras.__version__} reduces gradients where isotrain does not expect it;"
+            " install a version from 3.10 to 3.15."
+        )
+    optimizer._all_reduce_sum_gradients = list
+
+
+@contextlib.contextmanager
+def random_streams(replica: Callable[[], int]) -> Iterator[None]:
+    """Gives each replica random numbers (dropout) of its own in what is traced within it.
+
+    The seeds' states stay equal on all replicas, and replica 0 draws what one replica alone draws.
+    """
+    original = keras.random.SeedGenerator.next
+
+    def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+        seed = original(generator, ordered)
+        return seed + tf.constant([replica() * _SEED_STRIDE, 0], seed.dtype)
+
+    keras.random.SeedGenerator.next = drawn
+    try:
+        yield
+    finally:
+        keras.random.SeedGenerator.next = original
+
+
+@contextlib.contextmanager
+def undone_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Gives variables the values back that they had, where `condition` (a scalar) is true."""
+    before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(condition, value, tf.convert_to_tensor(variable)))
+
+
+def _assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:
+    if total is None or term is None:
+        return term if total is None else total
+    return total + term

@@ -1,0 +1,146 @@
+"""Declares `torch-ddp`; imports torch only when a run starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isotrain.adapters import keras_backend
+from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
+from isotrain.core.capabilities import Capability
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.hardware import visible_gpus
+
+if TYPE_CHECKING:
+    from isotrain.core.group import ReplicaGroup
+    from isotrain.core.spec import TrainingSpec
+
+INSTALL_HINT = "install it: pip install 'isotrain[torch]'"
+
+
+class TorchDDP(Adapter):
+    """torch.nn.parallel.DistributedDataParallel over torch.distributed."""
+
+    name = "torch-ddp"
+    framework = "torch"
+    summary = "PyTorch DistributedDataParallel, one process per replica"
+    collectives = {
+        "auto": "nccl on GPUs, gloo on CPUs",
+        "gloo": "over TCP, for CPUs; works for GPUs, slowly",
+        "nccl": "NVIDIA's collectives, for GPUs",
+        "mpi": "where torch itself was built with MPI",
+    }
+    replicas_per_process = "one"
+    supported = frozenset(Capability)
+    unsupported = {}
+    options = {
+        "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
+        "find_unused_parameters": "for models whose parameters do not all take part in every step",
+        "gradient_as_bucket_view": "gradients live inside the buckets: saves memory (on)",
+        "static_graph": "promise that every step uses the same parameters (off)",
+    }
+
+    def usability(self) -> Usability:
+        return torch_usability()
+
+    def examine(self) -> Examination:
+        import keras
+        import torch
+        import torch.distributed as dist
+
+        versions = {"torch": torch.__version__, "keras": keras.__version__}
+        if not dist.is_available():
+            reason = "this build of torch has no torch.distributed"
+            return Examination(Usability(False, torch.__version__, reason, INSTALL_HINT))
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        collectives = {
+            "gloo": _built(dist.is_gloo_available(), "gloo"),
+            "nccl": _nccl(dist.is_nccl_available(), gpus),
+            "mpi": _built(dist.is_mpi_available(), "MPI"),
+        }
+        auto = "nccl" if gpus else "gloo"
+        return Examination(
+            Usability(True, torch.__version__), {"auto": collectives[auto], **collectives}, versions
+        )
+
+    def accelerators(self) -> int:
+        return visible_gpus() if _is_cuda_build() else 0
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        name = self.known_collective(requested)
+        if name == "auto":
+            return "nccl" if device == "gpu" else "gloo"
+        if name == "nccl" and device == "cpu":
+            raise UnsupportedError(
+                "torch-ddp:nccl exchanges between GPUs, and this run uses CPUs. Use torch-ddp:gloo,"
+                " or device: gpu on a machine with NVIDIA GPUs and a CUDA build of torch."
+            )
+        if name == "mpi":
+            raise UnsupportedError(
+                "torch-ddp:mpi needs a torch that was compiled with MPI and processes started by"
+                " mpirun; torch's published builds have no MPI. Use torch-ddp:gloo."
+            )
+        return name
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return torch_environment(device, threads)
+
+    def start(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> ReplicaGroup:
+        keras_backend.claim("torch")
+        from isotrain.adapters.torch import ddp, exchange, group
+
+        def connect() -> exchange.Exchange:
+            if context.replicas == 1:
+                return exchange.SingleReplica()
+            return ddp.DDPExchange(setting, context)
+
+        device = group.replica_device(setting, context)
+        return group.TorchReplicaGroup(spec, setting, device, connect)
+
+
+def torch_environment(device: DeviceKind, threads: int) -> dict[str, str]:
+    """Variables that every process with a torch replica starts with."""
+    variables = {
+        keras_backend.VARIABLE: "torch",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+    }
+    return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def torch_usability() -> Usability:
+    """Whether torch and Keras are installed; imports neither."""
+    for package in ("torch", "keras"):
+        if importlib.util.find_spec(package) is None:
+            return Usability(False, None, f"{package} is not installed", INSTALL_HINT)
+    return Usability(True, metadata.version("torch"))
+
+
+def _is_cuda_build() -> bool:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    return (Path(found.origin).parent / "lib" / "libtorch_cuda.so").exists()
+
+
+def _built(available: bool, what: str) -> Usability:
+    if available:
+        return Usability(True)
+    return Usability(False, None, f"this build of torch has no {what}", "use another collective")
+
+
+def _nccl(available: bool, gpus: int) -> Usability:
+    if not available:
+        return _built(False, "NCCL")
+    if not gpus:
+        return Usability(False, None, "no NVIDIA GPU is visible", "use gloo")
+    return Usability(True)

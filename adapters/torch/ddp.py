@@ -1,0 +1,159 @@
+"""The exchange of `torch-ddp`: torch's process group and DistributedDataParallel."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.program import Program
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import PlanError
+from isotrain.core.group import ReduceOp
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+def start_process_group(setting: Setting, context: ProcessContext) -> None:
+    """Joins torch's default process group; a local run listens on loopback only.
+
+    Raises:
+        PlanError: The coordinator's port is taken.
+    """
+    host, port = context.coordinator
+    timeout = timedelta(seconds=setting.timeout)
+    if host in ("127.0.0.1", "localhost"):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.TCPStore(
+        host,
+        port,
+        context.world_size,
+        is_master=context.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=_listen(host, port) if context.rank == 0 else None,
+    )
+    dist.init_process_group(
+        setting.collective,
+        store=store,
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=timeout,
+    )
+
+
+def _listen(host: str, port: int) -> int:
+    """Opens the store's listening socket on one address; torch alone would listen on all of them."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise PlanError(
+            f"the coordinator cannot listen on {host}:{port}: {error.strerror}. Choose another"
+            " port, or leave the choice to isotrain."
+        ) from error
+    return listener.detach()
+
+
+class DDPExchange(Exchange):
+    """Gradients are averaged by DistributedDataParallel while the backward pass runs."""
+
+    def __init__(self, setting: Setting, context: ProcessContext) -> None:
+        start_process_group(setting, context)
+        self.rank = context.rank
+        self.replicas = context.world_size
+        self._device_ids = [context.local_rank] if setting.device == "gpu" else None
+        self._options = ddp_options(setting.options)
+
+    def attach(self, program: Program) -> None:
+        self.module = DistributedDataParallel(
+            program.objective,
+            device_ids=self._device_ids,
+            broadcast_buffers=False,
+            **self._options,
+        )
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return self.module.no_sync()  # type: ignore[attr-defined]
+
+    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+        total = scalar.clone()
+        work = dist.all_reduce(total, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return total.div_(self.replicas)
+
+        return wait
+
+    def finish_gradients(self) -> None:
+        return
+
+    def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        result = value.clone()
+        dist.all_reduce(result, _OPERATIONS[op])
+        return result.div_(self.replicas) if op == "mean" else result
+
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        result = value.new_empty((self.replicas, *value.shape))
+        dist.all_gather(list(result.unbind(0)), value.contiguous())
+        return result
+
+    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
+        result = value.clone()
+        dist.broadcast(result, root)
+        return result
+
+    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        result = value.new_empty((value.shape[0] // self.replicas, *value.shape[1:]))
+        dist.reduce_scatter_tensor(result, value.contiguous(), _OPERATIONS[op])
+        return result.div_(self.replicas) if op == "mean" else result
+
+    def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
+        if destination == source == self.rank:
+            return value.clone()
+        result = torch.empty_like(value)
+        transfers = [
+            dist.P2POp(dist.isend, value.contiguous(), destination),
+            dist.P2POp(dist.irecv, result, source),
+        ]
+        for work in dist.batch_isend_irecv(transfers):
+            work.wait()
+        return result
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1, device=self._device), "sum").item()
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu" if self._device_ids is None else f"cuda:{self._device_ids[0]}")
+
+    def close(self) -> None:
+        """Leaves the process group, after DDP is gone: its threads must not outlive the group."""
+        self.barrier()
+        self.__dict__.pop("module", None)
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def ddp_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """DistributedDataParallel's options: what a good hand-written script sets, and the spec's."""
+    return {
+        "gradient_as_bucket_view": True,
+        "static_graph": False,
+        "find_unused_parameters": False,
+        **given,
+    }
+

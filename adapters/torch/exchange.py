@@ -1,0 +1,139 @@
+"""How one torch replica exchanges with the others: the contract, and the null object for one replica."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from isotrain.adapters.torch.program import Program
+from isotrain.core.group import ReduceOp
+
+Wait = Callable[[], torch.Tensor]
+
+
+class Exchange(ABC):
+    """The ties of one replica (one process) to the others.
+
+    Attributes:
+        replicas: Replicas in the run.
+        rank: This one's index.
+        module: What to call for a forward pass whose gradients will be exchanged:
+            `module(inputs, targets)` gives the mean loss and the predictions.
+    """
+
+    replicas: int
+    rank: int
+    module: Callable[..., tuple[torch.Tensor, Any]]
+
+    @abstractmethod
+    def attach(self, program: Program) -> None:
+        """Makes all replicas' weights those of replica 0, and arranges for gradients to be exchanged."""
+
+    @abstractmethod
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Within it, backward passes only add to the local gradients."""
+
+    @abstractmethod
+    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+        """Starts the mean of a scalar over all replicas; the result is given when waited for."""
+
+    @abstractmethod
+    def finish_gradients(self) -> None:
+        """Returns once every parameter's `.grad` is the mean over all replicas."""
+
+    @abstractmethod
+    def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """Reduces one tensor over all replicas, into a new tensor."""
+
+    @abstractmethod
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
+
+    @abstractmethod
+    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
+        """Gives the tensor of replica `root`."""
+
+    @abstractmethod
+    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """Reduces, and gives this replica its part of the first axis."""
+
+    @abstractmethod
+    def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
+        """Sends to one replica while receiving a tensor of equal shape from another."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns once every replica has called it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the group of replicas."""
+
+
+class SingleReplica(Exchange):
+    """The null object: one replica, no process group, no ports."""
+
+    replicas = 1
+    rank = 0
+
+    def attach(self, program: Program) -> None:
+        self.module = program.objective
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+        return lambda: scalar
+
+    def finish_gradients(self) -> None:
+        return
+
+    def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        return value.clone()
+
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        return value.clone().unsqueeze(0)
+
+    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
+        return value.clone()
+
+    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        return value.clone()
+
+    def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
+        return value.clone()
+
+    def barrier(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def flat_mean(
+    exchange: Exchange, tensors: Sequence[torch.Tensor], weight: float
+) -> None:
+    """Replaces tensors, in place, by their weighted mean over all replicas, in one exchange a dtype.
+
+    Args:
+        exchange: The ties to the other replicas.
+        tensors: The same shapes on every replica.
+        weight: This replica's weight; the mean of all replicas' weights is 1.
+    """
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    with torch.no_grad():
+        for members in by_type.values():
+            flat = torch.cat([member.reshape(-1) for member in members])
+            if weight != 1.0:
+                flat.mul_(weight)
+            mean = exchange.all_reduce(flat, "mean")
+            parts = mean.split([member.numel() for member in members])
+            for member, part in zip(members, parts, strict=True):
+                member.copy_(part.view_as(member))

@@ -1,0 +1,277 @@
+"""The replica group of one torch process, over any exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch import nn
+
+from isotrain.adapters import portable
+from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
+from isotrain.adapters.torch.keras_program import KerasProgram
+from isotrain.adapters.torch.native_program import NativeProgram
+from isotrain.adapters.torch.program import Program, to_numpy
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.data import Batch, Slice
+from isotrain.core.errors import SpecError
+from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
+from isotrain.core.spec import TrainingSpec
+
+TorchMetric = keras.metrics.Metric
+
+
+def build_program(spec: TrainingSpec, device: torch.device) -> Program:
+    """Builds the spec's model, portable or native, on this process's device.
+
+    Raises:
+        SpecError: The model function returned something that torch cannot train.
+    """
+    portable.configure_precision(spec.precision)
+    torch.manual_seed(spec.seed)
+    with torch.device(device):
+        model = portable.build_model(spec, "torch")
+    if isinstance(model, keras.Model):
+        return KerasProgram(spec, model)
+    if isinstance(model, nn.Module):
+        return NativeProgram(spec, model, device)
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
+        " torch.nn.Module or a Keras model."
+    )
+
+
+def replica_device(setting: Setting, context: ProcessContext) -> torch.device:
+    """The device of this process's replica: its own GPU, or the CPU."""
+    if setting.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", context.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+class TorchReplicaGroup(ReplicaGroup):
+    """One replica: its program, and its exchange with the others."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        setting: Setting,
+        device: torch.device,
+        connect: Callable[[], Exchange],
+    ) -> None:
+        """Builds the model, then joins the others.
+
+        Args:
+            spec: What to train.
+            setting: What the plan resolved.
+            device: Where this replica lives.
+            connect: Joins the other replicas; called once the model is built.
+        """
+        torch.set_num_threads(setting.threads)
+        self._spec = spec
+        self._device = device
+        self._program = build_program(spec, device)
+        self._exchange = connect()
+        self._exchange.attach(self._program)
+        self._program.distinguish(self._exchange.rank)
+        self.replicas = self._exchange.replicas
+        self.local_replicas = (self._exchange.rank,)
+        self._rate: float | None = None
+        self._statistics = self._program.statistics if self.replicas > 1 else []
+        self._metrics: dict[Phase, list[TorchMetric]] = {
+            "train": portable.build_metrics(spec, "torch"),
+            "evaluation": portable.build_metrics(spec, "torch"),
+        }
+        self._training_metrics = self._metrics["train"]
+        self._evaluated = torch.zeros(2, dtype=torch.float64, device=device)
+
+    @property
+    def model(self) -> Any:
+        """The model of this process's replica."""
+        return self._program.model
+
+    def place(self, arrays: Any) -> Any:
+        return torch.utils._pytree.tree_map(self._to_device, arrays)
+
+    def _to_device(self, array: Any) -> torch.Tensor:
+        array = np.asarray(array)
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self._set_learning_rate(learning_rate)
+        program, exchange = self._program, self._exchange
+        program.zero_gradients()
+        pieces = batch.slices[0]
+        share: torch.Tensor | None = None
+        if len(pieces) > 1:
+            with exchange.accumulating():
+                for piece in pieces[:-1]:
+                    share = self._backward(piece, exchange.module, share)
+        share, loss = self._forward(pieces[-1], exchange.module, share)
+        mean = exchange.begin_mean(share)
+        program.backward(loss)
+        exchange.finish_gradients()
+        program.apply()
+        if self._statistics:
+            flat_mean(exchange, self._statistics, _weight_of_replica(pieces))
+        return mean()
+
+    def _forward(
+        self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns this replica's share of the loss so far, and this piece's weighted loss."""
+        loss, predictions = module(piece.inputs, piece.targets)
+        if piece.weight != 1.0:
+            loss = loss * piece.weight
+        if self._training_metrics and piece.count:
+            _update(self._training_metrics, piece, predictions)
+        return _add(before, loss.detach()), loss
+
+    def _backward(
+        self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
+    ) -> torch.Tensor:
+        share, loss = self._forward(piece, module, before)
+        self._program.backward(loss)
+        return share
+
+    def _set_learning_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            self._program.set_learning_rate(rate)
+            self._rate = rate
+
+    def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self._set_learning_rate(learning_rate)
+        pieces = batch.slices[0]
+        mean = self._local_gradients(pieces)
+        weight = _weight_of_replica(pieces)
+        if weight > 0:
+            self._rescale_gradients(1.0 / weight)
+            self._program.apply()
+        return mean()
+
+    def _local_gradients(self, pieces: Sequence[Slice]) -> Wait:
+        """Leaves this replica's weighted gradients in `.grad`; starts the mean of the losses."""
+        self._program.zero_gradients()
+        share: torch.Tensor | None = None
+        for piece in pieces:
+            share = self._backward(piece, self._program.objective, share)
+        assert share is not None
+        return self._exchange.begin_mean(share)
+
+    def _rescale_gradients(self, factor: float) -> None:
+        if factor != 1.0:
+            for parameter in self._program.trainable.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+        mean = self._local_gradients(batch.slices[0])
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._program.trainable.values()
+        ]
+        return [gradients], mean()
+
+    def apply(self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float) -> None:
+        self._set_learning_rate(learning_rate)
+        for parameter, gradient in zip(
+            self._program.trainable.values(), gradients[0], strict=True
+        ):
+            parameter.grad = gradient
+        self._program.apply()
+
+    def evaluation_step(self, batch: Batch) -> None:
+        for piece in batch.slices[0]:
+            if piece.count == 0:
+                continue
+            loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
+            self._evaluated[0] += loss.double() * piece.count
+            self._evaluated[1] += piece.count
+            _update(self._metrics["evaluation"], piece, predictions)
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        metrics = self._metrics[phase]
+        results = {}
+        if phase == "evaluation":
+            total, count = self._exchange.all_reduce(self._evaluated, "sum").tolist()
+            self._evaluated.zero_()
+            results["loss"] = total / count if count else float("nan")
+        for metric in metrics:
+            for variable in metric.variables:
+                variable.assign(self._exchange.all_reduce(variable.value.detach(), "sum"))
+            results[metric.name] = float(metric.result())
+            metric.reset_state()
+        return results
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        return self._program.read_state(kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._program.write_state(state)
+
+    def average_parameters(self) -> None:
+        flat_mean(self._exchange, list(self._program.trainable.values()), 1.0)
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(array)).to(self._device)
+
+    def numpy(self, tensor: torch.Tensor) -> np.ndarray:
+        return to_numpy(tensor)
+
+    def all_reduce(
+        self, values: Sequence[torch.Tensor], op: ReduceOp = "sum"
+    ) -> list[torch.Tensor]:
+        return [self._exchange.all_reduce(values[0], op)]
+
+    def all_gather(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [self._exchange.all_gather(values[0])]
+
+    def broadcast(self, values: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
+        return [self._exchange.broadcast(values[0], root)]
+
+    def reduce_scatter(
+        self, values: Sequence[torch.Tensor], op: ReduceOp = "sum"
+    ) -> list[torch.Tensor]:
+        return [self._exchange.reduce_scatter(values[0], op)]
+
+    def send_receive(
+        self, values: Sequence[torch.Tensor], destinations: Sequence[int], sources: Sequence[int]
+    ) -> list[torch.Tensor]:
+        return [self._exchange.send_receive(values[0], destinations[0], sources[0])]
+
+    def barrier(self) -> None:
+        self._exchange.barrier()
+
+    def synchronise_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
+def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    return term if total is None else total + term
+
+
+def _weight_of_replica(pieces: Sequence[Slice]) -> float:
+    return pieces[0].weight if len(pieces) == 1 else sum(piece.weight for piece in pieces)
+
+
+def _update(metrics: Sequence[TorchMetric], piece: Slice, predictions: Any) -> None:
+    if metrics and predictions is None:
+        raise SpecError(
+            "metrics: they need predictions, and the objective gave losses only. Let it return the"
+            " pair (losses, predictions), or leave the metrics out."
+        )
+    with torch.no_grad():
+        for metric in metrics:
+            metric.update_state(piece.targets, predictions)

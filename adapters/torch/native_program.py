@@ -1,0 +1,159 @@
+"""A native `torch.nn.Module` with a native torch optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from isotrain.adapters import portable
+from isotrain.adapters.torch.lamb import Lamb
+from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.spec import LossScale, TrainingSpec
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "lamb": Lamb,
+}
+_TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
+_MIXED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class NativeProgram(Program):
+    """Drives a torch module as a hand-written script would."""
+
+    def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
+        self.model = model.to(device)
+        if spec.precision == "float64":
+            self.model = model.double()
+        self._device = device
+        self._mixed = _MIXED.get(spec.precision)
+        self._clip = spec.clip
+        self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        self.frozen = frozen | dict(model.named_buffers())
+        self._parameters = list(self.trainable.values())
+        self.optimizer = build_optimizer(spec, self._parameters)
+        scaling = spec.loss_scaling or LossScale()
+        self._scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=scaling.initial,
+            growth_interval=scaling.growth_steps,
+            enabled=spec.loss_scaling is not None,
+        )
+        self._compute = self._with_autocast(loss_computer(spec, model))
+        self.objective = Objective(model, self._compute)
+        model.train()
+
+    def _with_autocast(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        if self._mixed is None:
+            return compute
+
+        def mixed(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+            with torch.autocast(self._device.type, dtype=self._mixed):
+                return compute(inputs, targets)
+
+        return mixed
+
+    def zero_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return self._compute(inputs, targets)
+        finally:
+            self.model.train()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._scaler.scale(loss).backward()
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def apply(self) -> None:
+        if self._clip is not None:
+            self._scaler.unscale_(self.optimizer)
+            clip_gradients(self._parameters, self._clip)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+
+    def distinguish(self, replica: int) -> None:
+        torch.manual_seed(torch.initial_seed() + replica)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}/{slot}": value if torch.is_tensor(value) else torch.tensor(value)
+            for name, parameter in self.trainable.items()
+            for slot, value in self.optimizer.state.get(parameter, {}).items()
+            if value is not None
+        }
+
+    def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
+        owner, _, slot = name.rpartition("/")
+        if owner not in self.trainable:
+            raise IsotrainError(unknown_name("weight", owner, self.trainable))
+        parameter = self.trainable[owner]
+        slots = self.optimizer.state[parameter]
+        if slot in slots and torch.is_tensor(slots[slot]):
+            overwrite(f"optimizer/{name}", slots[slot], value)
+        else:
+            like_weight = value.to(parameter) if value.is_floating_point() else value
+            slots[slot] = value if slot == "step" else like_weight
+
+
+def loss_computer(
+    spec: TrainingSpec, model: nn.Module
+) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
+    """Makes the function from (inputs, targets) to mean loss and predictions."""
+    if spec.objective is not None:
+        objective = portable.select(spec.objective, "torch", "objective")
+
+        def compute_objective(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+            given = objective(model, (inputs, targets))
+            losses, predictions = given if isinstance(given, tuple) else (given, None)
+            return portable.mean_over_samples(losses), predictions
+
+        return compute_objective
+    loss = portable.build_loss(spec, "torch")
+
+    def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        predictions = model(inputs)
+        return portable.mean_over_samples(loss(targets, predictions)), predictions
+
+    return compute
+
+
+def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Makes the torch optimizer that the spec names, or the person's own."""
+    settings = spec.optimizer
+    if getattr(settings, "custom", None) is not None:
+        factory = portable.select(settings.custom, "torch", "optimizer.custom")
+        return factory(parameters, settings.lr, **settings.args)
+    options = settings.model_dump(exclude={"name"})
+    if "beta_1" in options:
+        options["betas"] = (options.pop("beta_1"), options.pop("beta_2"))
+    renamed = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
+    return _OPTIMIZERS[settings.name](parameters, **renamed)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], clip: Any) -> None:
+    """Clips gradients in place: by value, each by its norm, or all by their global norm."""
+    parameters = list(parameters)
+    if clip.value is not None:
+        nn.utils.clip_grad_value_(parameters, clip.value)
+    elif clip.global_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, clip.global_norm)
+    else:
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, clip.norm)

@@ -1,0 +1,132 @@
+"""One torch replica: its model, loss, optimizer and named state; knows nothing of other replicas."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.group import StateKind
+
+
+class Objective(nn.Module):
+    """Wraps a model so that a forward pass gives the mean loss and the predictions."""
+
+    def __init__(self, model: nn.Module, compute: Callable[..., tuple[torch.Tensor, Any]]) -> None:
+        super().__init__()
+        self.model = model
+        self._compute = compute
+
+    def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """Returns the mean loss over the samples (a scalar) and the predictions, or None."""
+        return self._compute(inputs, targets)
+
+
+class Program(ABC):
+    """What the group needs of one replica, whichever kind its model is.
+
+    Attributes:
+        model: The model as the person's function built it.
+        objective: A module whose forward pass, in training mode, gives mean loss and predictions.
+        trainable: Trainable parameters by canonical name.
+        frozen: Every other tensor of the model by canonical name.
+        statistics: The floating-point members of `frozen`, which replicas must agree on.
+    """
+
+    model: Any
+    objective: Objective
+    trainable: dict[str, torch.Tensor]
+    frozen: dict[str, torch.Tensor]
+
+    @property
+    def statistics(self) -> list[torch.Tensor]:
+        return [tensor for tensor in self.frozen.values() if tensor.is_floating_point()]
+
+    def zero_gradients(self) -> None:
+        """Forgets the gradients."""
+        for parameter in self.trainable.values():
+            parameter.grad = None
+
+    @abstractmethod
+    def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """Mean loss and predictions in evaluation mode, without gradients."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the loss's gradients (scaled, where the precision needs it) to the parameters."""
+
+    @abstractmethod
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the rate of the following updates."""
+
+    @abstractmethod
+    def apply(self) -> None:
+        """Clips the parameters' gradients and updates the weights."""
+
+    @abstractmethod
+    def distinguish(self, replica: int) -> None:
+        """Gives this replica random numbers (dropout) of its own."""
+
+    @abstractmethod
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's slots by canonical name, without the prefix `optimizer/`."""
+
+    @abstractmethod
+    def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
+        """Sets one slot."""
+
+    def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy."""
+        found: dict[str, torch.Tensor] = {}
+        if "trainable" in kinds:
+            found |= self.trainable
+        if "non-trainable" in kinds:
+            found |= self.frozen
+        if "optimizer" in kinds:
+            slots = self.optimizer_state()
+            found |= {f"optimizer/{name}": tensor for name, tensor in slots.items()}
+        return {name: to_numpy(tensor) for name, tensor in found.items()}
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state.
+
+        Raises:
+            IsotrainError: A name or a shape does not fit this model.
+        """
+        weights = self.trainable | self.frozen
+        with torch.no_grad():
+            for name, array in state.items():
+                value = torch.from_numpy(np.array(array))
+                if name.startswith("optimizer/"):
+                    self.write_optimizer_slot(name.removeprefix("optimizer/"), value)
+                    continue
+                if name not in weights:
+                    raise IsotrainError(unknown_name("weight", name, weights))
+                overwrite(name, weights[name], value)
+
+
+def overwrite(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies `value` into `target`, which keeps its dtype and device.
+
+    Raises:
+        IsotrainError: The shapes differ.
+    """
+    if target.shape != value.shape:
+        raise IsotrainError(
+            f"{name!r} has shape {tuple(target.shape)} in this model, and the given state has"
+            f" {tuple(value.shape)}."
+        )
+    target.copy_(value)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Copies a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return np.array(tensor.cpu().numpy())

@@ -1,0 +1,1 @@
+"""The framework-neutral part of isotrain: it imports no framework."""

@@ -1,0 +1,252 @@
+"""What a person calls from Python: run, launch, open_session, plan."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import PlanError
+from isotrain.core.events import Reporter
+from isotrain.core.job import Job, Work
+from isotrain.core.launch import launch_local
+from isotrain.core.loop import fit
+from isotrain.core.plan import Plan, make_plan
+from isotrain.core.registry import PluginHost, plugin_host
+from isotrain.core.result import RESULT_FILE, WEIGHTS_FILE, RunResult, result_from_dict
+from isotrain.core.rundir import RunDirectory, versions
+from isotrain.core.session import Session
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_io import load_spec
+
+SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+def run(
+    spec: SpecLike,
+    *,
+    backend: str,
+    replicas: int | None = None,
+    run_directory: str | os.PathLike[str] | None = None,
+    on_event: OnEvent | None = None,
+    port: int | None = None,
+) -> RunResult:
+    """Trains a spec under a backend, in processes of its own on this machine.
+
+    Args:
+        spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
+        backend: `NAME` or `NAME:COLLECTIVE`, such as `tf-multiworker:ring`.
+        replicas: How many; left out: one per usable GPU, or one.
+        run_directory: An empty or new folder for the run's files; left out: `runs/<name>-<time>`.
+        on_event: Called with each event of the run as it happens; left out: a progress display.
+        port: The first port that the backend may use; left out: free ones are found.
+
+    Returns:
+        History, metrics, timings, final weights, and where the run's files are.
+
+    Raises:
+        SpecError: The spec is wrong.
+        PlanError: Spec, backend and replicas do not fit together.
+        RunFailedError: A process failed; tells which, where and why.
+    """
+    given = load_spec(spec)
+    host = plugin_host()
+    plan = make_plan(given, backend=backend, replicas=replicas, host=host)
+    directory = RunDirectory.create(given.name, run_directory)
+    with _display(on_event, plan) as show:
+        returned = _launched(Job(_train, given, plan), directory, show, port, host)
+    result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
+    directory.write(RESULT_FILE, result.to_dict())
+    directory.write("plan.json", result.plan)
+    host.hook.isotrain_run_finished(
+        result=result.to_dict(), run_directory=str(directory.path)
+    )
+    return result
+
+
+def launch(
+    work: Work,
+    spec: SpecLike,
+    *,
+    backend: str,
+    replicas: int | None = None,
+    run_directory: str | os.PathLike[str] | None = None,
+    on_event: OnEvent | None = None,
+    port: int | None = None,
+) -> list[Any]:
+    """Runs your own training loop on every process of a run.
+
+    Args:
+        work: `work(session)`; see `Session`. It may be defined in the script that calls this.
+        spec: As for `run`.
+        backend: As for `run`.
+        replicas: As for `run`.
+        run_directory: As for `run`.
+        on_event: As for `run`.
+        port: As for `run`.
+
+    Returns:
+        What `work` returned on each process, by rank: numbers, text, NumPy arrays, and lists and
+        dicts of these.
+
+    Raises:
+        SpecError: The spec is wrong.
+        PlanError: Spec, backend and replicas do not fit together.
+        RunFailedError: A process failed; tells which, where and why.
+    """
+    given = load_spec(spec)
+    host = plugin_host()
+    plan = make_plan(given, backend=backend, replicas=replicas, host=host)
+    directory = RunDirectory.create(given.name, run_directory)
+    with _display(on_event, plan) as show:
+        return _launched(Job(work, given, plan), directory, show, port, host)
+
+
+def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:
+    """Opens a session in this very process, for a loop of your own or a notebook cell.
+
+    Works for every run that is one process: any backend with one replica, and backends that hold
+    several replicas in one process. Use it in a `with` statement. For several processes, put your
+    loop into a function and give it to `launch`.
+
+    Args:
+        spec: As for `run`.
+        backend: As for `run`.
+        replicas: As for `run`.
+
+    Raises:
+        PlanError: The run needs several processes, or Keras already runs on another framework here.
+    """
+    given = load_spec(spec)
+    host = plugin_host()
+    plan = make_plan(given, backend=backend, replicas=replicas, host=host)
+    if len(plan.processes) > 1:
+        raise PlanError(
+            f"{plan.backend!r} with {plan.replicas} replicas takes {len(plan.processes)} processes,"
+            " and open_session has this one. Put the loop into a function and call"
+            " isotrain.launch(function, spec, backend=..., replicas=...)."
+        )
+    os.environ.update(plan.environment)
+    process = plan.processes[0]
+    context = ProcessContext(
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        replicas=plan.replicas,
+        local_replicas=process.replicas,
+        addresses=("127.0.0.1:0",),
+        run_directory=tempfile.gettempdir(),
+    )
+    return Session(given, plan, context, host, Reporter())
+
+
+def plan(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Plan:
+    """Resolves a run without starting it.
+
+    Args:
+        spec: As for `run`.
+        backend: As for `run`.
+        replicas: As for `run`.
+
+    Raises:
+        PlanError: Spec, backend and replicas do not fit together.
+    """
+    return make_plan(load_spec(spec), backend=backend, replicas=replicas, host=plugin_host())
+
+
+def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Plan:
+    """As `plan`, completed with the numbers of samples, parameters and exchanged bytes.
+
+    The data is loaded and the model built for that, with one replica, in a process of its own.
+
+    Args:
+        spec: As for `run`.
+        backend: As for `run`.
+        replicas: As for `run`.
+    """
+    from isotrain.core.plan import with_measures
+
+    given = load_spec(spec)
+    host = plugin_host()
+    wanted = make_plan(given, backend=backend, replicas=replicas, host=host)
+    alone = make_plan(given, backend=wanted.backend, replicas=1, host=host)
+    with tempfile.TemporaryDirectory(prefix="isotrain-plan-") as folder:
+        directory = RunDirectory(Path(folder))
+        job = Job(_describe, given, alone)
+        found = launch_local(job, directory, on_event=lambda event: None)[0]
+    return with_measures(wanted, given, **found, host=host)
+
+
+def _launched(
+    job: Job, directory: RunDirectory, show: OnEvent, port: int | None, host: PluginHost
+) -> list[Any]:
+    """Launches with the event hooks called around it."""
+    where = str(directory.path)
+    directory.write_start(job.spec, job.plan)
+    host.hook.isotrain_run_started(plan=job.plan.to_dict(), run_directory=where)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        show(event)
+        if event["event"] == "epoch":
+            host.hook.isotrain_epoch_ended(
+                epoch=event["epoch"],
+                step=event["done"],
+                metrics=event["metrics"],
+                run_directory=where,
+            )
+
+    try:
+        return launch_local(job, directory, on_event=on_event, first_port=port)
+    except Exception as error:
+        host.hook.isotrain_run_failed(message=str(error), run_directory=where)
+        raise
+
+
+def _display(on_event: OnEvent | None, plan: Plan) -> Any:
+    from isotrain.core import display
+
+    return display.fixed(on_event) if on_event is not None else display.automatic(plan)
+
+
+def _train(session: Session) -> dict[str, Any] | None:
+    """The work of `run`: trains, and on rank 0 gives the result without its directory."""
+    fit(session)
+    losses = session.flush_losses()
+    weights = session.read_state(("trainable", "non-trainable"))
+    if not session.is_main:
+        return None
+    np.savez(session.run_directory / WEIGHTS_FILE, **weights)  # type: ignore[arg-type]
+    history = session.history
+    return {
+        "final_loss": losses[-1],
+        "metrics": {
+            name: value
+            for name, value in (history.epochs[-1] if history.epochs else {}).items()
+            if name not in ("epoch", "step")
+        },
+        "history": {
+            "loss": losses,
+            "learning_rate": history.learning_rate,
+            "epochs": history.epochs,
+        },
+        "timings": session.stopwatch.timings(),
+        "plan": session.plan.to_dict(),
+        "versions": versions(),
+    }
+
+
+def _describe(session: Session) -> dict[str, Any]:
+    """The work of `measured_plan`."""
+    plan = session.plan
+    return {
+        "samples": plan.samples,
+        "parameters": plan.parameters,
+        "gradient_bytes": plan.gradient_bytes,
+    }

@@ -1,0 +1,63 @@
+"""Who a process is within its run: a pure function of the variables its launcher set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from isotrain.core.errors import IsotrainError
+
+VARIABLE = "ISOTRAIN_PROCESS"
+
+
+@dataclass(frozen=True)
+class ProcessContext:
+    """One process's place in the run.
+
+    Attributes:
+        rank: Of this process among all, from 0.
+        world_size: Processes in the run.
+        local_rank: Of this process on its host.
+        local_world_size: Processes on this host.
+        replicas: Replicas in the whole run.
+        local_replicas: Indices of the replicas that live in this process.
+        addresses: `host:port` of every rank, for the backend's own server; the first is the coordinator.
+        run_directory: Where this run keeps its files.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    replicas: int
+    local_replicas: tuple[int, ...]
+    addresses: tuple[str, ...]
+    run_directory: str
+
+    @property
+    def coordinator(self) -> tuple[str, int]:
+        """Host and port of rank 0."""
+        host, _, port = self.addresses[0].rpartition(":")
+        return host, int(port)
+
+    def to_variables(self) -> dict[str, str]:
+        """The environment variables from which `from_variables` makes this context again."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
+    """Reads the context that isotrain's own launcher set; None outside of such a process."""
+    text = variables.get(VARIABLE)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        fields["local_replicas"] = tuple(fields["local_replicas"])
+        fields["addresses"] = tuple(fields["addresses"])
+        return ProcessContext(**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise IsotrainError(
+            f"{VARIABLE} is set but cannot be read ({error}). It is set by isotrain's launcher for"
+            " the processes it starts; unset it in your shell."
+        ) from error

@@ -1,0 +1,142 @@
+"""The neutral handle on the replicas that live in one process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from isotrain.core.data import Batch
+
+Tensor = Any
+"""A tensor of the backend's framework; strategies never look inside."""
+
+ReduceOp = Literal["sum", "mean", "max"]
+Phase = Literal["train", "evaluation"]
+StateKind = Literal["trainable", "non-trainable", "optimizer"]
+ALL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
+
+
+class ReplicaGroup(ABC):
+    """The replicas of one process, and their ties to all others.
+
+    Every method is called by every process at the same point unless its docstring says *local*.
+    Where a method takes or gives a sequence of tensors, there is one per replica of this process, in
+    the order of `local_replicas`.
+
+    Attributes:
+        replicas: Replicas in the whole run.
+        local_replicas: The indices of the replicas that live in this process, ascending.
+    """
+
+    replicas: int
+    local_replicas: tuple[int, ...]
+
+    @abstractmethod
+    def place(self, arrays: Any) -> Any:
+        """Moves one slice's arrays (a tree of NumPy arrays) to the framework. Local; any thread."""
+
+    @abstractmethod
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Runs the backend's native synchronised data-parallel step.
+
+        Args:
+            batch: The global batch's slices of this process, already placed. A replica's loss is the
+                sum over its micro-batches of `weight * mean`; the mean of that over all replicas is
+                the mean over the global batch.
+            learning_rate: The rate of this step.
+
+        Returns:
+            The loss of the global batch, a scalar tensor, equal on every replica.
+        """
+
+    @abstractmethod
+    def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Updates each replica from its own slice alone; returns the loss of the global batch."""
+
+    @abstractmethod
+    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Computes each replica's gradients without exchanging them.
+
+        Returns:
+            Per local replica the gradients of the trainable weights, in the order of their names;
+            and the loss of the global batch. The mean over all replicas of the gradients is the
+            gradient of the global batch's mean loss.
+        """
+
+    @abstractmethod
+    def apply(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
+        """Clips and applies gradients that are already reduced, on each replica. Local."""
+
+    @abstractmethod
+    def evaluation_step(self, batch: Batch) -> None:
+        """Adds a batch's loss and metrics to the evaluation accumulators. Local."""
+
+    @abstractmethod
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        """Gives the exact means over all samples of all replicas since the last call, and resets.
+
+        `evaluation` has `loss` besides the spec's metrics; `train` has the metrics only.
+        """
+
+    @abstractmethod
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy: `<path>` for weights, `optimizer/<path>` for slots. Local."""
+
+    @abstractmethod
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state on the replicas of this process; unknown names are an error. Local."""
+
+    @abstractmethod
+    def average_parameters(self) -> None:
+        """Replaces every trainable weight by its mean over all replicas, natively."""
+
+    @abstractmethod
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """Makes a tensor from a NumPy array, keeping its dtype. Local."""
+
+    @abstractmethod
+    def numpy(self, tensor: Tensor) -> np.ndarray:
+        """Copies a tensor to NumPy, keeping its dtype. Local."""
+
+    @abstractmethod
+    def all_reduce(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
+        """Reduces tensors of one shape over all replicas; every replica gets the result."""
+
+    @abstractmethod
+    def all_gather(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Gives every replica the tensors of all, stacked: shape `[replicas, *shape]`."""
+
+    @abstractmethod
+    def broadcast(self, values: Sequence[Tensor], root: int = 0) -> list[Tensor]:
+        """Gives every replica the tensor of replica `root`."""
+
+    @abstractmethod
+    def reduce_scatter(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
+        """Reduces, and gives replica r the r-th of `replicas` equal parts of the first axis."""
+
+    @abstractmethod
+    def send_receive(
+        self, values: Sequence[Tensor], destinations: Sequence[int], sources: Sequence[int]
+    ) -> list[Tensor]:
+        """Sends each replica's tensor to one replica while receiving one of equal shape from another.
+
+        Args:
+            values: One tensor per local replica.
+            destinations: Per local replica, whom it sends to.
+            sources: Per local replica, whom it receives from.
+        """
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns once every process has called it."""
+
+    @abstractmethod
+    def synchronise_device(self) -> None:
+        """Waits until this process's devices have finished all submitted work. Local."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the run cleanly: nothing of it may be used afterwards."""

@@ -1,0 +1,49 @@
+"""The hooks that isotrain calls; a plugin implements some of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from isotrain.core.registry import (
+        BackendRegister,
+        StrategyRegister,
+    )
+
+PROJECT = "isotrain"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def isotrain_register_backends(register: BackendRegister) -> None:
+    """Registers backends: `register.add(adapter_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_strategies(register: StrategyRegister) -> None:
+    """Registers strategies: `register.add(strategy_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_run_started(plan: dict[str, Any], run_directory: str) -> None:
+    """A run's processes are about to start. Called where the run was asked for."""
+
+
+@hookspec
+def isotrain_epoch_ended(
+    epoch: int, step: int, metrics: dict[str, float], run_directory: str
+) -> None:
+    """An epoch ended; `metrics` are its means, evaluation's under `validation_*`."""
+
+
+@hookspec
+def isotrain_run_failed(message: str, run_directory: str) -> None:
+    """A run ended early."""
+
+
+@hookspec
+def isotrain_run_finished(result: dict[str, Any], run_directory: str) -> None:
+    """A run ended well; `result` is what its result file holds."""

@@ -1,0 +1,171 @@
+"""The plugin host: who offers which backend and strategy, under which name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, Generic, TypeVar
+
+import pluggy
+
+from isotrain.core import hookspecs, references
+from isotrain.core.adapter import Adapter
+from isotrain.core.errors import IsotrainError, PluginError, unknown_name
+from isotrain.core.strategy import Strategy
+
+T = TypeVar("T")
+BUILTINS = ("isotrain.adapters.builtin", "isotrain.strategies.builtin")
+"""The modules of this package that implement the registration hooks."""
+
+
+class Register(Generic[T]):
+    """What a registration hook receives: names to implementations of one kind."""
+
+    def __init__(self, kind: str, base: type[T]) -> None:
+        self._kind = kind
+        self._base = base
+        self._entries: dict[str, Any] = {}
+
+    def add(self, implementation: Any, *, name: str | None = None, replace: bool = False) -> None:
+        """Registers an implementation.
+
+        Args:
+            implementation: A subclass of the kind's contract, or `"package.module:Class"`, imported on
+                first use.
+            name: Under which to register it; a class has its own name, a reference must be given one.
+            replace: Take the place of what is registered under that name.
+
+        Raises:
+            PluginError: The name is missing, or taken and `replace` is not set.
+        """
+        chosen = name or getattr(implementation, "name", None)
+        if not isinstance(chosen, str):
+            raise PluginError(
+                f"registering a {self._kind}: {implementation!r} has no name; pass name=..."
+            )
+        if chosen in self._entries and not replace:
+            raise PluginError(
+                f"registering a {self._kind}: the name {chosen!r} is taken by"
+                f" {self._entries[chosen]!r}. Choose another, or pass replace=True to take its place."
+            )
+        self._entries[chosen] = implementation
+
+    def names(self) -> list[str]:
+        """All names, in the order of registration."""
+        return list(self._entries)
+
+    def get(self, name: str) -> type[T]:
+        """Returns the implementation of that name, importing it if need be.
+
+        Raises:
+            IsotrainError: There is none.
+            PluginError: It does not fulfil the contract.
+        """
+        if name not in self._entries:
+            raise IsotrainError(unknown_name(self._kind, name, self._entries))
+        found = references.resolve(self._entries[name])
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            raise PluginError(
+                f"the {self._kind} {name!r} is {found!r}; expected a subclass of"
+                f" {self._base.__module__}.{self._base.__qualname__}."
+            )
+        return found
+
+
+class BackendRegister(Register[Adapter]):
+    """Receives backends."""
+
+    def __init__(self) -> None:
+        super().__init__("backend", Adapter)  # type: ignore[type-abstract]
+
+
+class StrategyRegister(Register[Strategy]):
+    """Receives strategies."""
+
+    def __init__(self) -> None:
+        super().__init__("strategy", Strategy)  # type: ignore[type-abstract]
+
+
+class PluginHost:
+    """Loads plugins and holds what they registered.
+
+    Attributes:
+        hook: Calls event hooks on every plugin.
+        faults: Plugin name to what is wrong with it; such plugins are left out.
+    """
+
+    def __init__(self, *, entry_points: bool = True) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self.faults: dict[str, str] = {}
+        self.backends = BackendRegister()
+        self.strategies = StrategyRegister()
+        for module in BUILTINS:
+            self.add(importlib.import_module(module), name=module)
+        if entry_points:
+            self._load_entry_points()
+
+    @property
+    def hook(self) -> Any:
+        return self._manager.hook
+
+    def add(self, plugin: object, *, name: str | None = None) -> None:
+        """Adds one plugin and lets it register.
+
+        Raises:
+            PluginError: It is broken: a misspelled hook, a taken name, an exception.
+        """
+        label = self._manager.register(plugin, name)
+        try:
+            self._manager.check_pending()
+            for hook, register in self._registrations().items():
+                implementation = getattr(plugin, hook, None)
+                if implementation is not None:
+                    implementation(register=register)
+        except Exception as error:
+            self._manager.unregister(plugin)
+            raise PluginError(f"plugin {label!r}: {error}") from error
+
+    def _registrations(self) -> Mapping[str, Register[Any]]:
+        return {
+            "isotrain_register_backends": self.backends,
+            "isotrain_register_strategies": self.strategies,
+        }
+
+    def _load_entry_points(self) -> None:
+        """Adds every installed third-party plugin; a broken one is kept in `faults`."""
+        for entry in metadata.entry_points(group=hookspecs.PROJECT):
+            try:
+                self.add(entry.load(), name=entry.name)
+            except Exception as error:  # a plugin may raise anything while it is imported
+                self.faults[entry.name] = f"{type(error).__name__}: {error}"
+
+    def backend(self, name: str) -> Adapter:
+        """Makes the adapter of that name.
+
+        Raises:
+            IsotrainError: There is no such backend.
+        """
+        return self.backends.get(name)()
+
+    def strategy(self, name: str, options: Mapping[str, Any]) -> Strategy:
+        """Makes the strategy of that name.
+
+        Raises:
+            IsotrainError: There is no such strategy, or it refuses the options.
+        """
+        factory: Callable[..., Strategy] = self.strategies.get(name)
+        try:
+            return factory(**options)
+        except TypeError as error:
+            raise IsotrainError(
+                f"strategy {name!r} does not take the options {dict(options)}: {error}"
+            ) from error
+
+
+@functools.cache
+def plugin_host() -> PluginHost:
+    """The process's plugin host: built-ins and installed plugins."""
+    return PluginHost()

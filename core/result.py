@@ -1,0 +1,97 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULT_FILE = "result.json"
+WEIGHTS_FILE = "weights.npz"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class History:
+    """How the training went.
+
+    Attributes:
+        loss: Mean loss of every step's global batch.
+        learning_rate: The rate of every step.
+        epochs: One record per epoch: `epoch`, `step`, the training metrics by name, and evaluation's
+            as `validation_<name>`.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    epochs: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a run.
+
+    Attributes:
+        final_loss: Mean loss of the last step's global batch.
+        metrics: The last epoch's metrics.
+        history: Step by step.
+        timings: Seconds, and samples per second, by name; see `docs/results.md`.
+        plan: The plan it followed, completed with what was measured.
+        versions: Of every package that took part.
+        run_directory: Where the run's files are.
+    """
+
+    final_loss: float
+    metrics: dict[str, float]
+    history: History
+    timings: dict[str, float]
+    plan: dict[str, Any]
+    versions: dict[str, str]
+    run_directory: Path
+
+    @functools.cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The final weights by canonical name, optimizer slots left out."""
+        with np.load(self.run_directory / WEIGHTS_FILE, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values; the weights stay in their file."""
+        return {
+            "format": FORMAT,
+            "final_loss": self.final_loss,
+            "metrics": self.metrics,
+            "timings": self.timings,
+            "history": {
+                "loss": self.history.loss,
+                "learning_rate": self.history.learning_rate,
+                "epochs": self.history.epochs,
+            },
+            "plan": self.plan,
+            "versions": self.versions,
+            "run_directory": str(self.run_directory),
+        }
+
+
+def read_result(run_directory: Path) -> RunResult:
+    """Reads the result that a finished run left in its directory."""
+    fields = json.loads((run_directory / RESULT_FILE).read_text(encoding="utf-8"))
+    return result_from_dict(fields)
+
+
+def result_from_dict(fields: Mapping[str, Any]) -> RunResult:
+    """Makes a result from its plain form."""
+    return RunResult(
+        final_loss=fields["final_loss"],
+        metrics=fields["metrics"],
+        history=History(**fields["history"]),
+        timings=fields["timings"],
+        plan=fields["plan"],
+        versions=fields["versions"],
+        run_directory=Path(fields["run_directory"]),
+    )

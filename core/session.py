@@ -1,0 +1,292 @@
+"""What a person with their own loop holds: one process's view of a run, the same under every backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from isotrain.core import references
+from isotrain.core.data import Batch, DataSet, Loader, as_dataset
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import DataError, IsotrainError
+from isotrain.core.events import Reporter
+from isotrain.core.group import ALL_STATE, ReplicaGroup, StateKind, Tensor
+from isotrain.core.plan import Plan, with_measures
+from isotrain.core.registry import PluginHost
+from isotrain.core.result import History
+from isotrain.core.schedule import LearningRates
+from isotrain.core.sources import as_source, map_tree
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.stopwatch import Stopwatch
+
+_PROGRESS_SECONDS = 0.2
+
+
+class Session:
+    """Trains and evaluates, on every process of the run alike.
+
+    Every method but the properties is called by every process at the same point.
+
+    Attributes:
+        spec: What is trained.
+        plan: How, completed with the numbers of samples and parameters.
+        group: The replicas of this process.
+        rank: Of this process.
+        run_directory: Where the run keeps its files.
+        history: Losses, learning rates and metrics so far.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        plan: Plan,
+        context: ProcessContext,
+        host: PluginHost,
+        reporter: Reporter,
+    ) -> None:
+        """Loads the data, builds the model and joins the other processes."""
+        self.spec = spec
+        self.rank = context.rank
+        self.run_directory = Path(context.run_directory)
+        self._reporter = reporter
+        self.stopwatch = Stopwatch()
+        reporter.enter("load data")
+        self._data = load_data(spec)
+        self._transform = None if spec.transform is None else references.resolve(spec.transform)
+        reporter.enter("build model")
+        adapter = host.backend(plan.backend)
+        self.group: ReplicaGroup = adapter.start(spec, plan.setting, context)
+        self._strategy = host.strategy(plan.strategy, plan.strategy_options)
+        self._strategy.started(self.group)
+        self.plan = self._measured(plan, host)
+        self.history = History()
+        self._losses: list[Tensor] = []
+        self._training = self._training_loader()
+        self._rates = LearningRates(
+            spec,
+            global_batch=plan.global_batch,
+            steps_per_epoch=self._training.steps_per_epoch,
+            total_steps=self._training.total_steps,
+        )
+        self._next_report = 0.0
+        self._steps_done = 0
+        reporter.enter("between calls")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    @property
+    def replicas(self) -> int:
+        """Replicas in the whole run."""
+        return self.group.replicas
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that speaks for all: rank 0."""
+        return self.rank == 0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self._training.total_steps
+
+    @property
+    def steps_done(self) -> int:
+        """Steps taken so far."""
+        return self._steps_done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every step of the run has been taken."""
+        return self._steps_done >= self.total_steps
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields this process's part of every global batch from the next step to the run's end."""
+        self._reporter.enter("next batch")
+        for batch in self._training:
+            yield batch
+            self._reporter.enter("next batch")
+
+    def step(self, batch: Batch) -> Tensor:
+        """Trains on one global batch by the spec's strategy.
+
+        Returns:
+            The mean loss of the global batch: a scalar of the framework, the same on every process;
+            `float(loss)` gives the number.
+        """
+        reporter = self._reporter
+        reporter.step = batch.step
+        reporter.enter("step")
+        rate = self._rates(batch.step)
+        loss = self._strategy.step(self.group, batch, rate)
+        self._losses.append(loss)
+        self.history.learning_rate.append(rate)
+        self._steps_done = batch.step + 1
+        pause = batch.is_last_of_epoch or self.is_done
+        if pause or self._steps_done == 1:
+            self.group.synchronise_device()
+        self.stopwatch.step_done(batch.size, pause=pause)
+        if self.rank == 0 and time.monotonic() >= self._next_report:
+            self._report(batch, loss)
+        reporter.enter("between calls")
+        return loss
+
+    def _report(self, batch: Batch, loss: Tensor) -> None:
+        self._next_report = time.monotonic() + _PROGRESS_SECONDS
+        self._reporter.emit(
+            "progress",
+            done=self._steps_done,
+            total=self.total_steps,
+            epoch=batch.epoch,
+            loss=float(loss),
+            samples_per_s=self.stopwatch.samples_per_second,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Gives the training metrics over all samples since the last call, and starts them anew."""
+        self._reporter.enter("collect metrics")
+        return self.group.collect_metrics("train")
+
+    def evaluate(self, data: Any = None) -> dict[str, float]:
+        """Computes loss and metrics over a whole data set.
+
+        Args:
+            data: What to evaluate on; the spec's validation data when left out.
+
+        Returns:
+            `loss` and each metric: exact means over all samples, whatever the number of replicas.
+
+        Raises:
+            DataError: There is no validation data.
+        """
+        source = self._data.validation if data is None else as_source(data)
+        if source is None:
+            raise DataError(
+                "evaluate: the spec's data has no validation part. Return"
+                " isotrain.DataSet(train, validation) from the data function, or pass data."
+            )
+        self._reporter.enter("evaluate")
+        for batch in self._evaluation_loader(source):
+            self.group.evaluation_step(batch)
+        return self.group.collect_metrics("evaluation")
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether the spec's data has a validation part."""
+        return self._data.validation is not None
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Records an epoch's metrics in the history, and reports them."""
+        record = {"epoch": epoch, "step": self._steps_done, **metrics}
+        self.history.epochs.append(record)
+        self.flush_losses()
+        if self.is_main:
+            loss = self.history.loss[-1] if self.history.loss else None
+            self._reporter.emit(
+                "epoch", metrics=dict(metrics), epoch=epoch, done=self._steps_done, loss=loss
+            )
+
+    def flush_losses(self) -> list[float]:
+        """Brings the losses of all steps so far to the history, and returns them. Local."""
+        self.history.loss.extend(float(loss) for loss in self._losses)
+        self._losses.clear()
+        return self.history.loss
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy: weights under their path, slots under `optimizer/`. Local."""
+        return self.group.read_state(kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state on every replica; every process passes the same."""
+        self.group.write_state(state)
+
+    def barrier(self) -> None:
+        """Returns once every process has called it."""
+        self._reporter.enter("barrier")
+        self.group.barrier()
+
+    def close(self) -> None:
+        """Leaves the run; the session cannot be used afterwards."""
+        self._reporter.enter("close")
+        self._strategy.finished(self.group)
+        self._losses.clear()
+        self.group.close()
+
+    def _training_loader(self) -> Loader:
+        return Loader(
+            self._data.train,
+            global_batch=self.plan.global_batch,
+            replicas=self.group.replicas,
+            local_replicas=self.group.local_replicas,
+            seed=self.spec.seed,
+            shuffle=self.spec.shuffle,
+            drop_remainder=self.spec.drop_remainder,
+            accumulate=self.spec.accumulate,
+            transform=self._transform,
+            epochs=self.spec.epochs,
+            steps=self.spec.steps,
+            place=self._place,
+        )
+
+    def _evaluation_loader(self, source: Any) -> Loader:
+        return Loader(
+            source,
+            global_batch=self.spec.evaluation.batch or self.plan.global_batch,
+            replicas=self.group.replicas,
+            local_replicas=self.group.local_replicas,
+            seed=self.spec.seed,
+            shuffle=False,
+            drop_remainder=False,
+            epochs=1,
+            place=self._place,
+        )
+
+    def _place(self, arrays: Any) -> Any:
+        return self.group.place(map_tree(self._as_precision, arrays))
+
+    def _as_precision(self, array: np.ndarray) -> np.ndarray:
+        """Gives floating-point data the width the model computes in; other types stay."""
+        wanted = np.float64 if self.spec.precision == "float64" else np.float32
+        if array.dtype.kind == "f" and array.dtype != wanted:
+            return array.astype(wanted)
+        return array
+
+    def _measured(self, plan: Plan, host: PluginHost) -> Plan:
+        weights = self.group.read_state(("trainable",)).values()
+        train = self._data.train
+        return with_measures(
+            plan,
+            self.spec,
+            samples=len(train) if hasattr(train, "__len__") else None,
+            parameters=sum(weight.size for weight in weights),
+            gradient_bytes=sum(weight.nbytes for weight in weights),
+            host=host,
+        )
+
+
+def load_data(spec: TrainingSpec) -> DataSet:
+    """Calls the spec's data function, or takes the data it holds.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    found = references.resolve(spec.data)
+    if callable(found) and not hasattr(found, "__getitem__"):
+        found = found(**spec.data_args)
+    elif spec.data_args:
+        raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
+    return as_dataset(found)

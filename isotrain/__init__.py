@@ -1,0 +1,82 @@
+"""isotrain: one training spec, any data-parallel backend, the same result."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isotrain.core import sources
+    from isotrain.core.adapter import Adapter
+    from isotrain.core.api import launch, measured_plan, open_session, plan, run
+    from isotrain.core.capabilities import Capability
+    from isotrain.core.data import DataSet
+    from isotrain.core.errors import IsotrainError
+    from isotrain.core.group import ReplicaGroup
+    from isotrain.core.hookspecs import hookimpl
+    from isotrain.core.plan import Plan
+    from isotrain.core.result import RunResult
+    from isotrain.core.session import Session
+    from isotrain.core.spec import TrainingSpec
+    from isotrain.core.spec_io import load_spec
+    from isotrain.core.strategy import Strategy
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Adapter": "isotrain.core.adapter",
+    "Capability": "isotrain.core.capabilities",
+    "DataSet": "isotrain.core.data",
+    "IsotrainError": "isotrain.core.errors",
+    "Plan": "isotrain.core.plan",
+    "ReplicaGroup": "isotrain.core.group",
+    "RunResult": "isotrain.core.result",
+    "Session": "isotrain.core.session",
+    "Strategy": "isotrain.core.strategy",
+    "TrainingSpec": "isotrain.core.spec",
+    "hookimpl": "isotrain.core.hookspecs",
+    "launch": "isotrain.core.api",
+    "load_spec": "isotrain.core.spec_io",
+    "measured_plan": "isotrain.core.api",
+    "open_session": "isotrain.core.api",
+    "plan": "isotrain.core.api",
+    "run": "isotrain.core.api",
+}
+"""Public name to the module it lives in, imported on first use."""
+_MODULES = {"sources": "isotrain.core.sources"}
+
+__all__ = [
+    "Adapter",
+    "Capability",
+    "DataSet",
+    "IsotrainError",
+    "Plan",
+    "ReplicaGroup",
+    "RunResult",
+    "Session",
+    "Strategy",
+    "TrainingSpec",
+    "hookimpl",
+    "launch",
+    "load_spec",
+    "measured_plan",
+    "open_session",
+    "plan",
+    "run",
+    "sources",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Strategies: how replicas cooperate. They import no framework."""

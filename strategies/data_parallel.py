@@ -1,0 +1,20 @@
+"""Synchronous data parallelism: every step, the gradients of all replicas are averaged."""
+
+from __future__ import annotations
+
+from isotrain.core.capabilities import Capability
+from isotrain.core.data import Batch
+from isotrain.core.group import ReplicaGroup, Tensor
+from isotrain.core.strategy import Strategy
+
+
+class DataParallel(Strategy):
+    """Asks the backend for its native synchronised step."""
+
+    name = "data-parallel"
+    summary = "synchronous: gradients averaged over all replicas at every step, natively"
+    requires = frozenset({Capability.SYNCHRONISED_STEP})
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Runs one synchronised step on the global batch."""
+        return group.synchronised_step(batch, learning_rate)

@@ -1,0 +1,424 @@
+"""The loader gives every replica its exact share of the same global batches."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isotrain.core import order
+from isotrain.core.data import Batch, DataSet, Loader, Slice, as_dataset
+from isotrain.core.errors import DataError
+from isotrain.core.sources import ArraySource, arrays
+
+shapes = st.fixed_dictionaries(
+    {
+        "length": st.integers(1, 200),
+        "global_batch": st.integers(1, 64),
+        "replicas": st.integers(1, 9),
+        "accumulate": st.integers(1, 4),
+        "shuffle": st.booleans(),
+        "drop_remainder": st.booleans(),
+    }
+)
+
+
+def source_of(length: int) -> ArraySource:
+    """Sample i has the input [i, -i] and the target i."""
+    values = np.arange(length, dtype=np.float64)
+    return arrays(np.stack([values, -values], axis=1), np.arange(length))
+
+
+def loader(length: int, **options) -> Loader:
+    chosen = {
+        "global_batch": 8,
+        "replicas": 1,
+        "seed": 5,
+        "shuffle": True,
+        "drop_remainder": False,
+        "prefetch": 0,
+        "epochs": 1,
+    } | options
+    chosen.setdefault("local_replicas", range(chosen["replicas"]))
+    if "steps" in options:
+        chosen["epochs"] = None
+    return Loader(chosen.pop("source", None) or source_of(length), **chosen)
+
+
+def real(piece: Slice) -> list[int]:
+    return piece.targets[: piece.count].tolist()
+
+
+def samples(batch: Batch) -> list[int]:
+    return [sample for pieces in batch.slices for piece in pieces for sample in real(piece)]
+
+
+def facts(batch: Batch) -> tuple:
+    """All of a batch in comparable form."""
+    pieces = [
+        (p.inputs.tolist(), p.targets.tolist(), p.count, p.weight) for s in batch.slices for p in s
+    ]
+    return batch.epoch, batch.index, batch.step, batch.size, batch.is_last_of_epoch, pieces
+
+
+@settings(deadline=None)
+@given(shape=shapes)
+def test_slices_in_order_are_exactly_the_global_batches(shape):
+    length, size, drop = shape["length"], shape["global_batch"], shape["drop_remainder"]
+    if drop and length < size:
+        with pytest.raises(DataError, match="not one global batch"):
+            loader(**shape)
+        return
+    batches = list(loader(**shape, epochs=2))
+    per_epoch = order.steps_per_epoch(length, size, drop)
+    assert [(b.epoch, b.index, b.step) for b in batches] == [
+        (step // per_epoch, step % per_epoch, step) for step in range(2 * per_epoch)
+    ]
+    for epoch in range(2):
+        expected = order.permutation(5, epoch, length, shape["shuffle"])[: per_epoch * size]
+        mine = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert [s for b in mine for s in samples(b)] == expected.tolist()
+        if not drop:
+            assert sorted(s for b in mine for s in samples(b)) == list(range(length))
+        assert [b.is_last_of_epoch for b in mine] == [False] * (per_epoch - 1) + [True]
+        assert all(len(samples(b)) == b.size for b in mine)
+
+
+@settings(deadline=None)
+@given(shape=shapes)
+def test_weights_make_the_mean_exact(shape):
+    shape["drop_remainder"] = False
+    for batch in loader(**shape):
+        assert len(batch.slices) == shape["replicas"]
+        counts = [sum(p.count for p in pieces) for pieces in batch.slices]
+        assert max(counts) - min(counts) <= 1
+        assert batch.even == (len(set(counts)) == 1)
+        contributions, exact = [], Fraction(0)
+        for pieces in batch.slices:
+            assert len(pieces) == shape["accumulate"]
+            contributions.append(sum(p.weight * p.targets.mean() for p in pieces))
+            for piece in pieces:
+                assert len(piece.inputs) == len(piece.targets) == max(piece.count, 1)
+                weight = Fraction(piece.count * shape["replicas"], batch.size)
+                assert piece.weight == float(weight)
+                exact += weight * Fraction(sum(real(piece)), max(piece.count, 1))
+            if batch.even and shape["accumulate"] == 1:
+                assert pieces[0].weight == 1.0
+        assert exact / shape["replicas"] == Fraction(sum(samples(batch)), batch.size)
+        mean = np.mean(samples(batch))
+        assert abs(np.mean(contributions) - mean) <= 1e-12 * max(1.0, mean)
+
+
+@settings(deadline=None, max_examples=50)
+@given(shape=shapes, data=st.data())
+def test_a_process_gets_its_replicas_alone(shape, data):
+    shape["drop_remainder"] = False
+    chosen = data.draw(st.permutations(range(shape["replicas"])))[: data.draw(st.integers(1, 9))]
+    part = loader(**shape, local_replicas=chosen)
+    for mine, whole in zip(part, loader(**shape), strict=True):
+        everyone = facts(whole)[-1]
+        k = shape["accumulate"]
+        assert facts(mine)[-1] == [everyone[r * k + m] for r in chosen for m in range(k)]
+        assert mine.even == whole.even
+
+
+@settings(deadline=None, max_examples=50)
+@given(shape=shapes, start=st.integers(0, 60))
+def test_resuming_gives_the_batches_of_an_uninterrupted_run(shape, start):
+    shape["drop_remainder"] = False
+    whole = [facts(batch) for batch in loader(**shape, steps=50)]
+    resumed = loader(**shape, steps=50, start_step=start)
+    assert len(resumed) == max(0, 50 - start)
+    assert [facts(batch) for batch in resumed] == whole[start:]
+
+
+def noisy(inputs, targets, random):
+    """Changes its input in place, and draws in every way."""
+    inputs += random.normal(0.0, 1.0, (2,))
+    inputs *= np.where(random.bernoulli(0.5), -1.0, 1.0)[:, None]
+    return inputs + random.integers(0, 10)[:, None], targets
+
+
+@settings(deadline=None, max_examples=50)
+@given(shape=shapes)
+def test_augmentation_is_bit_equal_whatever_the_split(shape):
+    shape["drop_remainder"] = False
+
+    def seen(**split) -> dict[tuple[int, int], bytes]:
+        return {
+            (batch.epoch, sample): row.tobytes()
+            for batch in loader(**shape | split, epochs=2, transform=noisy)
+            for pieces in batch.slices
+            for piece in pieces
+            for sample, row in zip(real(piece), piece.inputs[: piece.count], strict=True)
+        }
+
+    one = seen(replicas=1, accumulate=1)
+    assert seen() == one
+    assert len(one) == 2 * shape["length"]
+
+
+def test_augmentation_changes_with_the_epoch_and_spares_the_data_set():
+    source = source_of(6)
+    batches = list(loader(6, source=source, transform=noisy, shuffle=False, epochs=2))
+    first, second = (b.slices[0][0].inputs for b in batches)
+    assert not np.any(first == second)
+    assert source.inputs.tolist() == source_of(6).inputs.tolist()
+
+
+def test_only_local_samples_are_gathered():
+    class Recorder:
+        def __init__(self):
+            self.asked = []
+
+        def __len__(self):
+            return 12
+
+        def gather(self, indices):
+            self.asked += indices.tolist()
+            return indices, None
+
+    source = Recorder()
+    list(loader(12, source=source, replicas=4, local_replicas=[2], shuffle=False))
+    assert source.asked == [4, 5, 10]
+
+
+def test_an_empty_share_holds_the_first_sample_of_the_global_batch():
+    (batch,) = loader(2, replicas=3)
+    piece = batch.slices[2][0]
+    assert (piece.count, piece.weight) == (0, 0.0)
+    assert piece.targets.tolist() == batch.slices[0][0].targets.tolist()
+    assert not batch.even
+
+
+def test_unshuffled_arrays_are_views():
+    source = source_of(16)
+    for batch in loader(16, source=source, shuffle=False, replicas=2, accumulate=2):
+        for pieces in batch.slices:
+            assert all(np.shares_memory(piece.inputs, source.inputs) for piece in pieces)
+
+
+def test_place_is_called_on_inputs_and_targets():
+    (batch,) = loader(4, place=lambda array: ("placed", array.shape))
+    piece = batch.slices[0][0]
+    assert (piece.inputs, piece.targets) == (("placed", (4, 2)), ("placed", (4,)))
+    (batch,) = loader(4, source=arrays(np.ones((4, 2))), place=np.sum)
+    assert (batch.slices[0][0].inputs, batch.slices[0][0].targets) == (8.0, None)
+
+
+def test_lengths():
+    runs = loader(20, epochs=3)
+    assert (runs.steps_per_epoch, runs.total_steps, len(runs)) == (3, 9, 9)
+    assert len(list(runs)) == 9
+    dropped = loader(20, drop_remainder=True, steps=5, start_step=1)
+    assert (dropped.steps_per_epoch, dropped.total_steps, len(dropped)) == (2, 5, 4)
+
+
+# In the background
+
+
+def test_the_background_thread_gives_the_same_batches():
+    options = {"transform": noisy, "replicas": 3, "accumulate": 2, "epochs": 3}
+    plain = [facts(batch) for batch in loader(50, **options)]
+    assert [facts(batch) for batch in loader(50, **options, prefetch=3)] == plain
+    assert prefetch_threads() == []
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "isotrain-prefetch"]
+
+
+def test_work_happens_in_the_one_thread_and_not_too_far_ahead():
+    made: list[threading.Thread] = []
+
+    def watch(inputs, targets, random):
+        made.append(threading.current_thread())
+        return inputs, targets
+
+    for number, _ in enumerate(loader(400, transform=watch, prefetch=2)):
+        assert len(made) <= number + 1 + 2
+    assert [thread.name for thread in set(made)] == ["isotrain-prefetch"]
+    assert len(made) == 50
+
+
+def test_small_arrays_in_memory_are_gathered_at_once():
+    def makers(source):
+        batches = loader(
+            0, source=source, prefetch=2, place=lambda _: threading.current_thread().name
+        )
+        return {batch.slices[0][0].inputs for batch in batches}
+
+    assert makers(source_of(64)) == {threading.current_thread().name}
+    assert makers(arrays(np.zeros((64, 20_000)))) == {"isotrain-prefetch"}
+
+
+def failing_transform(inputs, targets, random):
+    if 13 in targets:
+        raise ValueError("bad sample 13")
+    return inputs, targets
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_reach_the_consumer_with_their_traceback(prefetch):
+    seen = []
+    batches = loader(40, transform=failing_transform, shuffle=False, prefetch=prefetch)
+    with pytest.raises(ValueError, match="bad sample 13") as caught:
+        seen.extend(batch.step for batch in batches)
+    assert seen == [0]
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "failing_transform" in names
+    assert prefetch_threads() == []
+
+
+def test_stopping_early_leaves_no_thread():
+    for _ in loader(400, transform=noisy, prefetch=2):
+        break
+    assert prefetch_threads() == []
+    batches = iter(loader(400, transform=noisy, prefetch=2))
+    next(batches)
+    assert len(prefetch_threads()) == 1
+    del batches
+    assert prefetch_threads() == []
+
+
+def test_a_failing_consumer_leaves_no_thread():
+    def train():
+        for _ in loader(400, transform=noisy, prefetch=2):
+            raise RuntimeError("training failed")
+
+    with pytest.raises(RuntimeError, match="training failed"):
+        train()
+    assert prefetch_threads() == []
+
+
+# Streams
+
+
+class Stream:
+    """Replica r of n gives 10 * epoch + its share of 0 .. 5, as many times as `batches` says."""
+
+    def __init__(self, batches: int = 4, promised: int = 4, size: int = 6) -> None:
+        self.batches, self.promised, self.size = batches, promised, size
+
+    def __len__(self) -> int:
+        return self.promised
+
+    def iterate(self, *, epoch, seed, replica, replicas):
+        assert seed == 5
+        start, stop = order.slice_bounds(self.size, replicas, replica)
+        for number in range(self.batches):
+            values = 1000 * epoch + 100 * number + np.arange(start, stop)
+            yield values[:, None], values
+
+
+def stream(replicas: int = 4, **options) -> Loader:
+    given = {"source": Stream(), "global_batch": 6, "replicas": replicas, "epochs": 2} | options
+    return loader(0, **given)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4, 6])
+def test_streams_give_their_batches(replicas):
+    batches = list(stream(replicas, accumulate=2))
+    assert [(b.epoch, b.index, b.step) for b in batches] == [
+        (step // 4, step % 4, step) for step in range(8)
+    ]
+    for batch in batches:
+        base = 1000 * batch.epoch + 100 * batch.index
+        assert samples(batch) == [base + i for i in range(6)]
+        weights = [p.weight for pieces in batch.slices for p in pieces]
+        assert sum(weights) == pytest.approx(replicas)
+
+
+def test_streams_resume_and_stop():
+    whole = [facts(batch) for batch in stream(steps=7)]
+    assert len(whole) == 7
+    for start in range(8):
+        assert [facts(b) for b in stream(steps=7, start_step=start)] == whole[start:]
+
+
+def test_stream_augmentation_is_equal_whatever_the_split():
+    def jitter(inputs, targets, random):
+        return inputs + random.uniform()[:, None], targets
+
+    def seen(replicas):
+        batches = stream(replicas, transform=jitter)
+        return [p.inputs[: p.count].tolist() for b in batches for s in b.slices for p in s]
+
+    assert seen(1) == seen(4)
+
+
+def test_a_stream_that_ends_early_is_an_error():
+    with pytest.raises(DataError, match="replica 0 ended after 3 local batches of epoch 0"):
+        list(stream(source=Stream(batches=3)))
+
+
+def test_a_partial_local_batch_of_a_stream_is_an_error():
+    with pytest.raises(DataError, match=r"expected 2 rows"):
+        list(stream(source=Stream(size=4)))
+
+
+def test_a_stream_needs_a_sample_for_each_replica():
+    with pytest.raises(DataError, match="each of 7 replicas, got 6"):
+        stream(7)
+
+
+# Errors and data sets
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_batch": 0}, "global_batch: expected 1 or more, got 0"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"replicas": 2, "local_replicas": [2]}, "local_replicas: expected some of 0 to 1"),
+        ({"local_replicas": []}, "local_replicas"),
+        ({"start_step": -1}, "start_step"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"epochs": None}, "either epochs or steps"),
+        ({"epochs": 2, "global_batch": 30, "drop_remainder": True}, "not one global batch of 30"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(DataError, match=message):
+        loader(10, **options)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda x, y, random: x, r"expected it to return \(inputs, targets\)"),
+        (lambda x, y, random: (x[1:], y), r"inputs: the transform gave shape \(7, 2\), expected 8"),
+        (lambda x, y, random: ({"a": x}, y[0]), "targets: the transform gave shape"),
+    ],
+)
+def test_wrong_transforms_are_explained(transform, message):
+    with pytest.raises(DataError, match=message):
+        list(loader(16, transform=transform))
+
+
+def test_a_source_that_gives_too_few_samples_is_an_error():
+    class Short:
+        def __len__(self):
+            return 8
+
+        def gather(self, indices):
+            return {"a": indices[1:]}, None
+
+    with pytest.raises(DataError, match=r"inputs\['a'\]: the data set gave shape \(7,\)"):
+        list(loader(8, source=Short()))
+
+
+def test_data_sets():
+    pair = (np.ones((3, 2)), np.ones(3))
+    alone = as_dataset(pair)
+    assert (len(alone.train), alone.validation) == (3, None)
+    both = as_dataset(DataSet(pair, validation=pair[0]))
+    assert (len(both.train), len(both.validation)) == (3, 3)
+    assert as_dataset(both).train is both.train
+    with pytest.raises(DataError, match="Accepted: a tuple"):
+        as_dataset(DataSet(pair, validation=7))

@@ -1,0 +1,345 @@
+"""The spec's models: what they accept, what they refuse, and in which words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isotrain.core.errors import SpecError
+from isotrain.core.spec import (
+    OPTIMIZERS,
+    SCHEDULES,
+    Adam,
+    Component,
+    CosineSchedule,
+    Scaling,
+    Sgd,
+    TrainingSpec,
+)
+from isotrain.core.spec_errors import BRANCH
+
+BASE: dict[str, Any] = {
+    "model": "shop.models:Net",
+    "data": "shop.data:load",
+    "loss": "mse",
+    "optimizer": "adam",
+    "global_batch": 32,
+    "epochs": 2,
+}
+
+
+def make(**changes: Any) -> TrainingSpec:
+    """A sound spec with some fields changed; a field set to None is left out."""
+    fields = {**BASE, **changes}
+    return TrainingSpec(**{name: value for name, value in fields.items() if value is not None})
+
+
+def problems(**changes: Any) -> list[str]:
+    """The lines of the error that `changes` cause, without the heading."""
+    with pytest.raises(SpecError) as caught:
+        make(**changes)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading.startswith(("1 problem ", f"{len(lines)} problems "))
+    return [line.strip() for line in lines]
+
+
+def test_defaults() -> None:
+    spec = make()
+    assert spec.name == "run"
+    assert spec.optimizer == Adam(lr=1e-3)
+    assert spec.schedule.name == "constant"
+    assert spec.scaling == Scaling()
+    assert spec.metrics == ()
+    assert (spec.shuffle, spec.drop_remainder) == (True, False)
+    assert (spec.precision, spec.device, spec.strategy.name) == ("float32", "auto", "data-parallel")
+    assert (spec.timeouts.silence, spec.timeouts.start, spec.timeouts.progress) == (10, 60, 300)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(name: str) -> None:
+    optimizer = make(optimizer={"name": name, "lr": 0.5, "weight_decay": 0.25}).optimizer
+    assert (optimizer.name, optimizer.lr) == (name, 0.5)
+    assert optimizer.weight_decay == 0.25  # type: ignore[union-attr]
+
+
+def test_weight_decay_defaults() -> None:
+    assert make(optimizer="adamw").optimizer.weight_decay == 4e-3  # type: ignore[union-attr]
+    assert make(optimizer="adam").optimizer.weight_decay == 0.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule(name: str) -> None:
+    more = {"every_epochs": 3, "factor": 0.1} if name == "step" else {}
+    schedule = make(schedule={"name": name, "warmup_epochs": 2, **more}).schedule
+    assert (schedule.name, schedule.warmup_epochs) == (name, 2)
+
+
+def test_parts_given_as_objects_equal_tables() -> None:
+    objects = make(optimizer=Sgd(lr=0.1, momentum=0.9), schedule=CosineSchedule(warmup_steps=5))
+    tables = make(
+        optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9},
+        schedule={"name": "cosine", "warmup_steps": 5},
+    )
+    assert objects == tables
+    assert objects.digest() == tables.digest()
+
+
+def test_components_of_every_form() -> None:
+    spec = make(
+        loss={"torch": "m:loss", "tensorflow": {"name": "huber", "delta": 2.0}},
+        metrics=["accuracy", math.hypot, {"name": "m:top", "k": 5}],
+    )
+    assert spec.for_framework("loss", "tensorflow") == Component("huber", {"delta": 2.0})
+    assert spec.for_framework("loss", "torch").is_reference
+    accuracy, hypot, top = spec.metrics
+    assert not accuracy.is_reference
+    assert (hypot.name, hypot.is_reference, hypot.label) == (math.hypot, True, "math:hypot")
+    assert top.options == {"k": 5}
+
+
+def test_custom_optimizer() -> None:
+    spec = make(optimizer={"custom": {"torch": "m:build"}, "lr": 0.1, "args": {"k": 1}})
+    assert spec.optimizer.name == "custom"
+    assert spec.optimizer.custom == {"torch": "m:build"}  # type: ignore[union-attr]
+
+
+def test_data_may_be_any_object() -> None:
+    arrays = (np.zeros((4, 2), "float32"), np.zeros(4))
+    assert make(data=arrays).data is arrays
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    spec = make(
+        global_batch=np.int64(16),
+        shuffle=np.bool_(False),
+        optimizer={"name": "sgd", "lr": np.float32(0.5)},
+    )
+    assert (
+        spec.to_dict()
+        == make(global_batch=16, shuffle=False, optimizer={"name": "sgd", "lr": 0.5}).to_dict()
+    )
+    assert type(spec.global_batch) is int
+
+
+def test_integers_are_numbers() -> None:
+    lr = make(optimizer={"name": "sgd", "lr": 1}).optimizer.lr
+    assert (lr, type(lr)) == (1.0, float)
+
+
+ONE_PROBLEM = [
+    ({"optimizer": {"name": "sdg", "lr": 0.1}}, "optimizer.name: got 'sdg'; expected one of sgd, "),
+    ({"optimizer": {"name": "sdg", "lr": 0.1}}, "did you mean 'sgd'?"),
+    ({"optimizer": "Adam"}, "optimizer.name: got 'Adam'; expected one of"),
+    ({"optimizer": "Adam"}, "did you mean 'adam'?"),
+    ({"optimizer": {"lr": 0.1}}, "optimizer.name: missing; expected one of sgd, adam"),
+    ({"optimizer": 5}, "optimizer: got 5; expected the name of an optimizer"),
+    ({"optimizer": "sgd"}, "optimizer.lr: missing; expected a finite number > 0"),
+    ({"optimizer": {"name": "sgd", "lr": 0}}, "optimizer.lr: got 0; expected a finite number > 0"),
+    ({"optimizer": {"name": "sgd", "lr": "0.1"}}, "optimizer.lr: got '0.1'; expected a finite"),
+    ({"optimizer": {"name": "sgd", "lr": math.inf}}, "optimizer.lr: got inf; expected a finite"),
+    ({"optimizer": {"name": "sgd", "lr": True}}, "optimizer.lr: got True; expected a finite"),
+    (
+        {"optimizer": {"name": "sgd", "lr": 1, "momentum": 1}},
+        "got 1; expected a finite number >= 0",
+    ),
+    ({"optimizer": {"name": "sgd", "lr": 1, "nesterov": True}}, "optimizer.momentum: got 0;"),
+    ({"optimizer": {"name": "adam", "beta1": 0.9}}, "optimizer.beta1: got 0.9; expected a field"),
+    ({"optimizer": {"name": "adam", "beta1": 0.9}}, "did you mean 'beta_1'?"),
+    ({"optimizer": {"custom": 3, "lr": 1}}, 'optimizer.custom: got 3; expected "package'),
+    ({"schedule": "cosin"}, "schedule.name: got 'cosin'; expected one of constant, step, cosine"),
+    ({"schedule": {"name": "step", "factor": 1}}, "schedule.every_epochs or every_steps: missing"),
+    ({"schedule": {"warmup_steps": 1, "warmup_epochs": 1}}, "warmup_steps and warmup_epochs: got"),
+    ({"scaling": {"rule": "linear"}}, "scaling.base_batch: missing; expected the global batch"),
+    ({"scaling": "linear"}, "scaling.base_batch: missing"),
+    ({"scaling": {"rule": "liner"}}, "expected one of none, linear, sqrt; did you mean 'linear'?"),
+    ({"clip": {}}, "clip.value or norm or global_norm: missing; expected exactly one"),
+    ({"clip": {"value": 1, "norm": 2}}, "clip.value and norm: got {'value': 1, 'norm': 2}"),
+    ({"loss": None}, "loss or objective: missing; expected exactly one of them"),
+    ({"objective": "m:f"}, "loss and objective: got {'loss': 'mse', 'objective': 'm:f'}"),
+    ({"global_batch": None}, "global_batch or local_batch: missing"),
+    ({"local_batch": 4}, "global_batch and local_batch: got"),
+    ({"steps": 4}, "epochs and steps: got {'epochs': 2, 'steps': 4}; expected only one of them"),
+    ({"model": None}, "model: missing; expected"),
+    ({"model": "net"}, "model: got 'net'; expected \"package.module:name\""),
+    ({"model": {"torch": "m:f", "tensorflow": 5}}, "model.tensorflow: got 5; expected"),
+    ({"model": {}}, "model: got {}; expected a table {framework: ...}"),
+    ({"model_args": [1]}, "model_args: got [1]; expected a table"),
+    ({"data": {"x": [1, 2]}}, "data: got {'x': [1, 2]}; expected"),
+    ({"loss": {"nme": "mse", "delta": 1}}, "loss.delta: got 1; expected a name"),
+    ({"loss": np.zeros(2)}, "loss: got <numpy.ndarray float64 2>; expected a name"),
+    ({"loss": ""}, "loss: got ''; expected a name"),
+    ({"metrics": "accuracy"}, "metrics: got 'accuracy'; expected a list"),
+    ({"metrics": ["a", {"k": 1}]}, "metrics.1.name: missing; expected a name"),
+    ({"name": "a/b"}, "name: got 'a/b'; expected 1 to 100 letters"),
+    ({"name": ".."}, "name: got '..'; expected"),
+    ({"name": "run\n"}, "name: got 'run\\n'; expected"),
+    ({"epochs": "3"}, "epochs: got '3'; expected an integer >= 1"),
+    ({"epochs": 2.0}, "epochs: got 2.0; expected an integer >= 1"),
+    ({"seed": 2**32}, "seed: got 4294967296; expected an integer >= 0 and < 4294967296"),
+    ({"seed": -1}, "seed: got -1; expected"),
+    ({"shuffle": "yes"}, "shuffle: got 'yes'; expected true or false"),
+    ({"precision": "floot32"}, "precision: got 'floot32'; expected one of float32, float64"),
+    ({"precision": "floot32"}, "did you mean 'float32'?"),
+    ({"loss_scale": {"initial": 2.0}}, "precision: got 'float32'; expected precision float16"),
+    ({"evaluation": 3}, "evaluation: got 3; expected a table"),
+    ({"timeouts": {"start": 0}}, "timeouts.start: got 0; expected a finite number > 0"),
+    ({"backend_options": {"x": 2}}, "backend_options.x: got 2; expected a table"),
+    ({"strategy": {"nam": "x"}}, "strategy.nam: got 'x'; expected a field"),
+    (
+        {"precison": "float32"},
+        "precison: got 'float32'; expected a field that exists; did you mean",
+    ),
+    ({"zzzzz": 1}, "zzzzz: got 1; expected one of the fields name, model, "),
+]
+
+
+@pytest.mark.parametrize(("changes", "part"), ONE_PROBLEM)
+def test_one_problem(changes: dict[str, Any], part: str) -> None:
+    lines = problems(**changes)
+    assert len([line for line in lines if part in line]) == 1, lines
+    assert BRANCH not in "".join(lines)
+
+
+def test_all_problems_at_once() -> None:
+    lines = problems(
+        optimizer={"name": "sgd", "lr": -1, "momentm": 0.9},
+        schedule={"name": "step", "warmup_steps": 1, "warmup_epochs": 2},
+        epochs="3",
+        steps=4,
+        precison="float32",
+        clip={"valu": 1},
+        metrics=[3, 4],
+    )
+    paths = {line.partition(": ")[0] for line in lines}
+    assert paths == {
+        "optimizer.lr",
+        "optimizer.momentm",
+        "schedule.warmup_steps and warmup_epochs",
+        "schedule.every_epochs or every_steps",
+        "schedule.factor",
+        "epochs",
+        "epochs and steps",
+        "precison",
+        "clip.valu",
+        "clip.value or norm or global_norm",
+        "metrics.0",
+        "metrics.1",
+    }
+    assert len(lines) == len(paths)
+
+
+def test_parts_report_spec_errors_too() -> None:
+    with pytest.raises(SpecError, match="lr: got -1; expected a finite number > 0"):
+        Sgd(lr=-1)
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        make().epochs = 3  # type: ignore[misc]
+
+
+def test_resolve_global_batch() -> None:
+    assert make().resolve_global_batch(3) == 32
+    assert make(global_batch=None, local_batch=5).resolve_global_batch(3) == 15
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_scaling_factor(rule: str, factor: float) -> None:
+    assert Scaling(rule=rule, base_batch=64).factor(256) == factor  # type: ignore[arg-type]
+
+
+def test_loss_scaling_only_under_float16() -> None:
+    assert make().loss_scaling is None
+    defaults = make(precision="float16").loss_scaling
+    assert defaults is not None
+    assert (defaults.initial, defaults.growth_steps) == (2.0**15, 2000)
+    given_scale = make(precision="float16", loss_scale={"initial": 8}).loss_scaling
+    assert given_scale is not None
+    assert given_scale.initial == 8.0
+
+
+def test_for_framework_names_what_there_is() -> None:
+    spec = make(model={"torch": "m:f"})
+    assert spec.for_framework("model", "torch") == "m:f"
+    assert make().for_framework("model", "anything") == "shop.models:Net"
+    with pytest.raises(SpecError, match=r"model: unknown framework 'tensorflow'.*torch"):
+        spec.for_framework("model", "tensorflow")
+
+
+def test_replace() -> None:
+    spec = make(metrics=["accuracy", {"name": "top", "k": 2}])
+    changed = spec.replace(epochs=None, steps=7)
+    assert (changed.epochs, changed.steps, changed.metrics) == (None, 7, spec.metrics)
+    assert spec.replace() == spec
+    with pytest.raises(SpecError, match="epochs and steps"):
+        spec.replace(steps=7)
+
+
+def test_digest_follows_every_field() -> None:
+    assert make().digest() == make(seed=0).digest()
+    others = [make(seed=1), make(optimizer={"name": "lamb", "lr": 1e-3}), make(name="x")]
+    assert len({spec.digest() for spec in [make(), *others]}) == 4
+
+
+def test_digest_is_the_same_for_equal_objects() -> None:
+    assert make(data=np.zeros(3)).digest() == make(data=np.zeros(3)).digest()
+    assert make(data=np.zeros(3)).digest() != make(data=np.zeros(4)).digest()
+
+
+def test_survives_cloudpickle_with_callables_inside() -> None:
+    offset = 3
+    spec = make(model=lambda width: width + offset, metrics=[{"name": lambda a, b: a - b, "k": 1}])
+    copy = cloudpickle.loads(cloudpickle.dumps(spec))
+    assert copy.model(4) == 7
+    assert copy.metrics[0].name(5, 3) == 2
+    assert copy.digest() == spec.digest()
+    assert copy.optimizer == spec.optimizer
+
+
+def test_caller_tables_are_not_shared() -> None:
+    args = {"width": 3}
+    spec = make(model_args=args)
+    args["width"] = 4
+    assert spec.model_args == {"width": 3}
+
+
+def test_every_field_is_described() -> None:
+    from isotrain.core import spec as module
+    from isotrain.core.spec_errors import SpecModel
+
+    parts = [part for part in vars(module).values() if isinstance(part, type)]
+    parts = [part for part in parts if issubclass(part, SpecModel) and part is not SpecModel]
+    assert TrainingSpec in parts
+    lacking = [
+        f"{part.__name__}.{name}"
+        for part in parts
+        for name, field in part.model_fields.items()
+        if not field.description and (name != "name" or part is TrainingSpec)
+    ]
+    assert lacking == []
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(TrainingSpec.model_fields)), ANYTHING, max_size=6))
+def test_whatever_is_given_the_only_error_is_a_spec_error(changes: dict[str, Any]) -> None:
+    refused = ""
+    try:
+        spec = TrainingSpec(**{**BASE, **changes})
+    except SpecError as error:
+        refused = str(error)
+    else:
+        assert spec.replace() == spec
+    assert BRANCH not in refused

@@ -1,0 +1,447 @@
+"""Reading specs from files and Python, overrides, writing, and the JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isotrain.core.errors import SpecError
+from isotrain.core.references import resolve
+from isotrain.core.spec import OPTIMIZERS, SCHEDULES, Adam, TrainingSpec
+from isotrain.core.spec_io import (
+    check_references,
+    dump_spec,
+    json_schema,
+    load_spec,
+    to_json,
+    to_yaml,
+)
+
+FIELDS: dict[str, Any] = {
+    "model": {"torch": "math:hypot", "tensorflow": "json:loads"},
+    "data": "json:load",
+    "data_args": {"path": "digits", "shape": [8, 8]},
+    "loss": {"name": "huber", "delta": 2.0},
+    "metrics": ["accuracy", {"name": "math:hypot", "k": 3}],
+    "optimizer": {"name": "sgd", "lr": 0.001, "momentum": 0.9},
+    "schedule": "cosine",
+    "clip": {"global_norm": 1.0},
+    "global_batch": 32,
+    "epochs": 2,
+}
+YAML = """
+model: {torch: "math:hypot", tensorflow: json:loads}
+data: json:load
+data_args: {path: digits, shape: [8, 8]}
+loss: {name: huber, delta: 2.0}
+metrics:
+  - accuracy
+  - {name: math:hypot, k: 3}
+optimizer: {name: sgd, lr: 1e-3, momentum: 0.9}
+schedule: cosine
+clip: {global_norm: 1}
+global_batch: 32
+epochs: 2
+"""
+TOML = """
+data = "json:load"
+metrics = ["accuracy", {name = "math:hypot", k = 3}]
+schedule = "cosine"
+global_batch = 32
+epochs = 2
+[model]
+torch = "math:hypot"
+tensorflow = "json:loads"
+[data_args]
+path = "digits"
+shape = [8, 8]
+[loss]
+name = "huber"
+delta = 2.0
+[optimizer]
+name = "sgd"
+lr = 1e-3
+momentum = 0.9
+[clip]
+global_norm = 1
+"""
+SMALL: dict[str, Any] = {
+    "model": "math:hypot",
+    "data": "json:load",
+    "loss": "mse",
+    "optimizer": "adam",
+    "global_batch": 4,
+    "steps": 3,
+}
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    """A file in `folder`."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(source: Any, *overrides: str) -> str:
+    """The text of the error that reading `source` gives."""
+    with pytest.raises(SpecError) as caught:
+        load_spec(source, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("s.yaml", YAML), ("s.YML", YAML), ("s.toml", TOML), ("s.json", json.dumps(FIELDS))],
+)
+def test_formats_are_equivalent(tmp_path: Path, name: str, text: str) -> None:
+    expected = TrainingSpec(**FIELDS)
+    for source in (write(tmp_path, name, text), str(write(tmp_path, name, text))):
+        spec = load_spec(source)
+        assert spec == expected
+        assert spec.digest() == expected.digest()
+    assert load_spec(FIELDS) == load_spec(expected) == expected
+
+
+def test_written_specs_read_back_equal(tmp_path: Path) -> None:
+    spec = load_spec(FIELDS)
+    assert load_spec(dump_spec(spec)) == spec
+    assert load_spec(write(tmp_path, "a.json", to_json(spec))) == spec
+    assert load_spec(write(tmp_path, "a.yaml", to_yaml(spec))) == spec
+    assert yaml.safe_load(to_yaml(load_spec(SMALL))) == dump_spec(load_spec(SMALL))
+
+
+def test_dump_describes_what_no_file_can_hold() -> None:
+    spec = TrainingSpec(
+        **{**SMALL, "model": math.hypot, "data": np.zeros((2, 3)), "metrics": [json.loads]},
+        model_args={"scale": np.float64(0.5), "initial": np.ones(2), "limit": math.inf},
+    )
+    dumped = dump_spec(spec)
+    assert dumped["model"] == "math:hypot"
+    assert dumped["data"] == "<numpy.ndarray float64 2x3>"
+    assert dumped["metrics"] == ["json:loads"]
+    assert dumped["model_args"]["scale"] == 0.5
+    assert json.loads(to_json(spec)) == dumped
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        ("-.5", -0.5),
+        ("3", 3),
+        ("012", 12),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("+4", 4),
+        ("1:30", "1:30"),
+        ("on", "on"),
+        ("no", "no"),
+        ("true", True),
+        ("2001-01-01", "2001-01-01"),
+        ("", None),
+        ("~", None),
+        ("'1e-3'", "1e-3"),
+        ("math:hypot", "math:hypot"),
+        ("[1, 2e0]", [1, 2.0]),
+        ('{"a": 1}', {"a": 1}),
+        ("1_000", "1_000"),
+        (".inf", math.inf),
+    ],
+)
+def test_yaml_scalars(tmp_path: Path, text: str, value: Any) -> None:
+    read = load_spec(SMALL, [f"model_args.x={text}"]).model_args["x"]
+    assert (read, type(read)) == (value, type(value))
+    path = write(tmp_path, "s.yaml", yaml.safe_dump(SMALL) + f"model_args: {{x: {text}}}\n")
+    if text:
+        assert load_spec(path).model_args["x"] == value
+
+
+def test_yaml_merges_anchors(tmp_path: Path) -> None:
+    text = yaml.safe_dump(SMALL) + "model_args: {a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}}\n"
+    assert load_spec(write(tmp_path, "s.yaml", text)).model_args["b"] == {"x": 1, "y": 3}
+
+
+def test_yaml_builds_no_objects(tmp_path: Path) -> None:
+    text = refused(write(tmp_path, "s.yaml", "model: !!python/name:os.system\n"))
+    assert "s.yaml, line 1, column 8: could not determine a constructor" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("s.yaml", "a: 1\nb: [1,\nc: }", "s.yaml, line 3, column 4: "),
+        ("s.yaml", "epochs: 1\nseed: 2\nepochs: 3\n", "s.yaml, line 3, column 1: the key 'epochs'"),
+        (
+            "s.yaml",
+            "optimizer:\n  lr: 1\n  lr: 2\n",
+            "line 3, column 3: the key 'lr' is given twice",
+        ),
+        ("s.yaml", "a: 1\nb: \x07", "s.yaml, line 2, column 4: "),
+        ("s.yaml", "- 1\n", "expected a table of fields at the top, got a list"),
+        ("s.yaml", "model_args: &a {x: *a}\n", "alias refers to a value that contains it"),
+        ("s.yaml", "", "model: missing"),
+        ("s.toml", "epochs = 1\nseed = = 2\n", "s.toml, line 2, column 8: Invalid value"),
+        ("s.toml", "epochs = 1\nepochs = 2\n", "s.toml, line 2, column 11: Cannot overwrite"),
+        ("s.toml", "epochs = 1\nseed = [", "s.toml, line 2, column 9: "),
+        ("s.json", '{"epochs": 1,\n "seed" 2}', "s.json, line 2, column 9: Expecting ':'"),
+        ("s.json", '{"seed": 1, "seed": 2}', "s.json: the key 'seed' is given twice"),
+        ("s.json", "[]", "expected a table of fields at the top, got a list"),
+        ("s.txt", "", "ends in one of .yaml, .yml, .toml, .json"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, text: str, part: str) -> None:
+    assert part in refused(write(tmp_path, name, text))
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    write(tmp_path, "digits.yaml", YAML)
+    assert "Did you mean 'digits.yaml'?" in refused(tmp_path / "digit.yaml")
+    assert "There is no folder" in refused(tmp_path / "none" / "digit.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    assert "cannot be read" in refused(tmp_path / "folder.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
+    assert "not UTF-8" in refused(tmp_path / "latin.yaml")
+    assert "a spec is a path, a mapping or a TrainingSpec; got int" in refused(3)
+
+
+def test_problems_name_the_file_and_come_together(tmp_path: Path) -> None:
+    fields = {**SMALL, "model": "math:hypott", "optimizer": {"name": "adam", "lr": -1}, "epochs": 1}
+    text = refused(write(tmp_path, "s.json", json.dumps(fields)))
+    assert text.startswith(f"3 problems in {tmp_path / 's.json'}:\n")
+    assert "model: got 'math:hypott'; expected an import path that exists" in text
+    assert "Did you mean 'hypot'?" in text
+    assert "optimizer.lr: got -1; expected a finite number > 0" in text
+    assert "epochs and steps: got" in text
+
+
+def test_every_reference_is_looked_for() -> None:
+    fields = {
+        **SMALL,
+        "model": {"torch": "nowhere_a:x"},
+        "data": "nowhere_b:x",
+        "transform": "nowhere_c:x",
+        "loss": {"torch": {"name": "nowhere_d:x"}},
+        "metrics": ["accuracy", "nowhere_e:x"],
+        "optimizer": {"custom": "nowhere_f:x", "lr": 1},
+    }
+    lines = refused(fields).splitlines()[1:]
+    paths = [line.strip().partition(": ")[0] for line in lines]
+    assert sorted(paths) == [
+        "data",
+        "loss.torch",
+        "metrics.1",
+        "model.torch",
+        "optimizer.custom",
+        "transform",
+    ]
+    unchecked = load_spec(fields, check_imports=False)
+    assert unchecked == TrainingSpec(**fields)
+    with pytest.raises(SpecError, match=r"(?s)6 problems.*nowhere_f"):
+        check_references(unchecked)
+    check_references(load_spec(FIELDS))
+
+
+def test_files_named_in_a_spec_are_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "net.py", "def build():\n    return 7\n")
+    path = write(tmp_path, "s.json", json.dumps({**SMALL, "model": "net.py:build"}))
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    assert resolve(load_spec(path).model)() == 7
+    wrong = write(tmp_path, "t.json", json.dumps({**SMALL, "model": "nett.py:build"}))
+    assert "Did you mean 'net.py'?" in refused(wrong)
+    monkeypatch.chdir(tmp_path)
+    assert TrainingSpec(**{**SMALL, "model": "net.py:build"}).model == load_spec(path).model
+
+
+def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
+    write(tmp_path, "net.py", "raise RuntimeError('imported')\ndef build(): pass\n")
+    fields = {
+        **SMALL,
+        "model": "net.py:build",
+        "loss": "keras.losses:Huber",
+        "metrics": ["torch:add"],
+    }
+    path = write(tmp_path, "s.json", json.dumps(fields))
+    code = (
+        "import sys; from isotrain.core.spec_io import load_spec; load_spec(sys.argv[1])\n"
+        "assert not {'torch', 'keras', 'tensorflow', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [
+        ("optimizer.lr=0.05", {"optimizer": {"name": "adam", "lr": 0.05}}),
+        ("optimizer.lr=5e-2", {"optimizer": {"name": "adam", "lr": 0.05}}),
+        ("optimizer=lamb", None),
+        ("optimizer={name: sgd, lr: 1}", {"optimizer": {"name": "sgd", "lr": 1}}),
+        ("schedule.warmup_steps=5", {"schedule": {"warmup_steps": 5}}),
+        ("evaluation.batch=8", {"evaluation": {"batch": 8}}),
+        ("scaling={rule: linear, base_batch: 2}", {"scaling": {"rule": "linear", "base_batch": 2}}),
+        ("model_args.deep.er=1", {"model_args": {"deep": {"er": 1}}}),
+        ("metrics.0=accuracy", {"metrics": ["accuracy"]}),
+        ("loss.delta=2", {"loss": {"name": "mse", "delta": 2}}),
+        ("strategy.options.k=2", {"strategy": {"options": {"k": 2}}}),
+        ("transform=", {}),
+        ("seed = 7", {"seed": 7}),
+        ("name=a=b", None),
+    ],
+)
+def test_overrides(override: str, changes: dict[str, Any] | None) -> None:
+    if changes is None:
+        assert "problem in the spec" in refused(SMALL, override)
+        return
+    expected = TrainingSpec(**{**SMALL, **changes})
+    assert load_spec(SMALL, [override]) == expected
+    assert load_spec(TrainingSpec(**SMALL), [override]) == expected
+
+
+def test_overrides_apply_in_order_and_leave_the_source_alone() -> None:
+    fields = {**FIELDS, "optimizer": Adam(lr=0.5)}
+    before = json.dumps(FIELDS)
+    spec = load_spec(
+        fields, ["metrics.1.k=9", "metrics.2=mse", "optimizer.lr=1", "epochs=", "steps=5"]
+    )
+    assert [metric.label for metric in spec.metrics] == ["accuracy", "math:hypot", "mse"]
+    assert spec.metrics[1].options == {"k": 9}
+    assert spec.optimizer == Adam(lr=1)
+    assert (spec.epochs, spec.steps) == (None, 5)
+    assert json.dumps(FIELDS) == before
+
+
+def test_overrides_keep_callables() -> None:
+    def build() -> int:
+        return 5
+
+    spec = load_spec(TrainingSpec(**{**SMALL, "model": build, "metrics": [build]}), ["seed=3"])
+    assert (spec.model, spec.metrics[0].name, spec.seed) == (build, build, 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("optimizer.lr", "is not of the form path=value"),
+        ("=3", "is not of the form path=value"),
+        ("optimizer..lr=3", "is not of the form path=value"),
+        ("seed=[1", "the value is not YAML"),
+        ("seed.x=1", "seed: got {'x': 1}; expected an integer"),
+        ("global_batch.x=1", "'x' is below 4, which is not a table"),
+        ("model.x=1", "'x' is below 'math:hypot', which is not a table"),
+        ("metrics.1=a", "'1' is no index of a list of 0; expected 0 to 0"),
+        ("optimiser.lr=3", "optimiser: got {'lr': 3}; expected a field that exists; did you mean"),
+        ("optimizer.rl=3", "optimizer.rl: got 3; expected a field that exists; did you mean 'lr'?"),
+        ("optimizer.lr=fast", "optimizer.lr: got 'fast'; expected a finite number > 0"),
+        ("epochs=2", "epochs and steps: got {'epochs': 2, 'steps': 3}"),
+    ],
+)
+def test_overrides_that_are_wrong(override: str, part: str) -> None:
+    source = {**SMALL, "metrics": []} if override.startswith("metrics") else SMALL
+    assert part in refused(source, override)
+
+
+def test_schema_is_a_valid_schema_with_descriptions() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert set(schema["properties"]) == {*TrainingSpec.model_fields, "$schema"}
+    assert all(field.get("description") for field in schema["properties"].values())
+    assert json.loads(json.dumps(schema)) == schema
+
+
+SOUND = [
+    FIELDS,
+    SMALL,
+    {**SMALL, "$schema": "spec.schema.json"},
+    {**SMALL, "epochs": None, "clip": None, "transform": None, "loss_scale": None},
+    {**SMALL, "optimizer": {"custom": {"torch": "math:hypot"}, "lr": 0.1, "args": {"a": [1]}}},
+    {**SMALL, "optimizer": {"name": "sgd", "lr": 1}, "schedule": {"warmup_epochs": 2}},
+    {**SMALL, "schedule": {"name": "step", "every_steps": 5, "every_epochs": None, "factor": 0.5}},
+    {**SMALL, "scaling": "none", "strategy": "data-parallel"},
+    {**SMALL, "scaling": {"rule": "sqrt", "base_batch": 8}, "strategy": {"options": {"a": 1}}},
+    {**SMALL, "loss": {"torch": {"name": "huber", "delta": 1}, "tensorflow": "math:hypot"}},
+    {**SMALL, "loss": None, "objective": {"torch": "math:hypot"}},
+    {**SMALL, "precision": "float16", "loss_scale": {"initial": 4}},
+    *[{**SMALL, "schedule": name} for name in SCHEDULES if name != "step"],
+    *[{**SMALL, "optimizer": {"name": name, "lr": 0.5}} for name in OPTIMIZERS],
+]
+UNSOUND = [
+    {**SMALL, "epochs": 3},
+    {**SMALL, "steps": None},
+    {**SMALL, "precison": "float32"},
+    {**SMALL, "optimizer": {"lr": 0.1}},
+    {**SMALL, "optimizer": "sdg"},
+    {**SMALL, "optimizer": {"name": "adam", "lr": -1}},
+    {**SMALL, "schedule": {"name": "step", "factor": 0.5}},
+    {**SMALL, "clip": {"value": 1, "norm": 1}},
+    {**SMALL, "model": "net"},
+    {**SMALL, "metrics": "accuracy"},
+    {**SMALL, "loss": {"delta": 1}},
+    {**SMALL, "seed": 2**32},
+    {**SMALL, "name": "a/b"},
+]
+
+
+@pytest.mark.parametrize("fields", SOUND)
+def test_schema_accepts_what_loading_accepts(fields: dict[str, Any]) -> None:
+    jsonschema.validate(fields, json_schema())
+    spec = load_spec(fields)
+    jsonschema.validate(dump_spec(spec), json_schema())
+    assert load_spec(dump_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("fields", UNSOUND)
+def test_schema_refuses_what_loading_refuses(fields: dict[str, Any]) -> None:
+    refused(fields)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(fields, json_schema())
+
+
+TEXT = st.text(st.characters(codec="utf-8")) | st.from_regex(r"[-+.0-9eExo:_]{1,6}", fullmatch=True)
+NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "012", "0o17", "on", "1:30", "2001-01-01", "~", "", "<<"])
+def test_text_that_looks_like_something_else_stays_text(tmp_path: Path, text: str) -> None:
+    spec = load_spec({**SMALL, "model_args": {text: text}})
+    written = to_yaml(spec)
+    assert yaml.safe_load(written)["model_args"] == {text: text}
+    assert load_spec(write(tmp_path, "s.yaml", written)) == spec
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    args=st.dictionaries(st.text("abc_1-", min_size=1), PLAIN, max_size=3),
+    lr=st.floats(1e-30, 1e30),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_values_survive_every_writing(
+    tmp_path_factory: pytest.TempPathFactory, args: dict[str, Any], lr: float, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("specs")
+    spec = TrainingSpec(
+        **{**SMALL, "model_args": args, "seed": seed, "optimizer": {"name": "sgd", "lr": lr}}
+    )
+    assert load_spec(write(folder, "a.json", to_json(spec))) == spec
+    assert load_spec(write(folder, "a.yaml", to_yaml(spec))) == spec
+    assert load_spec(json.loads(to_json(spec))).digest() == spec.digest()
