@@ -38,7 +38,7 @@ format: environment ## rewrite the sources in the project's style
 	$(VENV_PYTHON) -m ruff format
 
 benchmark: environment ## isotrain against hand-written loops
-	$(VENV_PYTHON) benchmarks/overhead.py
+	$(VENV_PYTHON) -m benchmarks.overhead
 
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,8 @@ from isotrain.core.strategy import Strategy
 T = TypeVar("T")
 BUILTINS = ("isotrain.adapters.builtin", "isotrain.strategies.builtin")
 """The modules of this package that implement the registration hooks."""
+PLUGINS_VARIABLE = "ISOTRAIN_PLUGINS"
+"""Further plugin modules, separated by commas; the processes of a run inherit it."""
 
 
 class Register(Generic[T]):
@@ -51,6 +54,14 @@ class Register(Generic[T]):
                 f" {self._entries[chosen]!r}. Choose another, or pass replace=True to take its place."
             )
         self._entries[chosen] = implementation
+
+    def copy_of_entries(self) -> dict[str, Any]:
+        """What is registered now, for `restore`."""
+        return dict(self._entries)
+
+    def restore(self, entries: Mapping[str, Any]) -> None:
+        """Goes back to what `copy_of_entries` gave."""
+        self._entries = dict(entries)
 
     def names(self) -> list[str]:
         """All names, in the order of registration."""
@@ -104,6 +115,8 @@ class PluginHost:
         self.strategies = StrategyRegister()
         for module in BUILTINS:
             self.add(importlib.import_module(module), name=module)
+        for module in _modules_asked_for():
+            self.add(_imported(module), name=module)
         if entry_points:
             self._load_entry_points()
 
@@ -117,15 +130,19 @@ class PluginHost:
         Raises:
             PluginError: It is broken: a misspelled hook, a taken name, an exception.
         """
+        registers = self._registrations()
+        before = {hook: register.copy_of_entries() for hook, register in registers.items()}
         label = self._manager.register(plugin, name)
         try:
             self._manager.check_pending()
-            for hook, register in self._registrations().items():
+            for hook, register in registers.items():
                 implementation = getattr(plugin, hook, None)
                 if implementation is not None:
                     implementation(register=register)
         except Exception as error:
             self._manager.unregister(plugin)
+            for hook, register in registers.items():
+                register.restore(before[hook])
             raise PluginError(f"plugin {label!r}: {error}") from error
 
     def _registrations(self) -> Mapping[str, Register[Any]]:
@@ -163,6 +180,18 @@ class PluginHost:
             raise IsotrainError(
                 f"strategy {name!r} does not take the options {dict(options)}: {error}"
             ) from error
+
+
+def _imported(module: str) -> object:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise PluginError(f"plugin module {module!r} cannot be imported: {error}") from error
+
+
+def _modules_asked_for() -> list[str]:
+    names = os.environ.get(PLUGINS_VARIABLE, "").split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 @functools.cache

@@ -347,9 +347,12 @@ def test_stream_augmentation_is_equal_whatever_the_split():
 
     def seen(replicas):
         batches = stream(replicas, transform=jitter)
-        return [p.inputs[: p.count].tolist() for b in batches for s in b.slices for p in s]
+        pieces = (p for b in batches for s in b.slices for p in s)
+        return [row.tolist() for p in pieces for row in p.inputs[: p.count]]
 
     assert seen(1) == seen(4)
+    drawn = {row[0] % 1.0 for row in seen(1)}
+    assert len(drawn) == 2 * 4 * 6
 
 
 def test_a_stream_that_ends_early_is_an_error():

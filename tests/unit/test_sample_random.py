@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isotrain.core.errors import DataError
-from isotrain.core.sample_random import SampleRandom
+from isotrain.core.sample_random import _GOLDEN, SampleRandom, _mixed
 
 
 def draws(seed: int, epoch: int, indices: np.ndarray) -> list[np.ndarray]:
@@ -35,6 +35,12 @@ def test_draws_are_bit_equal_however_the_batch_is_split(seed, epoch, indices, da
     parts = zip(draws(seed, epoch, rows[:cut]), draws(seed, epoch, rows[cut:]), strict=True)
     for together, split in zip(whole, parts, strict=True):
         assert together.tobytes() == np.concatenate(split).tobytes()
+
+
+def test_the_finaliser_gives_the_published_generators_numbers():
+    """SplitMix64 started at 0 is the finaliser over multiples of its step."""
+    steps = np.array([_GOLDEN, 2 * _GOLDEN % 2**64], dtype=np.uint64)
+    assert _mixed(steps).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
 
 
 def test_shapes_and_dtypes():

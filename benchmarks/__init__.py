@@ -1,0 +1,1 @@
+"""Programs that measure isotrain against loops written by hand."""

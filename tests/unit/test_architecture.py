@@ -1,0 +1,116 @@
+"""The structure keeps its rules: who imports whom, what is packaged, what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "jax"}
+
+
+def modules(folder: str) -> Iterator[Path]:
+    return (path for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("folder", ["core", "strategies", "isotrain"])
+def test_no_framework_outside_of_the_adapters(folder: str) -> None:
+    for path in modules(folder):
+        frameworks = {name.split(".")[0] for name in imported(path)} & FRAMEWORKS
+        assert not frameworks, f"{path} imports {frameworks}"
+
+
+def test_imports_go_one_way() -> None:
+    for path in modules("core"):
+        wrong = {n for n in imported(path) if re.match(r"isotrain\.(adapters|strategies)", n)}
+        assert not wrong, f"{path} imports {wrong}"
+    for path in modules("strategies"):
+        wrong = {n for n in imported(path) if n.startswith("isotrain.adapters")}
+        assert not wrong, f"{path} imports {wrong}"
+    for path in modules("adapters"):
+        wrong = {n for n in imported(path) if n.startswith("isotrain.strategies")}
+        assert not wrong, f"{path} imports {wrong}"
+
+
+def string_constants(path: Path) -> Iterator[str]:
+    """Every string in a module but its docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
+            yield node.value
+
+
+# Helps and examples on the command line show a person real names; no behaviour hangs on them.
+SHOWS_NAMES = {"cli.py"}
+
+
+def test_core_names_no_backend() -> None:
+    names = re.compile(r"\b(torch-ddp|tf-mirrored|tf-multiworker|horovod-(torch|tf))\b")
+    for path in modules("core"):
+        if path.name in SHOWS_NAMES:
+            continue
+        for text in string_constants(path):
+            assert not names.search(text), f"{path}: {text!r}"
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+            "packages"
+        ]
+    )
+    folders = {"isotrain"}
+    for top in ("core", "adapters", "strategies"):
+        for init in (ROOT / top).rglob("__init__.py"):
+            folders.add(".".join(["isotrain", *init.parent.relative_to(ROOT).parts]))
+    assert listed == folders
+
+
+@pytest.mark.parametrize("statement", ["import isotrain", "import isotrain.core.cli"])
+def test_importing_loads_no_framework(statement: str) -> None:
+    program = f"{statement}; import sys; print(*sys.modules, sep='\\n')"
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in finished.stdout.split()}
+    assert not loaded & (FRAMEWORKS | {"pydantic", "rich"})
+
+
+def test_all_public_names_exist() -> None:
+    import isotrain
+
+    for name in isotrain.__all__:
+        assert getattr(isotrain, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        isotrain.nonsense  # noqa: B018

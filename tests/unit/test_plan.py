@@ -1,0 +1,204 @@
+"""From spec, backend and replicas to a plan; nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from isotrain.core import adapter as contract
+from isotrain.core.adapter import Adapter, Examination, Usability
+from isotrain.core.capabilities import Capability
+from isotrain.core.errors import (
+    BackendUnavailableError,
+    IsotrainError,
+    PlanError,
+    UnsupportedError,
+)
+from isotrain.core.plan import Plan, differences, make_plan, split_backend, with_measures
+from isotrain.core.registry import PluginHost
+from isotrain.core.spec import TrainingSpec
+
+
+class Declared(Adapter):
+    """An adapter that declares and never starts."""
+
+    name = "declared"
+    framework = "none"
+    summary = "for tests"
+    collectives = {"auto": "picks wire", "wire": "a wire", "pigeon": "cannot work"}
+    replicas_per_process = "one"
+    supported = frozenset({Capability.SYNCHRONISED_STEP})
+    unsupported = {c: "not built" for c in Capability if c is not Capability.SYNCHRONISED_STEP}
+    options = {"size": "of a bucket"}
+    gpus = 0
+    installed = True
+
+    def usability(self) -> Usability:
+        if self.installed:
+            return Usability(True, "1.0")
+        return Usability(False, None, "it is not installed", "install it")
+
+    def examine(self) -> Examination:
+        return Examination(self.usability())
+
+    def accelerators(self) -> int:
+        return self.gpus
+
+    def resolve_collective(
+        self, requested: str | None, *, device: contract.DeviceKind, replicas: int
+    ) -> str:
+        name = self.known_collective(requested)
+        return "wire" if name == "auto" else name
+
+    def environment(
+        self, spec: TrainingSpec, *, device: contract.DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return {"THREADS": str(threads)}
+
+    def start(self, spec: Any, setting: Any, context: Any) -> Any:
+        raise AssertionError("a plan starts nothing")
+
+
+class InOneProcess(Declared):
+    name = "in-one-process"
+    replicas_per_process = "all"
+
+
+class Missing(Declared):
+    name = "missing"
+    installed = False
+
+
+class WithGPUs(Declared):
+    name = "with-gpus"
+    gpus = 2
+
+
+class Steplss(Declared):
+    name = "stepless"
+    supported = frozenset()
+    unsupported = dict.fromkeys(Capability, "nothing works")
+
+
+@pytest.fixture
+def host() -> Iterator[PluginHost]:
+    host = PluginHost(entry_points=False)
+    for adapter in (Declared, InOneProcess, Missing, WithGPUs, Steplss):
+        host.backends.add(adapter)
+    return host
+
+
+def spec(**fields: Any) -> TrainingSpec:
+    return TrainingSpec(
+        **{
+            "model": dict,
+            "data": dict,
+            "loss": "mse",
+            "optimizer": {"name": "sgd", "lr": 0.5},
+            "global_batch": 10,
+            "epochs": 3,
+            **fields,
+        }
+    )
+
+
+def plan(
+    host: PluginHost, backend: str = "declared", replicas: int | None = 3, **fields: Any
+) -> Plan:
+    return make_plan(spec(**fields), backend=backend, replicas=replicas, host=host)
+
+
+def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginHost) -> None:
+    found = plan(host)
+    assert found.local_batches == (4, 3, 3)
+    assert [process.replicas for process in found.processes] == [(0,), (1,), (2,)]
+    assert found.collective == "wire"
+
+
+def test_one_process_may_hold_every_replica(host: PluginHost) -> None:
+    found = plan(host, "in-one-process")
+    assert [process.replicas for process in found.processes] == [(0, 1, 2)]
+
+
+def test_one_replica_has_no_collective(host: PluginHost) -> None:
+    assert plan(host, replicas=1).collective == "none"
+
+
+def test_threads_share_the_cores_unless_given(host: PluginHost) -> None:
+    assert plan(host, threads=5).environment["THREADS"] == "5"
+    assert plan(host, replicas=1000).threads == 1
+
+
+def test_local_batch_and_linear_scaling(host: PluginHost) -> None:
+    found = plan(
+        host,
+        global_batch=None,
+        local_batch=8,
+        scaling={"rule": "linear", "base_batch": 8},
+    )
+    assert found.global_batch == 24
+    assert found.learning_rate == 1.5
+
+
+def test_measures_complete_the_plan(host: PluginHost) -> None:
+    found = with_measures(
+        plan(host), spec(), samples=25, parameters=6, gradient_bytes=24, host=host
+    )
+    assert (found.steps_per_epoch, found.total_steps) == (3, 9)
+    assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)
+
+
+def test_plans_diff_by_field(host: PluginHost) -> None:
+    found = {
+        name: (one, two)
+        for name, one, two in differences(plan(host), plan(host, "declared:pigeon"))
+    }
+    assert found == {"collective": ("wire", "pigeon")}
+
+
+def test_gpus_are_used_when_there_are_enough(host: PluginHost) -> None:
+    assert plan(host, "with-gpus", None).replicas == 2
+    assert plan(host, "with-gpus", 2).device == "gpu"
+    assert plan(host, "with-gpus", 2, device="cpu").device == "cpu"
+    too_few = plan(host, "with-gpus", 3)
+    assert too_few.device == "cpu"
+    assert "too few" in too_few.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "fields", "kind", "words"),
+    [
+        ("declard", 1, {}, IsotrainError, "Did you mean 'declared'"),
+        ("declared:wir", 2, {}, UnsupportedError, "Did you mean 'wire'"),
+        ("declared", 0, {}, PlanError, "at least 1"),
+        ("missing", 1, {}, BackendUnavailableError, "install it"),
+        ("stepless", 2, {}, UnsupportedError, "nothing works"),
+        ("with-gpus", 3, {"device": "gpu"}, PlanError, "can use 2 GPUs"),
+        ("declared", 1, {"strategy": "data-paralel"}, IsotrainError, "'data-parallel'"),
+        ("declared", 1, {"backend_options": {"declared": {"siz": 1}}}, PlanError, "'size'"),
+        (
+            "declared",
+            1,
+            {"strategy": {"name": "data-parallel", "options": {"k": 1}}},
+            IsotrainError,
+            "does not take",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_words(
+    host: PluginHost,
+    backend: str,
+    replicas: int,
+    fields: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(kind, match=words):
+        plan(host, backend, replicas, **fields)
+
+
+def test_backend_and_collective_are_split() -> None:
+    assert split_backend("a-b:c") == ("a-b", "c")
+    assert split_backend("a-b") == ("a-b", None)
