@@ -18,7 +18,9 @@ from keras.src.backend.common import dtypes as keras_dtypes
 
 from isotrain.core import references
 from isotrain.core.errors import SpecError, unknown_name
-from isotrain.core.spec import Component, TrainingSpec
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_fields import Component
+from isotrain.core.spec_parts import CustomOptimizer
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
@@ -157,7 +159,7 @@ def build_optimizer(spec: TrainingSpec, framework: str) -> keras.optimizers.Opti
     """
     settings = spec.optimizer
     number = float if spec.precision != "float64" else _through_float32
-    if getattr(settings, "custom", None) is not None:
+    if isinstance(settings, CustomOptimizer):
         factory = select(settings.custom, framework, "optimizer.custom")
         optimizer = factory(number(settings.lr), **settings.args)
     else:
@@ -236,7 +238,9 @@ def _component(given: Any, framework: str, field: str, classes: Mapping[str, typ
     chosen: Component = select(given, framework, field)
     if not chosen.is_reference:
         if chosen.name not in classes:
-            raise SpecError(f"{field}: " + unknown_name(f"Keras {field} name", chosen.name, classes))
+            raise SpecError(
+                f"{field}: " + unknown_name(f"Keras {field} name", chosen.name, classes)
+            )
         return _constructed(classes[chosen.name], chosen, field)
     found = references.resolve(chosen.name)
     if isinstance(found, type):

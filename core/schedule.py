@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 
-from isotrain.core.spec import (
-    CosineSchedule,
-    PolynomialSchedule,
-    StepSchedule,
-    TrainingSpec,
-)
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_parts import CosineSchedule, PolynomialSchedule, StepSchedule
 
 
 class LearningRates:

@@ -9,13 +9,15 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # its stubs are a separate package
+import yaml
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec import OPTIMIZERS, SCHEDULES, Component, TrainingSpec
+from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_errors import SpecModel, as_spec_error
+from isotrain.core.spec_fields import Component
+from isotrain.core.spec_parts import OPTIMIZERS, SCHEDULES
 
 Source = str | PathLike[str] | Mapping[str, Any] | TrainingSpec
 
@@ -213,6 +215,7 @@ def _read_yaml(path: Path, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = error.problem or error.context
+        assert mark is not None, "a marked error of this library says where it is"
         raise _parse_error(path, mark.line + 1, mark.column + 1, reason) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
@@ -273,10 +276,10 @@ _FLOAT = re.compile(
 )
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml is untyped
+class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of YAML 1.2 (1e-3 is a number, `on` is text), no key twice."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    yaml_implicit_resolvers = {}
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -302,7 +305,7 @@ def _float_of(loader: Any, node: Any) -> float:
     )
 
 
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml is untyped
+class _Dumper(yaml.SafeDumper):
     """Writes so that both YAML 1.1 and YAML 1.2 readers read it back alike; no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -92,9 +92,7 @@ class TorchDDP(Adapter):
     ) -> dict[str, str]:
         return torch_environment(device, threads)
 
-    def start(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
-    ) -> ReplicaGroup:
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
         from isotrain.adapters.torch import ddp, exchange, group
 

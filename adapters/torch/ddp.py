@@ -156,4 +156,3 @@ def ddp_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "find_unused_parameters": False,
         **given,
     }
-

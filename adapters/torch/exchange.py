@@ -115,9 +115,7 @@ class SingleReplica(Exchange):
         return
 
 
-def flat_mean(
-    exchange: Exchange, tensors: Sequence[torch.Tensor], weight: float
-) -> None:
+def flat_mean(exchange: Exchange, tensors: Sequence[torch.Tensor], weight: float) -> None:
     """Replaces tensors, in place, by their weighted mean over all replicas, in one exchange a dtype.
 
     Args:

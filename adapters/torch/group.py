@@ -16,13 +16,11 @@ from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program, to_numpy
 from isotrain.core.adapter import Setting
-from isotrain.core.environment import ProcessContext
 from isotrain.core.data import Batch, Slice
+from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import SpecError
 from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
 from isotrain.core.spec import TrainingSpec
-
-TorchMetric = keras.metrics.Metric
 
 
 def build_program(spec: TrainingSpec, device: torch.device) -> Program:
@@ -83,7 +81,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.local_replicas = (self._exchange.rank,)
         self._rate: float | None = None
         self._statistics = self._program.statistics if self.replicas > 1 else []
-        self._metrics: dict[Phase, list[TorchMetric]] = {
+        self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
             "train": portable.build_metrics(spec, "torch"),
             "evaluation": portable.build_metrics(spec, "torch"),
         }
@@ -182,9 +180,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def apply(self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float) -> None:
         self._set_learning_rate(learning_rate)
-        for parameter, gradient in zip(
-            self._program.trainable.values(), gradients[0], strict=True
-        ):
+        for parameter, gradient in zip(self._program.trainable.values(), gradients[0], strict=True):
             parameter.grad = gradient
         self._program.apply()
 
@@ -266,7 +262,7 @@ def _weight_of_replica(pieces: Sequence[Slice]) -> float:
     return pieces[0].weight if len(pieces) == 1 else sum(piece.weight for piece in pieces)
 
 
-def _update(metrics: Sequence[TorchMetric], piece: Slice, predictions: Any) -> None:
+def _update(metrics: Sequence[keras.metrics.Metric], piece: Slice, predictions: Any) -> None:
     if metrics and predictions is None:
         raise SpecError(
             "metrics: they need predictions, and the objective gave losses only. Let it return the"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 
 from isotrain.adapters import portable
 from isotrain.adapters.torch.program import Objective, Program, overwrite
 from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.group import StateKind
 from isotrain.core.spec import TrainingSpec
 
 _SEED_STRIDE = 0x9E3779B1
@@ -35,6 +38,7 @@ class KerasProgram(Program):
         self._evaluation = portable.loss_computer(spec, model, "torch", training=False)
         training = portable.loss_computer(spec, model, "torch", training=True)
         self.objective = Objective(model, training)
+        self._seed_shift = 0
 
     def zero_gradients(self) -> None:
         for parameter in self._parameters:
@@ -59,11 +63,21 @@ class KerasProgram(Program):
             self._optimizer.apply(gradients, self._variables)
 
     def distinguish(self, replica: int) -> None:
-        for variable in self._others:
-            if variable.path.endswith("seed_generator_state") and replica:
-                state = keras.ops.convert_to_numpy(variable.value).copy()
-                state[0] = (int(state[0]) + replica * _SEED_STRIDE) & 0x7FFFFFFF
-                variable.assign(state)
+        torch.manual_seed(torch.initial_seed() + replica)
+        seeds = self.read_state(("non-trainable",))
+        self._seed_shift = replica * _SEED_STRIDE
+        self.write_state({name: seeds[name] for name in seeds if _is_seed(name)})
+
+    def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy; seeds of random layers as replica 0 has them."""
+        state = super().read_state(kinds)
+        return {name: _shifted(name, value, -self._seed_shift) for name, value in state.items()}
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state; seeds of random layers are made this replica's own."""
+        super().write_state(
+            {name: _shifted(name, value, self._seed_shift) for name, value in state.items()}
+        )
 
     def _slots(self) -> dict[str, Any]:
         variables = self._optimizer.variables
@@ -77,3 +91,17 @@ class KerasProgram(Program):
         if name not in slots:
             raise IsotrainError(unknown_name("optimizer slot", name, slots))
         overwrite(f"optimizer/{name}", slots[name].value, value)
+
+
+def _is_seed(name: str) -> bool:
+    """Whether a name is that of the state of a Keras seed generator: (seed, draws so far)."""
+    return name.endswith("seed_generator_state")
+
+
+def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
+    """Moves the seed of a seed generator's state by `shift`; other state stays as it is."""
+    if not _is_seed(name) or not shift or np.shape(value) != (2,):
+        return value
+    moved = np.array(value)
+    moved[0] = (int(moved[0]) + shift) & 0x7FFFFFFF
+    return moved

@@ -28,7 +28,7 @@ class Lamb(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Updates every parameter that has a gradient."""
         loss = None
         if closure is not None:

@@ -12,7 +12,8 @@ from isotrain.adapters import portable
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.program import Objective, Program, overwrite
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.spec import LossScale, TrainingSpec
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_parts import CustomOptimizer, LossScale
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -137,7 +138,7 @@ def loss_computer(
 def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Makes the torch optimizer that the spec names, or the person's own."""
     settings = spec.optimizer
-    if getattr(settings, "custom", None) is not None:
+    if isinstance(settings, CustomOptimizer):
         factory = portable.select(settings.custom, "torch", "optimizer.custom")
         return factory(parameters, settings.lr, **settings.args)
     options = settings.model_dump(exclude={"name"})

@@ -12,17 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec import (
-    OPTIMIZERS,
-    SCHEDULES,
-    Adam,
-    Component,
-    CosineSchedule,
-    Scaling,
-    Sgd,
-    TrainingSpec,
-)
+from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_errors import BRANCH
+from isotrain.core.spec_fields import Component
+from isotrain.core.spec_parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
 
 BASE: dict[str, Any] = {
     "model": "shop.models:Net",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from isotrain.core.errors import SpecError
 from isotrain.core.references import resolve
-from isotrain.core.spec import OPTIMIZERS, SCHEDULES, Adam, TrainingSpec
+from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_io import (
     check_references,
     dump_spec,
@@ -27,6 +27,7 @@ from isotrain.core.spec_io import (
     to_json,
     to_yaml,
 )
+from isotrain.core.spec_parts import OPTIMIZERS, SCHEDULES, Adam
 
 FIELDS: dict[str, Any] = {
     "model": {"torch": "math:hypot", "tensorflow": "json:loads"},

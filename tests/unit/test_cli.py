@@ -1,0 +1,362 @@
+"""The command line, run as a person runs it: in processes of its own, judged by output and exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+
+from isotrain import __version__
+from isotrain.core import commands
+from isotrain.core.cli import exit_code_of, parser
+from isotrain.core.errors import (
+    BackendUnavailableError,
+    DataError,
+    IsotrainError,
+    PlanError,
+    PluginError,
+    RunFailedError,
+    SpecError,
+    UnsupportedError,
+)
+from isotrain.core.exit_codes import ExitCode
+from isotrain.core.plan import Plan
+from isotrain.core.registry import plugin_host
+from isotrain.core.report import PLAN_GROUPS, strategies
+
+COMMANDS = ("run", "plan", "backends", "strategies", "doctor", "schema")
+MODULE = """
+import numpy as np
+import isotrain
+
+def model():
+    import torch
+    return torch.nn.Linear(3, 1)
+
+def broken_model():
+    raise ValueError("no such layer")
+
+def data():
+    print("making the data")
+    inputs = np.arange(30, dtype="float32").reshape(10, 3) / 30
+    return isotrain.DataSet((inputs, inputs.sum(axis=1, keepdims=True)))
+"""
+SPEC: dict[str, Any] = {
+    "name": "small",
+    "model": "small.py:model",
+    "data": "small.py:data",
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "global_batch": 4,
+    "epochs": 2,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a spec and the module that it names."""
+    (tmp_path / "small.py").write_text(MODULE)
+    (tmp_path / "small.json").write_text(json.dumps(SPEC))
+    return tmp_path
+
+
+def started(arguments: Sequence[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "isotrain", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def isotrain(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    process = started(arguments, folder, **options)
+    output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+def python(program: str) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, check=True, text=True, capture_output=True).stdout
+
+
+def test_help_and_backends_load_no_framework() -> None:
+    heavy = ("torch", "tensorflow", "keras", "horovod", "pydantic")
+    program = f"""
+        import sys
+        from isotrain.core.cli import main
+        assert main(["--help"]) == 0
+        assert not [name for name in {(*heavy, "numpy", "rich")!r} if name in sys.modules]
+        assert main(["backends"]) == 0
+        assert not [name for name in {heavy!r} if name in sys.modules]
+        """
+    assert "examples:" in python(program)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_an_example(command: str, tmp_path: Path) -> None:
+    found = isotrain(command, "--help", folder=tmp_path)
+    assert found.returncode == ExitCode.OK
+    assert f"isotrain {command}" in found.stdout.split("examples:")[1]
+    assert "--json" in found.stdout
+
+
+def test_every_command_is_implemented() -> None:
+    for command in COMMANDS:
+        assert callable(getattr(commands, command))
+        arguments = ["spec.yaml", "--backend", "x"] if command in ("run", "plan") else []
+        assert parser().parse_args([command, *arguments]).command == command
+
+
+def test_version(tmp_path: Path) -> None:
+    assert isotrain("--version", folder=tmp_path).stdout == f"isotrain {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (IsotrainError, 2),
+        (SpecError, 2),
+        (PlanError, 2),
+        (UnsupportedError, 2),
+        (DataError, 2),
+        (PluginError, 2),
+        (BackendUnavailableError, 3),
+        (RunFailedError, 1),
+    ],
+)
+def test_exit_code_of_each_error(error: type[IsotrainError], code: int) -> None:
+    assert exit_code_of(error("words")) == code
+
+
+def test_exit_codes_are_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    for code in ExitCode:
+        assert f"| {int(code)} |" in text, code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "required: COMMAND"),
+        (["run", "small.json"], "--backend"),
+        (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
+        (["run", "small.json", "--backend", "torch-ddp", "--port", "70000"], "65535"),
+        (["run", "smal.json", "--backend", "torch-ddp"], "Did you mean 'small.json'?"),
+        (["run", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
+        (["run", "small.json", "--backend", "torch-ddp:glu"], "gloo"),
+        (["run", "small.json", "--backend", "torch-ddp", "--set", "epochs=-1"], "epochs"),
+        (["plan", "small.json"], "--backend"),
+        (["plan", "small.json", "--diff", "torch-ddp@x", "torch-ddp"], "REPLICAS"),
+        (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
+    ],
+)
+def test_wrong_usage(folder: Path, arguments: list[str], expected: str) -> None:
+    found = isotrain(*arguments, folder=folder)
+    assert found.returncode == ExitCode.USAGE
+    assert expected in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not found.stdout
+    assert not (folder / "runs").exists()
+
+
+def test_an_error_is_the_last_line_of_json(folder: Path) -> None:
+    for arguments in (["--backend", "torch-dp"], ["--bakend", "torch-ddp"]):
+        found = isotrain("run", "small.json", *arguments, "--json", folder=folder)
+        error = json.loads(found.stdout.splitlines()[-1])
+        assert error["event"] == "error"
+        assert error["format"] == 1
+        assert error["exit_code"] == found.returncode == ExitCode.USAGE
+        assert error["message"] in found.stderr
+
+
+def test_an_unavailable_backend(folder: Path) -> None:
+    (folder / "plugin").mkdir()
+    (folder / "plugin" / "elsewhere.py").write_text(
+        textwrap.dedent("""
+        from isotrain.adapters.torch.adapter import TorchDDP
+        from isotrain.core.adapter import Usability
+        from isotrain.core.hookspecs import hookimpl
+
+        class Elsewhere(TorchDDP):
+            name = "elsewhere"
+
+            def usability(self):
+                return Usability(False, None, "it is not installed", "install it")
+
+        @hookimpl
+        def isotrain_register_backends(register):
+            register.add(Elsewhere)
+        """)
+    )
+    (folder / "plugin" / "elsewhere-1.dist-info").mkdir()
+    info = folder / "plugin" / "elsewhere-1.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[isotrain]\nelsewhere = elsewhere\n")
+    variables = {**os.environ, "PYTHONPATH": str(folder / "plugin")}
+    found = isotrain("run", "small.json", "--backend", "elsewhere", folder=folder, env=variables)
+    assert found.returncode == ExitCode.UNAVAILABLE
+    assert "it is not installed" in found.stderr
+    listed = isotrain("backends", "--json", folder=folder, env=variables)
+    by_name = {backend["name"]: backend for backend in json.loads(listed.stdout)["backends"]}
+    assert by_name["elsewhere"]["reason"] == "it is not installed"
+    assert by_name["torch-ddp"]["usable"]
+
+
+def test_run_as_json(folder: Path) -> None:
+    arguments = ["--backend", "torch-ddp", "--replicas", "2", "--json", "--run-dir", "out"]
+    found = isotrain("run", "small.json", *arguments, "--set", "epochs=1", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    events = [json.loads(line) for line in found.stdout.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds.count("started") == kinds.count("ready") == kinds.count("finished") == 2
+    assert "making the data\n" in "".join(e["text"] for e in events if e["event"] == "output")
+    result = events[-1]
+    assert result["event"] == "result"
+    assert result["format"] == 1
+    assert result["final_loss"] == result["history"]["loss"][-1]
+    assert len(result["history"]["loss"]) == 3
+    assert result["run_directory"] == str(folder / "out")
+
+
+def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
+    found = isotrain("run", "small.json", "--backend", "torch-ddp", "--quiet", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    assert not found.stderr
+    assert found.stdout.startswith("final loss ")
+    assert "making the data" not in found.stdout
+    directory = found.stdout.splitlines()[-1].split(maxsplit=2)[2]
+    assert (Path(directory) / "result.json").is_file()
+
+
+def test_run_in_plain_lines(folder: Path) -> None:
+    found = isotrain("run", "small.json", "--backend", "torch-ddp", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    lines = found.stderr.splitlines()
+    assert lines[:2] == ["small on torch-ddp, 1 replica", "starting 1 process"]
+    assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
+    assert found.stdout.startswith("making the data\nfinal loss ")
+
+
+def test_a_failed_run(folder: Path) -> None:
+    arguments = ["--backend", "torch-ddp", "--set", "model=small.py:broken_model", "--json"]
+    found = isotrain("run", "small.json", *arguments, folder=folder)
+    assert found.returncode == ExitCode.RUN_FAILED
+    assert "no such layer" in json.loads(found.stdout.splitlines()[-1])["message"]
+    assert "no such layer" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code: int) -> None:
+    arguments = ["run", "small.json", "--backend", "torch-ddp", "--replicas", "2", "--json"]
+    process = started(
+        [*arguments, "--set", "epochs=1000000"], folder, preexec_fn=_with_default_signals
+    )
+    assert process.stdout is not None
+    while json.loads(process.stdout.readline())["event"] != "progress":
+        pass
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 2
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert json.loads(rest.splitlines()[-1])["exit_code"] == code
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+def _with_default_signals() -> None:
+    """A test run in the background would otherwise hand down that it ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    process = started(["schema"], tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert not process.stderr.read()
+    assert process.wait(timeout=60) == ExitCode.OUTPUT_CLOSED
+
+
+def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
+    shown = [name for names in PLAN_GROUPS.values() for name in names]
+    assert sorted(shown) == sorted(field.name for field in fields(Plan))
+    arguments = ["--backend", "torch-ddp", "--replicas", "2", "--no-measure"]
+    text = isotrain("plan", "small.json", *arguments, folder=folder).stdout
+    assert "rank 1 on 127.0.0.1: replica 1" in text
+    assert "not counted" in text
+    assert "KERAS_BACKEND" in text
+
+
+def test_a_measured_plan(folder: Path) -> None:
+    arguments = ["--backend", "torch-ddp", "--replicas", "2", "--json"]
+    found = json.loads(isotrain("plan", "small.json", *arguments, folder=folder).stdout)
+    assert found["format"] == 1
+    plan = found["plan"]
+    assert (plan["samples"], plan["parameters"], plan["gradient_bytes"]) == (10, 4, 16)
+    assert (plan["steps_per_epoch"], plan["total_steps"]) == (3, 6)
+    assert plan["local_batches"] == [2, 2]
+    assert not (folder / "runs").exists()
+
+
+def test_what_differs_between_plans(folder: Path) -> None:
+    command = ["plan", "small.json", "--no-measure", "--diff"]
+    found = isotrain(*command, "torch-ddp@2", "tf-multiworker:ring@2", "--json", folder=folder)
+    rows = {row["field"]: row for row in json.loads(found.stdout)["differences"]}
+    assert rows["collective"]["first"] == "gloo"
+    assert rows["collective"]["second"] == "ring"
+    assert "global_batch" not in rows
+    text = isotrain(*command, "torch-ddp@2", "torch-ddp@3", folder=folder).stdout
+    assert "| local_batches" in text
+    same = isotrain(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
+    assert same == "torch-ddp and torch-ddp: no difference\n"
+
+
+def test_schema_accepts_a_spec_and_refuses_a_wrong_one(tmp_path: Path) -> None:
+    schema = json.loads(isotrain("schema", folder=tmp_path).stdout)
+    jsonschema.validate(SPEC, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**SPEC, "epochs": "many"}, schema)
+
+
+def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
+    found = json.loads(isotrain("strategies", "--json", folder=tmp_path).stdout)["strategies"]
+    host = plugin_host()
+    assert [strategy["name"] for strategy in found] == host.strategies.names()
+    for strategy in found:
+        assert list(strategy["backends"]) == host.backends.names()
+        for backend, pair in strategy["backends"].items():
+            missing = set(strategy["requires"]) - host.backend(backend).supported
+            assert pair["supported"] == (not missing)
+
+
+def test_the_reason_for_a_no_is_shown_in_full() -> None:
+    reason = "it has no send-receive: " + "words " * 40
+    pairs = {"a": {"supported": True, "reason": None}, "b": {"supported": False, "reason": reason}}
+    listed = [{"name": "gossip", "summary": "talks", "requires": [], "backends": pairs}]
+    text = strategies(listed)
+    assert "| gossip   | yes | no (1) |" in text
+    assert reason.strip() in text

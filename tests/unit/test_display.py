@@ -1,0 +1,201 @@
+"""How a run is shown: the words, the plain lines, and the bar in a real pseudo terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from isotrain.core import display
+from isotrain.core.plan import Plan, ProcessPlan
+
+_FRAME = {"rank": 0, "time": 0.0, "step": None, "call": "step"}
+
+
+def plan(replicas: int = 2) -> Plan:
+    return Plan(
+        run="digits",
+        backend="some-backend",
+        framework="torch",
+        collective="ring" if replicas > 1 else "none",
+        strategy="data-parallel",
+        strategy_options={},
+        launcher="local",
+        device="cpu",
+        replicas=replicas,
+        threads=1,
+        processes=tuple(ProcessPlan(r, "127.0.0.1", r, (r,)) for r in range(replicas)),
+        environment={},
+        precision="float32",
+        global_batch=8,
+        local_batches=(8 // replicas,) * replicas,
+        accumulate=1,
+        scaling="none (x 1)",
+        learning_rate=0.1,
+        timeouts={},
+        options={},
+    )
+
+
+def event(kind: str, **facts: Any) -> Mapping[str, Any]:
+    return {"event": kind, **_FRAME, **facts}
+
+
+def ready(rank: int = 0) -> Mapping[str, Any]:
+    measured = {"total_steps": 20, "steps_per_epoch": 10} if rank == 0 else None
+    return event("ready", rank=rank, plan=measured)
+
+
+def progress(done: int) -> Mapping[str, Any]:
+    facts = {"done": done, "total": 20, "loss": 0.5, "samples_per_s": 1234.5}
+    return event("progress", epoch=(done - 1) // 10, **facts)
+
+
+def epoch(number: int) -> Mapping[str, Any]:
+    metrics = {"accuracy": 0.75, "validation_loss": 0.6, "validation_accuracy": 0.7}
+    return event("epoch", epoch=number, done=10 * (number + 1), loss=0.25, metrics=metrics)
+
+
+def whole_run() -> list[Mapping[str, Any]]:
+    starts = [event("started", rank=rank, pid=1) for rank in (0, 1)]
+    steps = [progress(1), progress(9), epoch(0), progress(11), epoch(1)]
+    return [
+        *starts,
+        event("output", text="from ra"),
+        event("output", text="nk 0\n"),
+        ready(0),
+        ready(1),
+        *steps,
+    ]
+
+
+def test_a_story_tells_the_phases() -> None:
+    story = display.Story(plan())
+    phases = [story.phase]
+    for each in whole_run():
+        story.note(each)
+        if story.phase != phases[-1]:
+            phases.append(story.phase)
+    assert phases == [
+        "starting 2 processes",
+        "building the model",
+        "first step",
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
+    assert (story.done, story.total) == (20, 20)
+
+
+def test_it_waits_for_the_last_process() -> None:
+    story = display.Story(plan())
+    story.note(event("started", rank=1, pid=1))
+    assert story.phase == "starting 2 processes"
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    with display.plain(plan(), stream) as show:
+        for each in whole_run():
+            show(each)
+    assert stream.getvalue().splitlines() == [
+        "digits on some-backend:ring, 2 replicas",
+        "starting 2 processes",
+        "building the model",
+        "first step",
+        "epoch 1/2: loss 0.2500, accuracy 0.7500; validation: loss 0.6000, accuracy 0.7000",
+        "epoch 2/2: loss 0.2500, accuracy 0.7500; validation: loss 0.6000, accuracy 0.7000",
+    ]
+    assert capsys.readouterr().out == "from rank 0\n"
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with display.quiet() as show:
+        for each in whole_run():
+            show(each)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_lines_are_strict_json() -> None:
+    stream = io.StringIO()
+    with display.json_lines(stream) as show:
+        show(event("progress", loss=float("nan"), best=[float("inf"), -float("inf"), 1.5]))
+    line = json.loads(stream.getvalue(), parse_constant=pytest.fail)
+    assert line["loss"] == "NaN"
+    assert line["best"] == ["Infinity", "-Infinity", 1.5]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0000"),
+        (0.25, "0.2500"),
+        (12.5, "12.500"),
+        (125.0, "125.00"),
+        (1250.0, "1250.0"),
+        (0.00012, "1.2e-04"),
+        (-250000.0, "-2.5e+05"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers_keep_their_length(value: float, text: str) -> None:
+    assert display.short(value) == text
+
+
+def in_terminal(columns: int) -> str:
+    """What the bar writes to a terminal of so many columns, escape sequences removed."""
+    program = f"""
+        import sys, importlib.util
+        spec = importlib.util.spec_from_file_location("parts", {__file__!r})
+        parts = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(parts)
+        with parts.display.bar(parts.plan()) as show:
+            for event in parts.whole_run():
+                show(event)
+        """
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "LINES": "30"},
+    )
+    os.close(theirs)
+    written = b""
+    while chunk := _read(ours):
+        written += chunk
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end of the terminal was closed
+        return b""
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 140])
+def test_bar(columns: int) -> None:
+    written = in_terminal(columns)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", written)]
+    assert max(map(len, lines)) <= columns
+    assert "digits on some-backend:ring, 2 replicas" in lines
+    assert "from rank 0" in lines
+    above = [line for line in lines if line.startswith("epoch 1/2  loss 0.2500")]
+    assert len(above) == 1
+    last = [line for line in lines if "20/20" in line][-1]
+    assert last.startswith("epoch 2/2")
+    if columns >= 60:
+        assert "loss 0.2500" in last
+        assert "1,23" in last
+    assert ("accuracy 0.7500" in last) == (columns >= 110)
