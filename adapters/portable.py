@@ -67,6 +67,7 @@ def build_model(spec: TrainingSpec, framework: str) -> Any:
     """Calls the spec's model function with initial weights that depend on the seed alone."""
     builder = select(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
+    configure_precision(spec.precision)  # Keras has just forgotten it
     with seeded_initial_weights(spec.seed):
         model = builder(**spec.model_args)
     if isinstance(model, keras.Layer):

@@ -135,8 +135,7 @@ class Adapter(ABC):
         for option in given:
             if option not in self.options:
                 raise PlanError(
-                    f"backend_options.{self.name}: "
-                    + unknown_name("option", option, self.options)
+                    f"backend_options.{self.name}: " + unknown_name("option", option, self.options)
                 )
         return given
 
@@ -150,8 +149,7 @@ class Adapter(ABC):
             return next(iter(self.collectives))
         if requested not in self.collectives:
             raise UnsupportedError(
-                f"backend {self.name!r}: "
-                + unknown_name("collective", requested, self.collectives)
+                f"backend {self.name!r}: " + unknown_name("collective", requested, self.collectives)
             )
         return requested
 

@@ -64,9 +64,7 @@ def run(
     result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
     directory.write(RESULT_FILE, result.to_dict())
     directory.write("plan.json", result.plan)
-    host.hook.isotrain_run_finished(
-        result=result.to_dict(), run_directory=str(directory.path)
-    )
+    host.hook.isotrain_run_finished(result=result.to_dict(), run_directory=str(directory.path))
     return result
 
 

@@ -1,44 +1,79 @@
-"""What a process of a run tells the one that started it: JSON lines over a pipe."""
+"""What a process of a run tells the one that started it: JSON lines over a pipe, and a status page."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
+import struct
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-DESCRIPTOR_VARIABLE = "ISOTRAIN_EVENTS"
 HEARTBEAT_SECONDS = 0.5
 VERSION = 1
+
+_PAGE = struct.Struct("<qd32s")
+PAGE_BYTES = mmap.PAGESIZE
+
+
+class Status(NamedTuple):
+    """Where a process is.
+
+    Attributes:
+        step: The step it is at or was at last, from 0; None before the first.
+        since: When it began what it is doing (`time.monotonic`, which all processes of a host share).
+        call: What it is doing, in a word or two; "start" until it says otherwise.
+    """
+
+    step: int | None
+    since: float
+    call: str
+
+
+def read_status(page: mmap.mmap) -> Status:
+    """Reads a process's status page, whether the process still lives or not."""
+    step, since, call = _PAGE.unpack_from(page)
+    text = call.rstrip(b"\0").decode(errors="replace")
+    return Status(step - 1 if step > 0 else None, since, text or "start")
 
 
 class Reporter:
     """Tells the launcher about this process; without a launcher it keeps quiet.
 
-    The current step and call are plain attributes, so that keeping them up to date costs next to
-    nothing; a thread reports them at every heartbeat.
+    Step and call are written to a page of memory that the launcher shares, so that they are known to
+    the very step when this process is killed, and cost no system call.
 
     Attributes:
         step: The step this process is at; None before the first.
-        call: What it is doing, in one word.
+        call: What it is doing, in a word or two.
     """
 
-    def __init__(self, rank: int = 0, descriptor: int | None = None) -> None:
+    def __init__(
+        self, rank: int = 0, descriptor: int | None = None, page: int | None = None
+    ) -> None:
+        """Starts the heartbeat.
+
+        Args:
+            rank: Of this process.
+            descriptor: Where to write events; None: nobody listens.
+            page: Descriptor of the status page; None: nobody reads it.
+        """
         self.rank = rank
         self.step: int | None = None
-        self.call = "start"
-        self._since = time.monotonic()
         self._descriptor = descriptor
+        self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
+        self.enter("start")
         if descriptor is not None:
             threading.Thread(target=self._beat, name="isotrain-heartbeat", daemon=True).start()
 
     def enter(self, call: str) -> None:
         """Notes that another call begins."""
         self.call = call
-        self._since = time.monotonic()
+        step = 0 if self.step is None else self.step + 1
+        _PAGE.pack_into(self._page, 0, step, time.monotonic(), call.encode())
 
     def emit(self, kind: str, **facts: Any) -> None:
         """Sends one event; every event has `event`, `rank`, `time`, `step` and `call`."""
@@ -59,7 +94,7 @@ class Reporter:
     def _beat(self) -> None:
         try:
             while True:
-                self.emit("heartbeat", in_call=time.monotonic() - self._since)
+                self.emit("heartbeat")
                 time.sleep(HEARTBEAT_SECONDS)
         except OSError:
             end_own_group()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import cloudpickle
 
 from isotrain.core.environment import VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError, RunFailedError
+from isotrain.core.guard import Guard
 from isotrain.core.job import Job, load_value
+from isotrain.core.payload import Payload
 from isotrain.core.plan import Plan
-from isotrain.core.processes import Ports, RankProcess, end_all, wait_for_exit
+from isotrain.core.ports import Ports
+from isotrain.core.processes import RankProcess, end_all, wait_for_exit
 from isotrain.core.rundir import RunDirectory
 from isotrain.core.supervise import Supervisor
 
@@ -37,39 +39,66 @@ def launch_local(
         What the job's function returned, by rank.
 
     Raises:
-        RunFailedError: A process died, raised, or fell silent.
+        RunFailedError: A process died, raised, or fell silent, or the run's files cannot be written.
         PlanError: A port that was asked for is in use.
+        IsotrainError: The job cannot be sent to other processes.
     """
     _refuse_nesting()
-    payload = cloudpickle.dumps(job)
-    ports = Ports()
-    processes: list[RankProcess] = []
-    try:
+    with contextlib.ExitStack() as cleanup:
+        ports = cleanup.enter_context(contextlib.closing(Ports()))
         addresses = ports.take(len(job.plan.processes), first_port)
-        for context in contexts(job.plan, addresses, directory):
-            processes.append(RankProcess(context, job.plan.environment, payload))
-        _watch(processes, job, directory, on_event)
-    finally:
-        end_all(processes)
+        processes = [RankProcess(context) for context in contexts(job.plan, addresses, directory)]
         for process in processes:
-            process.close()
-        ports.close()
-    return [load_value(directory.path, f"rank-{p.context.rank}-returned") for p in processes]
+            cleanup.callback(process.close)
+        with _writing(directory):
+            payload = cleanup.enter_context(contextlib.closing(Payload(job, directory.path)))
+        guard = cleanup.enter_context(contextlib.closing(Guard()))
+        cleanup.callback(end_all, processes)
+        with _writing(directory):
+            for process in processes:
+                guard.watch(process.start(job.plan.environment, payload))
+        _watch(processes, job, directory, on_event)
+        with _writing(directory):
+            return [load_value(directory.path, f"rank-{p.context.rank}-returned") for p in processes]
 
 
 def _watch(
-    processes: list[RankProcess], job: Job, directory: RunDirectory, on_event: OnEvent
+    processes: Sequence[RankProcess], job: Job, directory: RunDirectory, on_event: OnEvent
 ) -> None:
     def record(event: Mapping[str, Any]) -> None:
-        if event["event"] not in ("progress", "output"):
-            directory.append_event(event)
+        with _writing(directory):
+            _write(event, processes[0], directory)
         on_event(event)
 
-    failure = Supervisor(processes, job.plan.timeouts, record).run()
+    supervisor = Supervisor(processes, job.plan.timeouts, record)
+    failure = supervisor.run()
     if failure is not None:
-        directory.append_event({"event": "run failed", "time": time.time(), "message": failure})
+        with contextlib.suppress(OSError):  # the failure itself is what has to be told
+            directory.append_event({"event": "run failed", "time": time.time(), "message": failure})
         raise RunFailedError(failure)
     wait_for_exit(processes, _EXIT_SECONDS)
+    supervisor.drain()
+
+
+def _write(event: Mapping[str, Any], main: RankProcess, directory: RunDirectory) -> None:
+    """Keeps an event in the run directory; output goes to the log of rank 0."""
+    if event["event"] == "output":
+        with main.log.open("a", encoding="utf-8") as log:
+            log.write(event["text"])
+    elif event["event"] != "progress":
+        directory.append_event(event)
+
+
+@contextlib.contextmanager
+def _writing(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFailedError(
+            f"the run's files in {directory.path} cannot be written or read: {error}. The run was"
+            " ended. Make room there, or choose another place with --run-dir (run_directory= in"
+            " Python)."
+        ) from error
 
 
 def contexts(

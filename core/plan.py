@@ -116,9 +116,7 @@ def split_backend(text: str) -> tuple[str, str | None]:
     return name, collective or None
 
 
-def make_plan(
-    spec: TrainingSpec, *, backend: str, replicas: int | None, host: PluginHost
-) -> Plan:
+def make_plan(spec: TrainingSpec, *, backend: str, replicas: int | None, host: PluginHost) -> Plan:
     """Resolves a run on this machine.
 
     Args:

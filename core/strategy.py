@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.core.capabilities import Capability
-from isotrain.core.data import Batch
-from isotrain.core.group import ReplicaGroup, Tensor
+
+if TYPE_CHECKING:
+    from isotrain.core.data import Batch
+    from isotrain.core.group import ReplicaGroup, Tensor
 
 
 class Strategy(ABC):

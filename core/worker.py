@@ -9,26 +9,30 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isotrain.core.environment import ProcessContext, from_variables
-from isotrain.core.events import DESCRIPTOR_VARIABLE, Reporter
+from isotrain.core.events import Reporter
 
 EXIT_FAILED = 1
 
 
-def main() -> None:
-    """Reads its job from standard input, does it, and reports how it went."""
+def main(start: Mapping[str, Any]) -> None:
+    """Reads its job from standard input, does it, and reports how it went.
+
+    Args:
+        start: The inherited descriptors: `events`, `status`, `arrays`.
+    """
     context = from_variables(os.environ)
-    descriptor = os.environ.pop(DESCRIPTOR_VARIABLE, None)
-    if context is None or descriptor is None:
-        sys.exit("isotrain.core.worker is started by isotrain's launcher, not by hand.")
-    reporter = Reporter(context.rank, int(descriptor))
-    reporter.emit("started", pid=os.getpid())
+    assert context is not None, "started by isotrain's launcher only"
+    for name in ("events", "status", "arrays"):
+        os.set_inheritable(start[name], False)
     _dump_stacks_on_request()
-    code = _attempt(context, reporter)
-    _leave(code)
+    reporter = Reporter(context.rank, start["events"], start["status"])
+    reporter.emit("started", pid=os.getpid())
+    _leave(_attempt(context, reporter, start["arrays"]))
 
 
 def _dump_stacks_on_request() -> None:
@@ -37,20 +41,22 @@ def _dump_stacks_on_request() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def _attempt(context: ProcessContext, reporter: Reporter) -> int:
+def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
     try:
-        _do_job(context, reporter)
+        _do_job(context, reporter, arrays)
         reporter.emit("finished")
         return 0
     except BaseException as error:  # whatever ends a process must be reported
-        reporter.emit(
-            "failed",
-            error=type(error).__name__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
-        )
-        traceback.print_exc()
+        _report_failure(error, reporter)
         return _exit_code(error)
+
+
+def _report_failure(error: BaseException, reporter: Reporter) -> None:
+    lines = traceback.format_exception(error)
+    kind, message = type(error).__name__, "".join(traceback.format_exception_only(error)).strip()
+    reporter.emit("failed", error=kind, message=message, traceback="".join(lines))
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stderr.writelines(lines)
 
 
 def _exit_code(error: BaseException) -> int:
@@ -59,19 +65,20 @@ def _exit_code(error: BaseException) -> int:
     return EXIT_FAILED
 
 
-def _do_job(context: ProcessContext, reporter: Reporter) -> None:
-    import cloudpickle
-
+def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
+    reporter.enter("read job")
     from isotrain.core.job import save_value
+    from isotrain.core.payload import receive
     from isotrain.core.registry import plugin_host
     from isotrain.core.session import Session
 
-    reporter.enter("read job")
-    job = cloudpickle.loads(sys.stdin.buffer.read())
+    job = receive(sys.stdin.buffer, arrays)
+    os.close(arrays)
     session = Session(job.spec, job.plan, context, plugin_host(), reporter)
     reporter.emit("ready", plan=session.plan.to_dict() if session.is_main else None)
     value: Any = job.work(session)
     session.close()
+    reporter.enter("save what was returned")
     save_value(value, Path(context.run_directory), f"rank-{context.rank}-returned")
 
 

@@ -1,2 +1,10 @@
-def main() -> int:
-    return 0
+"""The command line: `python -m isotrain` and `isotrain`."""
+
+from __future__ import annotations
+
+import sys
+
+from isotrain.core.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend
 from isotrain.adapters.horovod import build
+from isotrain.adapters.tensorflow.adapter import tensorflow_environment, tensorflow_usability
 from isotrain.adapters.torch.adapter import torch_environment, torch_usability
 from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
 from isotrain.core.capabilities import Capability
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 INSTALL_HINT = "install it: `make demo` builds it, or pip install 'isotrain[horovod]'"
 REBUILD_HINT = "build Horovod anew in this environment (tools/setup_environment.py does it)"
 COMPRESSIONS = ("none", "fp16")
-_GLOO_ONLY_ON_CPU = {"cpu": "gloo", "gpu": "nccl"}
+_BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
 
 class _Horovod(Adapter):
@@ -42,8 +43,8 @@ class _Horovod(Adapter):
         "compression": "none, or fp16: gradients travel as float16",
         "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",
         "cycle_time_ms": "how often Horovod looks for gradients that are ready, ms (1)",
-        "groups": "exchange gradients in this many groups, each as a whole; 1 makes runs of three and"
-        " more replicas repeatable to the bit",
+        "groups": "exchange gradients in this many groups, each as a whole (torch: as they become"
+        " ready; tensorflow: 1); 1 makes runs of three and more replicas repeatable to the bit",
     }
 
     def _framework_usability(self) -> Usability:
@@ -79,7 +80,9 @@ class _Horovod(Adapter):
         try:
             hvd = importlib.import_module(f"horovod.{self.framework}")
             runtime = importlib.import_module("isotrain.adapters.horovod.runtime")
-            built = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")}
+            built = {
+                name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")
+            }
             if built["gloo"]:
                 runtime.try_alone(hvd)
         except (Exception, SystemExit) as error:
@@ -110,7 +113,7 @@ class _Horovod(Adapter):
     ) -> str:
         name = self.known_collective(requested)
         if name == "auto":
-            name = _GLOO_ONLY_ON_CPU[device]
+            name = _BY_DEVICE[device]
         if (name == "nccl") != (device == "gpu") and name != "mpi":
             raise UnsupportedError(
                 f"{self.name}:{name} cannot exchange on this run's device, {device}. Horovod's gloo"
@@ -162,9 +165,7 @@ class HorovodTorch(_Horovod):
     ) -> dict[str, str]:
         return torch_environment(device, threads)
 
-    def start(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
-    ) -> ReplicaGroup:
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
         from isotrain.adapters.torch import exchange, group
 
@@ -177,6 +178,38 @@ class HorovodTorch(_Horovod):
 
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
+
+
+class HorovodTF(_Horovod):
+    """Horovod's grouped all-reduce inside TensorFlow's traced training step."""
+
+    name = "horovod-tf"
+    framework = "tensorflow"
+    summary = "Horovod under TensorFlow, one process per replica"
+
+    def _framework_usability(self) -> Usability:
+        return tensorflow_usability()
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return tensorflow_environment(device, threads)
+
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        import tensorflow as tf
+
+        from isotrain.adapters.tensorflow import exchange, group, native
+
+        native.use_threads(setting.threads)
+        native.use_own_gpu(setting, context)
+        if context.replicas == 1:
+            alone = exchange.SingleReplica()
+            return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
+        from isotrain.adapters.horovod import tf_exchange
+
+        ties = tf_exchange.HorovodExchange(context, setting)
+        return tf_exchange.HorovodReplicaGroup(spec, ties, setting.options)
 
 
 def _built(available: bool, what: str) -> Usability:

@@ -85,7 +85,11 @@ def start(hvd: Any, context: ProcessContext, setting: Setting) -> None:
 
 def try_alone(hvd: Any) -> None:
     """Starts Horovod with this process alone, exchanges once, and stops: does the build work?"""
-    alone = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_GLOO_IFACE": _interface("127.0.0.1")}
+    alone = {
+        "HOROVOD_RANK": "0",
+        "HOROVOD_SIZE": "1",
+        "HOROVOD_GLOO_IFACE": _interface("127.0.0.1"),
+    }
     with _set_variables(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
     hvd.allreduce(_one(hvd), op=hvd.Sum, name="isotrain.alone")
@@ -269,22 +273,3 @@ def _request(host: str, port: int, method: str, key: str) -> int:
         return response.status
     finally:
         connection.close()
-
-
-def check_one_sender(received_rows: list[int], source: int) -> None:
-    """Checks that exactly the expected replica sent to this one.
-
-    Args:
-        received_rows: Per replica, how many tensors it sent.
-        source: The replica from which one was expected.
-
-    Raises:
-        IsotrainError: Destinations and sources do not match over the replicas.
-    """
-    expected = [int(replica == source) for replica in range(len(received_rows))]
-    if received_rows != expected:
-        senders = [replica for replica, rows in enumerate(received_rows) if rows]
-        raise IsotrainError(
-            f"send_receive: a tensor was expected from replica {source}, and came from {senders}."
-            " Every replica's destination must name it as its source."
-        )

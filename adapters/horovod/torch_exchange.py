@@ -14,7 +14,7 @@ from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.group import ReduceOp
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
@@ -64,8 +64,8 @@ class HorovodExchange(Exchange):
 
     def begin_mean(self, scalar: torch.Tensor) -> Wait:
         """Starts a sum of its own, which Horovod never fuses with (and so reorders) the gradients."""
-        handle = hvd.allreduce_async(scalar.detach(), name="isotrain.loss", op=hvd.Sum)
-        return lambda: hvd.synchronize(handle) / self.replicas
+        handle = hvd.allreduce_async(_sendable(scalar), name="isotrain.loss", op=hvd.Sum)
+        return lambda: (hvd.synchronize(handle) / self.replicas).to(scalar.dtype)
 
     def finish_gradients(self) -> None:
         """Waits for the averages that the hooks began, and begins those of unused parameters."""
@@ -74,35 +74,34 @@ class HorovodExchange(Exchange):
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """One Horovod all-reduce."""
-        return hvd.allreduce(
-            value.detach().contiguous(), name=_name("all_reduce", value), op=_OPERATIONS[op]
-        )
+        name = _name(f"all_reduce.{op}", value)
+        return hvd.allreduce(_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         """One Horovod all-gather along a new first axis."""
-        stacked = value.detach().unsqueeze(0).contiguous()
-        return hvd.allgather(stacked, name=_name("all_gather", value))
+        row = _sendable(value).unsqueeze(0)
+        return hvd.allgather(row, name=_name("all_gather", value)).to(value.dtype)
 
     def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
         """One Horovod broadcast."""
-        return hvd.broadcast(value.detach().contiguous(), root, name=_name("broadcast", value))
+        name = _name(f"broadcast.{root}", value)
+        return hvd.broadcast(_sendable(value), root, name=name).to(value.dtype)
 
     def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """One Horovod reduce-scatter; for `max`, which it lacks, an all-reduce and a slice."""
         if op == "max":
             return self.all_reduce(value, op).chunk(self.replicas)[self.rank].clone()
-        return hvd.reducescatter(
-            value.detach().contiguous(), name=_name("reduce_scatter", value), op=_OPERATIONS[op]
-        )
+        name = _name(f"reduce_scatter.{op}", value)
+        return hvd.reducescatter(_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""
         splits = torch.zeros(self.replicas, dtype=torch.int32)
         splits[destination] = 1
-        row = value.detach().unsqueeze(0).contiguous()
+        row = _sendable(value).unsqueeze(0)
         received, counts = hvd.alltoall(row, splits, name=_name("send_receive", value))
-        runtime.check_one_sender(counts.tolist(), source)
-        return received.squeeze(0)
+        _check_one_sender(counts.tolist(), source)
+        return received.squeeze(0).to(value.dtype)
 
     def barrier(self) -> None:
         """One Horovod barrier."""
@@ -135,6 +134,31 @@ def _distributed_optimizer(
     )
 
 
+def _sendable(value: torch.Tensor) -> torch.Tensor:
+    """What Horovod takes: contiguous, and bfloat16, which it does not know, as float32."""
+    value = value.detach().contiguous()
+    return value.float() if value.dtype == torch.bfloat16 else value
+
+
 def _name(kind: str, value: torch.Tensor) -> str:
     """Horovod pairs tensors by name, and negotiates a repeated name and shape only once."""
     return f"isotrain.{kind}.{value.dtype}"
+
+
+def _check_one_sender(received_rows: list[int], source: int) -> None:
+    """Checks that exactly the expected replica sent to this one.
+
+    Args:
+        received_rows: Per replica, how many tensors it sent.
+        source: The replica from which one was expected.
+
+    Raises:
+        IsotrainError: Destinations and sources do not match over the replicas.
+    """
+    expected = [int(replica == source) for replica in range(len(received_rows))]
+    if received_rows != expected:
+        senders = [replica for replica, rows in enumerate(received_rows) if rows]
+        raise IsotrainError(
+            f"send_receive: a tensor was expected from replica {source}, and came from {senders}."
+            " Every replica's destination must name it as its source."
+        )

@@ -75,9 +75,7 @@ class _TensorFlowAdapter(Adapter):
         bucket_bytes(self.check_options(spec), self.name)
         return []
 
-    def start(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
-    ) -> ReplicaGroup:
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("tensorflow")
         import tensorflow as tf
 
@@ -108,20 +106,32 @@ class TFMirrored(_TensorFlowAdapter):
     name = "tf-mirrored"
     summary = "TensorFlow MirroredStrategy, one process for all replicas of a machine"
     collectives = {
-        "auto": "nccl on GPUs, hierarchical-copy on CPUs",
-        "hierarchical-copy": "reduces along a tree of devices and copies back",
+        "auto": "nccl on GPUs, one-device on CPUs",
+        "hierarchical-copy": "reduces in two halves and copies back; even numbers of replicas",
         "one-device": "reduces on one device and copies back",
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "all"
     supported = frozenset(Capability)
     unsupported = {}
-    cpu_collective = "hierarchical-copy"
+    cpu_collective = "one-device"
 
     def environment(
         self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return tensorflow_environment(device, threads * replicas)
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        name = super().resolve_collective(requested, device=device, replicas=replicas)
+        if name == "hierarchical-copy" and replicas % 2 == 1 and replicas > 1:
+            raise UnsupportedError(
+                f"tf-mirrored:hierarchical-copy adds up pairs of replicas, and TensorFlow leaves out"
+                f" the last of an odd number without a word; this run has {replicas}. Use"
+                " tf-mirrored:one-device, or an even number of replicas."
+            )
+        return name
 
     def build_strategy(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext
@@ -147,6 +157,15 @@ class TFMultiWorker(_TensorFlowAdapter):
         Capability.SEND_RECEIVE: "tf.distribute has no point-to-point operation between workers",
     }
     cpu_collective = "ring"
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        remarks = super().check(spec, replicas=replicas)
+        if replicas > 1:
+            remarks.append(
+                "tf-multiworker: TensorFlow's server listens on every network interface, whatever"
+                " address it is given; keep its ports behind a firewall."
+            )
+        return remarks
 
     def environment(
         self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int

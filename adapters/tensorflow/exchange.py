@@ -30,6 +30,10 @@ class Exchange(ABC):
         """Which of the local replicas is being traced, from 0."""
         return 0
 
+    def replica(self) -> int:
+        """The index of the replica that is being traced."""
+        return self.local_replicas[self.position()]
+
     @abstractmethod
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         """Reduces each tensor over all replicas; many small ones cost little more than one."""
@@ -45,7 +49,7 @@ class Exchange(ABC):
     def reduce_scatter(self, tensor: tf.Tensor, op: ReduceOp) -> tf.Tensor:
         """Reduces, and gives this replica its part of the first axis: an all-reduce and a slice."""
         (reduced,) = self.all_reduce([tensor], op)
-        return tf.split(reduced, self.replicas)[self.local_replicas[self.position()]]
+        return tf.split(reduced, self.replicas)[self.replica()]
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Sends to one replica while receiving a tensor of equal shape from another."""
@@ -77,9 +81,7 @@ class SingleReplica(Exchange):
 class StrategyExchange(Exchange):
     """Exchanges with the native all-reduce of a `tf.distribute` strategy."""
 
-    def __init__(
-        self, replicas: int, local_replicas: tuple[int, ...], bucket_bytes: int
-    ) -> None:
+    def __init__(self, replicas: int, local_replicas: tuple[int, ...], bucket_bytes: int) -> None:
         """Ties replicas together.
 
         Args:
@@ -94,11 +96,9 @@ class StrategyExchange(Exchange):
         self._options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
 
     def position(self) -> int:
-        return self._replica() - self.local_replicas[0]
-
-    def _replica(self) -> int:
         context = tf.distribute.get_replica_context()
-        return int(tf.get_static_value(context.replica_id_in_sync_group))
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        return self.local_replicas.index(replica)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         if op == "max":
@@ -118,10 +118,10 @@ class StrategyExchange(Exchange):
 
     def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
         """A sum in which all but the root give the neutral element (for floats that is -0.0)."""
-        if self._replica() != root:
+        if self.replica() != root:
             neutral = tf.constant(-0.0 if tensor.dtype.is_floating else 0, tensor.dtype)
             tensor = tf.fill(tf.shape(tensor), neutral)
-        return self._sum([tensor])[0]
+        return in_buckets([tensor], self._bucket_bytes, self._sum)[0]
 
 
 def in_buckets(
@@ -163,15 +163,12 @@ def plan_buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[i
 
 
 def _packed(tensors: list[tf.Tensor]) -> tf.Tensor:
-    if len(tensors) == 1:
-        return tensors[0]
-    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
 def _unpacked(whole: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if len(tensors) == 1:
-        return [whole]
+        return [tf.reshape(whole, tf.shape(tensors[0]))]
     flat = tf.split(whole, [tensor.shape.num_elements() for tensor in tensors])
-    return [
-        tf.reshape(part, tensor.shape) for part, tensor in zip(flat, tensors, strict=True)
-    ]
+    return [tf.reshape(part, tensor.shape) for part, tensor in zip(flat, tensors, strict=True)]

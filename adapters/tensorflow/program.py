@@ -143,14 +143,17 @@ class Program:
 
     @contextlib.contextmanager
     def _kept_where(self, holes: bool, weight: tf.Tensor | None, phase: Phase) -> Iterator[None]:
-        """Undoes what a placeholder slice did to the moving statistics, seeds and metrics."""
+        """Undoes what a placeholder slice did to the moving statistics and metrics.
+
+        Seeds move on, as they do on the replicas that have samples.
+        """
         if not holes:
             yield
             return
         assert weight is not None
         metrics = self._metrics[phase]
         accumulators = [native(v) for metric in metrics for v in metric.variables]
-        with undone_where(tf.equal(weight, 0), [*self._others, *accumulators]):
+        with undone_where(tf.equal(weight, 0), [*self.statistics, *accumulators]):
             yield
 
     def apply(self, gradients: Gradients) -> None:
@@ -180,11 +183,11 @@ class Program:
 
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
         """Replaces every trainable weight by what `mean` makes of it."""
-        _assign_all(self._values, mean([tf.convert_to_tensor(value) for value in self._values]))
+        _assign_all(self._values, mean([value_of(value) for value in self._values]))
 
     def weighted_statistics(self, weight: tf.Tensor | None) -> list[tf.Tensor]:
         """The moving statistics times this replica's weight: their mean is the value to agree on."""
-        values = [tf.convert_to_tensor(variable) for variable in self.statistics]
+        values = [value_of(variable) for variable in self.statistics]
         if weight is None:
             return values
         return [value * tf.cast(weight, value.dtype) for value in values]
@@ -224,11 +227,11 @@ class Program:
         """
         results: dict[str, Any] = {}
         if phase == "evaluation":
-            (evaluated,) = total([tf.convert_to_tensor(self._evaluated)])
+            (evaluated,) = total([value_of(self._evaluated)])
             results["loss"] = evaluated[0] / evaluated[1]
             self._evaluated.assign(tf.zeros(2, tf.float64))
         for metric in self._metrics[phase]:
-            sums = total([tf.convert_to_tensor(native(v)) for v in metric.variables])
+            sums = total([value_of(native(v)) for v in metric.variables])
             results[metric.name] = tf.identity(metric.stateless_result(sums))
             metric.reset_state()
         return results
@@ -328,20 +331,41 @@ def random_streams(replica: Callable[[], int]) -> Iterator[None]:
         seed = original(generator, ordered)
         return seed + tf.constant([replica() * _SEED_STRIDE, 0], seed.dtype)
 
-    keras.random.SeedGenerator.next = drawn
+    with _replaced(keras.random.SeedGenerator, "next", drawn):
+        yield
+
+
+def plain_losses() -> contextlib.AbstractContextManager[None]:
+    """Makes Keras losses give the mean over the samples they get in what is traced within it.
+
+    Under a strategy they would divide it by the number of replicas (rounded to float32), while a
+    person's own loss function would not.
+    """
+    return _replaced(keras.src.losses.loss, "scale_loss_for_distribution", lambda value: value)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        keras.random.SeedGenerator.next = original
+        setattr(owner, name, original)
 
 
 @contextlib.contextmanager
 def undone_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
     """Gives variables the values back that they had, where `condition` (a scalar) is true."""
-    before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+    before = [value_of(variable) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(condition, value, tf.convert_to_tensor(variable)))
+        variable.assign(tf.where(condition, value, value_of(variable)))
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """This replica's value of a variable as it is now."""
+    return tf.identity(tf.convert_to_tensor(variable))
 
 
 def _assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -1,308 +1,393 @@
-"""Replica groups of the Horovod backends, in real processes: collectives, steps, bit-equality."""
+"""The Horovod backends in real processes: collectives, steps, bit-equality, failures, doctor."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
-from isotrain.core.adapter import Adapter, Setting
+from isotrain.core.adapter import Adapter
 from isotrain.core.capabilities import Capability
-from isotrain.core.data import Batch, Loader
-from isotrain.core.environment import ProcessContext, from_variables
+from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.sources import as_source
-from isotrain.core.spec import TrainingSpec
 
+WORKER = Path(__file__).with_name("horovod_worker.py")
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
-BACKENDS = tuple(ADAPTERS)
-RATE = 0.0625
-STEPS = 4
-TIMEOUT_S = 60.0
-WORLD_DEADLINE_S = 200.0
-Results = dict[str, np.ndarray]
+CASES = ("sgd", "uneven", "sparse", "clipped")
+DEADLINE_S = 120.0
+REFUSED = 9
 
-# --- what is trained ---------------------------------------------------------------------------
+World = list[dict[str, np.ndarray]]
 
 
-def samples(precision: str) -> tuple[np.ndarray, np.ndarray]:
-    """Seventeen samples of five numbers, and one target each."""
-    generator = np.random.Generator(np.random.PCG64(3))
-    inputs = generator.normal(size=(17, 5))
-    targets = np.sin(inputs.sum(axis=1, keepdims=True))
-    return inputs.astype(precision), targets.astype(precision)
+# --- starting worlds ---------------------------------------------------------------------------
 
 
-def portable_model(normalised: bool = False) -> Any:
-    import keras
+def free_addresses(count: int) -> tuple[str, ...]:
+    """Loopback addresses whose ports were free a moment ago."""
+    listeners = [socket.socket() for _ in range(count)]
+    for listener in listeners:
+        listener.bind(("127.0.0.1", 0))
+    addresses = tuple(f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners)
+    for listener in listeners:
+        listener.close()
+    return addresses
 
-    layers = [
-        keras.layers.Input((5,)),
-        keras.layers.Dense(7, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.0078125)),
-        *([keras.layers.BatchNormalization()] if normalised else []),
-        keras.layers.Dense(1),
+
+def start_process(
+    backend: str, job: str, rank: int, addresses: Sequence[str], folder: Path, **variables: str
+) -> subprocess.Popen[str]:
+    """Starts one rank of a world whose ranks meet at `addresses`."""
+    replicas = len(addresses)
+    context = ProcessContext(
+        rank, replicas, rank, replicas, replicas, (rank,), tuple(addresses), str(folder)
+    )
+    spec: Any = SimpleNamespace()
+    own = ADAPTERS[backend]().environment(spec, device="cpu", threads=1, replicas=replicas)
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), backend, job, str(folder / f"{rank}.npz")],
+        env=os.environ | own | context.to_variables() | variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Waits for processes; gives exit status and standard error of each, and leaves none behind."""
+    try:
+        errors = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [(p.returncode, error) for p, error in zip(processes, errors, strict=True)]
+
+
+@functools.cache
+def world(backend: str, replicas: int) -> World:
+    """What every rank of a world saw; each world runs once for all tests of this file."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, addresses = Path(name), free_addresses(replicas)
+        ranks = range(replicas)
+        processes = [start_process(backend, "work", rank, addresses, folder) for rank in ranks]
+        for rank, (status, error) in enumerate(finish(processes)):
+            assert status == 0, f"rank {rank} of {backend} ended with {status}:\n{error[-4000:]}"
+        results = []
+        for rank in ranks:
+            with np.load(folder / f"{rank}.npz") as saved:
+                results.append(dict(saved))
+        return results
+
+
+@pytest.fixture(params=[(b, n) for b in ADAPTERS for n in (2, 3)], ids=lambda p: f"{p[0]}-{p[1]}")
+def ranks(request: pytest.FixtureRequest) -> World:
+    return world(*request.param)
+
+
+@pytest.fixture
+def alone(ranks: World, request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
+    """What one replica of the same backend saw."""
+    backend = next(name for name in ADAPTERS if name in request.node.name)
+    return world(backend, 1)[0]
+
+
+def stacked(ranks: World, name: str) -> np.ndarray:
+    return np.stack([rank[name] for rank in ranks])
+
+
+def named(results: dict[str, np.ndarray], prefix: str) -> list[str]:
+    names = [name for name in results if name.startswith(prefix)]
+    assert names, f"no rank reported {prefix}..."
+    return names
+
+
+# --- collectives -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "reduce"), [("sum", np.sum), ("mean", np.mean), ("max", np.max)])
+def test_reductions(ranks: World, op: str, reduce: Any) -> None:
+    expected = reduce(stacked(ranks, "given"), axis=0)
+    for rank, part in zip(ranks, np.split(expected, len(ranks)), strict=True):
+        np.testing.assert_allclose(rank[f"all_reduce/{op}"], expected, rtol=1e-15)
+        np.testing.assert_allclose(rank[f"reduce_scatter/{op}"], part, rtol=1e-15)
+
+
+def test_gather_and_broadcast(ranks: World) -> None:
+    given = stacked(ranks, "given")
+    for rank in ranks:
+        np.testing.assert_array_equal(rank["all_gather"], given)
+        for root, value in enumerate(given):
+            np.testing.assert_array_equal(rank[f"broadcast/{root}"], value)
+
+
+def test_send_receive(ranks: World) -> None:
+    given = stacked(ranks, "given")
+    for index, rank in enumerate(ranks):
+        for shift in range(len(ranks)):
+            sender = (index - shift) % len(ranks)
+            np.testing.assert_array_equal(rank[f"send_receive/{shift}"], given[sender])
+
+
+def test_scalars_keep_their_shape(ranks: World) -> None:
+    numbers = np.arange(1.0, len(ranks) + 1.0)
+    for rank in ranks:
+        np.testing.assert_array_equal(rank["all_reduce/scalar"], numbers.sum())
+        np.testing.assert_array_equal(rank["all_gather/scalar"], numbers)
+
+
+def test_collectives_leave_their_input_alone(ranks: World) -> None:
+    for rank in ranks:
+        np.testing.assert_array_equal(rank["untouched"], rank["given"])
+
+
+def test_barrier_waits_for_the_last(ranks: World) -> None:
+    arrived, left = stacked(ranks, "barrier").T
+    assert left.min() >= arrived.max()
+
+
+def test_only_loopback_is_used(ranks: World) -> None:
+    for rank in ranks:
+        addresses = {entry.split()[1] for entry in rank["sockets"]}
+        assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert any(entry.startswith("LISTEN") for entry in ranks[0]["sockets"])
+
+
+def test_one_replica_opens_no_port(alone: dict[str, np.ndarray]) -> None:
+    assert list(alone["sockets"]) == []
+
+
+# --- training ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_equal_one_replica(ranks: World, alone: dict[str, np.ndarray], case: str) -> None:
+    assert len(set(alone[f"{case}/loss"])) > 1
+    for name in named(alone, f"{case}/"):
+        for rank in ranks:
+            np.testing.assert_allclose(
+                rank[name], alone[name], rtol=1e-12, atol=1e-12, err_msg=name
+            )
+
+
+def test_gradients_exchanged_by_a_strategy(ranks: World, alone: dict[str, np.ndarray]) -> None:
+    for name in named(alone, "strategy/"):
+        for rank in ranks:
+            np.testing.assert_allclose(
+                rank[name], alone[name], rtol=1e-12, atol=1e-12, err_msg=name
+            )
+
+
+def test_local_steps_and_average(ranks: World) -> None:
+    for name in named(ranks[0], "parted/"):
+        parted = stacked(ranks, name)
+        assert not np.array_equal(parted[0], parted[1]), f"{name} did not part"
+        averaged = stacked(ranks, name.replace("parted/", "averaged/"))
+        np.testing.assert_allclose(averaged, [parted.mean(axis=0)] * len(ranks), rtol=1e-14)
+    for name in named(ranks[0], "after_local/"):
+        equal_on_all(ranks, name)
+
+
+def test_moving_statistics_are_equal(ranks: World) -> None:
+    names = named(ranks[0], "normalised/")
+    assert any("moving_variance" in name for name in names)
+    for name in names:
+        equal_on_all(ranks, name)
+
+
+def test_initial_weights_are_those_of_rank_0(ranks: World) -> None:
+    kernels = [name for name in named(ranks[0], "initial/") if "kernel" in name]
+    assert all(np.ptp(ranks[0][name]) > 0 for name in kernels)
+    for name in named(ranks[0], "initial/"):
+        equal_on_all(ranks, name)
+
+
+def equal_on_all(ranks: World, name: str) -> None:
+    for rank in ranks[1:]:
+        np.testing.assert_array_equal(rank[name], ranks[0][name], err_msg=name)
+
+
+def test_bit_equal_to_loops_written_by_hand(ranks: World) -> None:
+    for name in named(ranks[0], "bits/"):
+        for rank in ranks:
+            ours, theirs = rank[name]
+            assert ours.tobytes() == theirs.tobytes(), name
+            assert np.isfinite(ours).all()
+            assert ours.any()
+
+
+def test_compression_rounds(ranks: World) -> None:
+    if not any(name.startswith("bits/native/") for name in ranks[0]):
+        ours = [name for name in ranks[0] if name.startswith("bits/compressed/")]
+        exact = [name.replace("compressed", "portable") for name in ours]
+    else:
+        ours = named(ranks[0], "bits/native/fp16/")
+        exact = [name.replace("fp16", "none") for name in ours]
+    assert ours
+    for name, other in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(ranks[0][name], ranks[0][other], rtol=0, atol=2e-3)
+        assert ranks[0][name].tobytes() != ranks[0][other].tobytes()
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ADAPTERS)
+def test_killed_peer_is_an_error_for_the_others(backend: str, tmp_path: Path) -> None:
+    addresses = free_addresses(2)
+    processes = [start_process(backend, "lose_a_peer", r, addresses, tmp_path) for r in range(2)]
+    (survivor, error), (killed, _) = finish(processes)
+    assert killed == -9
+    assert survivor == 1
+    assert "Horovod has been shut down" in error
+
+
+def test_missing_peer_is_named(tmp_path: Path) -> None:
+    addresses = free_addresses(3)
+    present = (0, 2)
+    processes = [
+        start_process("horovod-torch", "work", r, addresses, tmp_path, TEST_TIMEOUT_S="15")
+        for r in present
     ]
-    return keras.Sequential(layers)
+    (first, said), (other, _) = finish(processes)
+    assert (first, other) == (REFUSED, REFUSED)
+    assert "rank 1 did not come within 15 s" in said
 
 
-def torch_model() -> Any:
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
-
-
-def torch_model_of_another_rank() -> Any:
-    """Other initial weights on every rank: only the broadcast makes them equal."""
-    import torch
-
-    context = from_variables(os.environ)
-    assert context is not None
-    torch.manual_seed(100 + context.rank)
-    return torch_model()
+def test_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        addresses = (f"127.0.0.1:{port}", *free_addresses(1))
+        process = start_process("horovod-torch", "work", 0, addresses, tmp_path)
+        ((status, said),) = finish([process])
+    assert status == REFUSED
+    assert f"PlanError: Port {port} on 127.0.0.1 is already in use" in said
 
 
-ADAM = {"name": "adam", "lr": RATE, "beta_1": 0.875, "beta_2": 0.9375, "epsilon": 0.0078125}
-CASES: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": {"name": "sgd", "lr": RATE, "momentum": 0.5}, "global_batch": 6},
-    "uneven": {"optimizer": {"name": "sgd", "lr": RATE, "momentum": 0.5}, "global_batch": 7},
-    "sparse": {"optimizer": dict(ADAM), "global_batch": 2},
-    "clipped": {
-        "optimizer": dict(ADAM),
-        "global_batch": 7,
-        "accumulate": 2,
-        "clip": {"global_norm": 0.125},
-    },
-}
+# --- declarations ------------------------------------------------------------------------------
 
 
-def make_spec(**fields: Any) -> TrainingSpec:
-    settled = {"model": portable_model, "data": samples, "loss": "mean_squared_error", "steps": STEPS}
-    return TrainingSpec(**{"precision": "float64", **settled, **fields})
-
-
-def batches(spec: TrainingSpec, group: ReplicaGroup) -> list[Batch]:
-    """All batches of a run, for the replicas of this process."""
-    assert spec.global_batch is not None
-    loader = Loader(
-        as_source(samples("float64" if spec.precision == "float64" else "float32")),
-        global_batch=spec.global_batch,
-        replicas=group.replicas,
-        local_replicas=group.local_replicas,
-        seed=spec.seed,
-        shuffle=True,
-        drop_remainder=spec.drop_remainder,
-        accumulate=spec.accumulate,
-        steps=spec.steps,
-        place=group.place,
+def examined(backend: str, *path: Path) -> dict[str, Any]:
+    """Examines a backend in a process of its own, with folders put before the installed packages."""
+    adapter = ADAPTERS[backend]
+    code = (
+        "import dataclasses, json, sys\n"
+        f"from {adapter.__module__} import {adapter.__name__} as adapter\n"
+        "print('\\n' + json.dumps(dataclasses.asdict(adapter().examine())))"
     )
-    return list(loader)
-
-
-# --- one process of a world --------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def started(
-    backend: str, spec: TrainingSpec, context: ProcessContext, **options: Any
-) -> Iterator[ReplicaGroup]:
-    setting = Setting("gloo" if context.replicas > 1 else "none", "cpu", 1, options, TIMEOUT_S)
-    group = ADAPTERS[backend]().start(spec, setting, context)
-    yield group
-    group.close()
-
-
-def work(backend: str, context: ProcessContext) -> Results:
-    """Everything one process does; what it saw is returned by name."""
-    results: Results = {}
-    if context.replicas > 1:
-        results |= collectives(backend, context)
-        results |= normalised_statistics(backend, context)
-        results |= bit_equality(backend, context)
-    for name, fields in CASES.items():
-        spec = make_spec(**fields)
-        with started(backend, spec, context) as group:
-            results |= train(name, spec, group)
-    return results
-
-
-def train(name: str, spec: TrainingSpec, group: ReplicaGroup) -> Results:
-    losses = [float(group.synchronised_step(batch, RATE)) for batch in batches(spec, group)]
-    for batch in batches(spec, group):
-        group.evaluation_step(batch)
-    return {
-        f"{name}/loss": np.array(losses),
-        f"{name}/evaluation": np.array(group.collect_metrics("evaluation")["loss"]),
-        **{f"{name}/state/{key}": value for key, value in group.read_state().items()},
-    }
-
-
-def rank_values(rank: int, replicas: int) -> np.ndarray:
-    """Shape `[2 * replicas, 3]`, other numbers on every rank."""
-    return np.arange(6.0 * replicas).reshape(2 * replicas, 3) * (rank + 1) - 10.0 * rank
-
-
-def collectives(backend: str, context: ProcessContext) -> Results:
-    rank, replicas = context.rank, context.replicas
-    spec = make_spec(**CASES["uneven"])
-    results: Results = {}
-    with started(backend, spec, context) as group:
-        results["listening"] = np.array(listening_addresses())
-        value = [group.tensor(rank_values(rank, replicas))]
-        for op in ("sum", "mean", "max"):
-            results[f"all_reduce/{op}"] = group.numpy(group.all_reduce(value, op)[0])
-            results[f"reduce_scatter/{op}"] = group.numpy(group.reduce_scatter(value, op)[0])
-        results["all_gather"] = group.numpy(group.all_gather(value)[0])
-        for root in range(replicas):
-            results[f"broadcast/{root}"] = group.numpy(group.broadcast(value, root)[0])
-        for shift in range(replicas):
-            ahead, behind = (rank + shift) % replicas, (rank - shift) % replicas
-            received = group.send_receive(value, [ahead], [behind])
-            results[f"send_receive/{shift}"] = group.numpy(received[0])
-        scalar = [group.tensor(np.array(rank + 1.0))]
-        results["all_reduce/scalar"] = group.numpy(group.all_reduce(scalar, "sum")[0])
-        results["all_gather/scalar"] = group.numpy(group.all_gather(scalar)[0])
-        results["untouched"] = group.numpy(value[0])
-        results |= barrier_holds(group, rank)
-        results |= exchanged_by_strategy(group, spec)
-    return results
-
-
-def barrier_holds(group: ReplicaGroup, rank: int) -> Results:
-    if rank == 0:
-        time.sleep(0.3)
-    arrived = time.monotonic()
-    group.barrier()
-    return {"barrier": np.array([arrived, time.monotonic()])}
-
-
-def exchanged_by_strategy(group: ReplicaGroup, spec: TrainingSpec) -> Results:
-    """A strategy that averages the gradients itself, then local steps and an average."""
-    first, second, third, _ = batches(spec, group)
-    gradients, loss = group.gradients(first)
-    mean = [group.all_reduce([gradient], "mean")[0] for gradient in gradients[0]]
-    group.apply([mean], RATE)
-    results = {"strategy/loss": np.array(float(loss))}
-    trained = group.read_state(["trainable"])
-    results |= {f"strategy/state/{name}": value for name, value in trained.items()}
-    group.local_step(second, RATE)
-    before = group.read_state(["trainable"])
-    group.average_parameters()
-    after = group.read_state(["trainable"])
-    results |= {f"parted/{name}": value for name, value in before.items()}
-    results |= {f"averaged/{name}": value for name, value in after.items()}
-    results["after_local/loss"] = np.array(float(group.synchronised_step(third, RATE)))
-    final = group.read_state(["trainable"])
-    return results | {f"after_local/{name}": value for name, value in final.items()}
-
-
-def normalised_statistics(backend: str, context: ProcessContext) -> Results:
-    spec = make_spec(**CASES["uneven"], model_args={"normalised": True})
-    with started(backend, spec, context) as group:
-        for batch in batches(spec, group):
-            group.synchronised_step(batch, RATE)
-        state = group.read_state()
-    return {f"normalised/{name}": value for name, value in state.items()}
-
-
-def listening_addresses() -> list[str]:
-    connections = psutil.Process().net_connections(kind="inet")
-    return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
-
-
-# --- the same training, written by hand --------------------------------------------------------
-
-
-def bit_equality(backend: str, context: ProcessContext) -> Results:
-    """Trains by isotrain and by hand; with three replicas the sums need a fixed order."""
-    options: dict[str, Any] = {} if context.replicas == 2 else {"groups": 1}
-    sgd = {"name": "sgd", "lr": RATE, "momentum": 0.5}
-    even = {"precision": "float32", "global_batch": 6, "drop_remainder": True}
-    portable = make_spec(optimizer=sgd, **even)
-    results = both_ways("portable", backend, portable, context, BY_HAND[backend], options)
-    if backend == "horovod-torch":
-        native = make_spec(model=torch_model_of_another_rank, optimizer=sgd, **even)
-        for compression in ("none", "fp16"):
-            given = {**options, "compression": compression}
-            name = f"native/{compression}"
-            results |= both_ways(name, backend, native, context, torch_by_hand, given)
-    return results
-
-
-def both_ways(
-    name: str,
-    backend: str,
-    spec: TrainingSpec,
-    context: ProcessContext,
-    by_hand: Callable[..., list[np.ndarray]],
-    options: dict[str, Any],
-) -> Results:
-    with started(backend, spec, context, **options) as group:
-        data = batches(spec, group)
-        for batch in data:
-            group.synchronised_step(batch, RATE)
-        ours = list(group.read_state(["trainable"]).values())
-        group.barrier()
-        theirs = by_hand(spec, data, **options)
-    pairs = zip(ours, theirs, strict=True)
-    return {f"bits/{name}/{i}": np.stack(pair) for i, pair in enumerate(pairs)}
-
-
-def torch_by_hand(
-    spec: TrainingSpec, data: list[Batch], compression: str = "none", groups: int | None = None
-) -> list[np.ndarray]:
-    import horovod.torch as hvd
-    import torch
-
-    model = torch_model_of_another_rank()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5),
-        named_parameters=model.named_parameters(prefix="by_hand"),
-        compression=getattr(hvd.Compression, compression),
-        groups=groups,
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120
     )
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    for batch in data:
-        (piece,) = batch.slices[0]
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(piece.inputs), piece.targets).backward()
-        optimizer.step()
-    return [parameter.detach().numpy() for parameter in model.parameters()]
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def keras_torch_by_hand(
-    spec: TrainingSpec, data: list[Batch], groups: int | None = None
-) -> list[np.ndarray]:
-    import horovod.torch as hvd
-    import keras
-    import torch
+def tampered_horovod(folder: Path, extension: str | None, built_for: str | None) -> Path:
+    """Copies Horovod's Python files; its compiled library is what `extension` says, or missing."""
+    found = importlib.util.find_spec("horovod")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    source = Path(found.submodule_search_locations[0])
+    target = folder / "horovod"
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    if extension is not None:
+        name = next((source / "torch").glob("*.so")).name
+        (target / "torch" / name).write_text(extension)
+    if built_for is not None:
+        (target / "metadata.json").write_text(json.dumps({"pytorch": built_for}))
+    return folder
 
-    from isotrain.adapters import portable
 
-    model = portable.build_model(spec, "torch")
-    optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
-    weights = [variable.value for variable in model.trainable_variables]
-    for batch in data:
-        (piece,) = batch.slices[0]
-        for weight in weights:
-            weight.grad = None
-        predictions = model(piece.inputs, training=True)
-        loss = keras.losses.MeanSquaredError()(piece.targets, predictions)
-        (loss + sum(model.losses)).backward()
-        gradients = hvd.grouped_allreduce([w.grad for w in weights], name="by_hand")
-        with torch.no_grad():
-            optimizer.apply(gradients, model.trainable_variables)
-    return [weight.detach().numpy() for weight in weights]
+@pytest.mark.parametrize("backend", ADAPTERS)
+def test_examine_says_what_the_build_has(backend: str) -> None:
+    found = examined(backend)
+    assert found["backend"]["usable"], found["backend"]["reason"]
+    assert found["collectives"]["gloo"]["usable"]
+    assert not found["collectives"]["nccl"]["usable"]
+    assert set(found["versions"]) == {"horovod", "keras", ADAPTERS[backend].framework}
+
+
+@pytest.mark.parametrize(
+    ("extension", "built_for", "reason"),
+    [
+        (None, None, "built without torch"),
+        ("no library", None, "cannot be loaded"),
+        ("no library", "1.0.0", "built for torch 1.0.0"),
+    ],
+)
+def test_examine_of_a_broken_build(
+    tmp_path: Path, extension: str | None, built_for: str | None, reason: str
+) -> None:
+    found = examined("horovod-torch", tampered_horovod(tmp_path, extension, built_for))["backend"]
+    assert not found["usable"]
+    assert reason in found["reason"]
+    assert found["hint"]
+
+
+@pytest.mark.parametrize("backend", ADAPTERS)
+def test_collectives_are_resolved_honestly(backend: str) -> None:
+    adapter = ADAPTERS[backend]()
+    for requested in (None, "auto", "gloo"):
+        assert adapter.resolve_collective(requested, device="cpu", replicas=2) == "gloo"
+    for requested, said in (("nccl", "cpu"), ("mpi", "mpi"), ("glo", "Did you mean 'gloo'")):
+        with pytest.raises(UnsupportedError, match=said):
+            adapter.resolve_collective(requested, device="cpu", replicas=2)
+    with pytest.raises(UnsupportedError, match="gpu"):
+        adapter.resolve_collective("gloo", device="gpu", replicas=2)
+
+
+@pytest.mark.parametrize("backend", ADAPTERS)
+def test_every_capability_is_declared(backend: str) -> None:
+    adapter = ADAPTERS[backend]
+    assert adapter.supported | set(adapter.unsupported) == frozenset(Capability)
+    assert adapter().usability().usable
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compression": "fp8"}, "compression: 'fp8'"),
+        ({"groups": 0}, "groups"),
+        ({"cycle_time_ms": -1}, "cycle_time_ms"),
+        ({"fusion_threshold_mb": "much"}, "fusion_threshold_mb"),
+        ({"fusion": 1}, "unknown option 'fusion'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    spec: Any = SimpleNamespace(backend_options={"horovod-torch": options})
+    with pytest.raises(PlanError, match=said):
+        HorovodTorch().check(spec, replicas=2)
+
+
+def test_compression_is_remarked() -> None:
+    spec: Any = SimpleNamespace(backend_options={"horovod-tf": {"compression": "fp16"}})
+    assert "float16" in HorovodTF().check(spec, replicas=2)[0]
+    assert HorovodTF().check(spec, replicas=1) == []
+
+
+def test_declaring_imports_no_framework() -> None:
+    code = (
+        "import sys; from isotrain.adapters.horovod.adapter import HorovodTorch, HorovodTF\n"
+        "for a in (HorovodTorch(), HorovodTF()):\n"
+        "    a.usability(); a.resolve_collective(None, device='cpu', replicas=2); a.accelerators()\n"
+        "print({'torch', 'tensorflow', 'keras', 'horovod'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr

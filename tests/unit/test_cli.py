@@ -19,7 +19,7 @@ import pytest
 
 from isotrain import __version__
 from isotrain.core import commands
-from isotrain.core.cli import exit_code_of, parser
+from isotrain.core.cli import exit_code_of, main, parser
 from isotrain.core.errors import (
     BackendUnavailableError,
     DataError,
@@ -108,11 +108,13 @@ def test_help_and_backends_load_no_framework() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command_has_an_example(command: str, tmp_path: Path) -> None:
-    found = isotrain(command, "--help", folder=tmp_path)
-    assert found.returncode == ExitCode.OK
-    assert f"isotrain {command}" in found.stdout.split("examples:")[1]
-    assert "--json" in found.stdout
+def test_help_of_each_command_has_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert f"isotrain {command}" in text.split("examples:")[1]
+    assert "--json" in text
 
 
 def test_every_command_is_implemented() -> None:
@@ -165,12 +167,20 @@ def test_exit_codes_are_documented() -> None:
         (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
     ],
 )
-def test_wrong_usage(folder: Path, arguments: list[str], expected: str) -> None:
-    found = isotrain(*arguments, folder=folder)
-    assert found.returncode == ExitCode.USAGE
-    assert expected in found.stderr
-    assert "Traceback" not in found.stderr
-    assert not found.stdout
+def test_wrong_usage(
+    folder: Path,
+    arguments: list[str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    assert main(arguments) == ExitCode.USAGE
+    output, errors = capsys.readouterr()
+    assert expected in errors
+    assert "Traceback" not in errors
+    assert not output
     assert not (folder / "runs").exists()
 
 
@@ -264,7 +274,12 @@ def test_a_failed_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code: int) -> None:
     arguments = ["run", "small.json", "--backend", "torch-ddp", "--replicas", "2", "--json"]

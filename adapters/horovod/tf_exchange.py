@@ -1,0 +1,162 @@
+"""TensorFlow replicas tied together by Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from isotrain.adapters.horovod import runtime
+from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.program import Gradients, weights_of
+from isotrain.adapters.tensorflow.state import native
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.group import ReduceOp
+from isotrain.core.spec import TrainingSpec
+
+_OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
+
+
+class HorovodExchange(Exchange):
+    """Exchanges with Horovod's operations inside traced functions.
+
+    Every operation is named after what it does: replicas may have traced different functions, and
+    Horovod pairs tensors by name.
+    """
+
+    def __init__(self, context: ProcessContext, setting: Setting) -> None:
+        runtime.start(hvd, context, setting)
+        self.replicas = hvd.size()
+        self.local_replicas = (hvd.rank(),)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+        """One grouped all-reduce for each type among the tensors."""
+        return self.reduce_group(tensors, op, hvd.Compression.none)
+
+    def reduce_group(
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, compression: Any
+    ) -> list[tf.Tensor]:
+        """Reduces tensors as a whole, which Horovod neither splits nor reorders.
+
+        Args:
+            tensors: Of any types.
+            op: How they are reduced.
+            compression: One of `hvd.Compression`: how they travel.
+        """
+        results: list[Any] = [None] * len(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            reduced = hvd.grouped_allreduce(
+                [_sendable(tensors[i]) for i in places],
+                op=_OPERATIONS[op],
+                compression=compression,
+                name=f"isotrain_{op}_{dtype.name}_{len(places)}",
+                ignore_name_scope=True,
+            )
+            for place, value in zip(places, reduced, strict=True):
+                results[place] = tf.cast(value, dtype)
+        return results
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """One Horovod all-gather along a new first axis."""
+        row = tf.expand_dims(_sendable(tensor), 0)
+        gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
+        return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
+
+    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
+        """One Horovod broadcast."""
+        name = f"isotrain_broadcast_{root}"
+        return tf.cast(
+            hvd.broadcast(_sendable(tensor), root, name=name, ignore_name_scope=True), tensor.dtype
+        )
+
+    def reduce_scatter(self, tensor: tf.Tensor, op: ReduceOp) -> tf.Tensor:
+        """One Horovod reduce-scatter; for `max`, which it lacks, an all-reduce and a slice."""
+        if op == "max":
+            return super().reduce_scatter(tensor, op)
+        part = hvd.reducescatter(
+            _sendable(tensor),
+            op=_OPERATIONS[op],
+            name=f"isotrain_reduce_scatter_{op}",
+            ignore_name_scope=True,
+        )
+        shape = [tensor.shape[0] // self.replicas, *tensor.shape[1:]]
+        return tf.cast(tf.ensure_shape(part, shape), tensor.dtype)
+
+    def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
+        """One Horovod all-to-all in which all parts but one are empty."""
+        received, counts = hvd.alltoall(
+            tf.expand_dims(_sendable(tensor), 0),
+            splits=tf.one_hot(destination, self.replicas, dtype=tf.int32),
+            name="isotrain_send_receive",
+            ignore_name_scope=True,
+        )
+        expected = tf.one_hot(source, self.replicas, dtype=tf.int32)
+        check = tf.debugging.assert_equal(
+            counts,
+            expected,
+            f"send_receive: replica {source} did not send to this one, or others did",
+        )
+        with tf.control_dependencies([check]):
+            return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
+
+    def close(self) -> None:
+        """Shuts Horovod down; the group has waited for all processes."""
+        runtime.stop(hvd)
+
+
+class HorovodReplicaGroup(TensorFlowReplicaGroup):
+    """One TensorFlow replica whose gradients are averaged by Horovod's grouped all-reduce."""
+
+    _exchange: HorovodExchange
+
+    def __init__(
+        self, spec: TrainingSpec, exchange: HorovodExchange, options: Mapping[str, Any]
+    ) -> None:
+        """Builds the model, and gives it the weights of replica 0.
+
+        Args:
+            spec: What to train.
+            exchange: Ties this replica to all others.
+            options: The backend's options, checked.
+        """
+        super().__init__(spec, tf.distribute.get_strategy(), exchange)
+        self._compression = getattr(hvd.Compression, options.get("compression", "none"))
+        self._groups = options.get("groups", 1)
+        trainable, others = weights_of(self.model)
+        hvd.broadcast_variables([native(variable) for variable in (*trainable, *others)], 0)
+
+    def _reduced(
+        self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
+    ) -> tuple[tf.Tensor, Gradients]:
+        """Exchanges the gradients in groups; the loss and moving statistics, never compressed, too."""
+        present = [gradient for gradient in gradients if gradient is not None]
+        along = [loss, *self._program.weighted_statistics(share)]
+        if self._compression is hvd.Compression.none and self._groups == 1:
+            means = self._exchange.all_reduce([*present, *along], "mean")
+            present, along = means[: len(present)], means[len(present) :]
+        else:
+            along = self._exchange.all_reduce(along, "mean")
+            present = self._reduced_in_groups(present)
+        loss, *statistics = along
+        self._program.agree_on_statistics(statistics)
+        reduced = iter(present)
+        return loss, [None if gradient is None else next(reduced) for gradient in gradients]
+
+    def _reduced_in_groups(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Averages gradients in consecutive groups of nearly equal length."""
+        size = -(-len(gradients) // self._groups)
+        means: list[tf.Tensor] = []
+        for start in range(0, len(gradients), size):
+            group = gradients[start : start + size]
+            means += self._exchange.reduce_group(group, "mean", self._compression)
+        return means
+
+
+def _sendable(tensor: tf.Tensor) -> tf.Tensor:
+    """Horovod knows no bfloat16: it travels as float32."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor

@@ -1,0 +1,313 @@
+"""The command line's arguments, and what becomes of every error."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from isotrain import __version__
+from isotrain.core.errors import BackendUnavailableError, IsotrainError, RunFailedError
+from isotrain.core.exit_codes import ExitCode
+
+_ENDING_SIGNALS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HANGUP,
+}
+_WHAT_ENDED = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.TERMINATED: "ended by SIGTERM",
+    ExitCode.HANGUP: "ended by SIGHUP: the terminal was closed",
+}
+
+_MAIN_EXAMPLES = """\
+examples:
+  isotrain doctor                                          what works on this machine, and why not
+  isotrain plan digits.yaml --backend torch-ddp --replicas 2
+  isotrain run digits.yaml --backend torch-ddp --replicas 2
+
+`isotrain COMMAND --help` explains a command."""
+_RUN_EXAMPLES = """\
+examples:
+  isotrain run digits.yaml --backend torch-ddp
+  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
+  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
+  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
+_PLAN_EXAMPLES = """\
+examples:
+  isotrain plan digits.yaml --backend torch-ddp --replicas 2
+  isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
+  isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2"""
+_BACKENDS_EXAMPLES = """\
+examples:
+  isotrain backends
+  isotrain backends --json"""
+_STRATEGIES_EXAMPLES = """\
+examples:
+  isotrain strategies
+  isotrain strategies --json"""
+_DOCTOR_EXAMPLES = """\
+examples:
+  isotrain doctor
+  isotrain doctor --json > machine.json"""
+_SCHEMA_EXAMPLES = """\
+examples:
+  isotrain schema > isotrain.schema.json
+
+then, as the first line of a YAML spec, for editors:
+  # yaml-language-server: $schema=isotrain.schema.json"""
+
+
+class UsageError(IsotrainError):
+    """The command line itself is wrong."""
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked this program to end; unwinds like Ctrl-C, so that every process is ended.
+
+    Attributes:
+        exit_code: To end with.
+    """
+
+    def __init__(self, exit_code: ExitCode) -> None:
+        super().__init__(_WHAT_ENDED[exit_code])
+        self.exit_code = exit_code
+
+
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions, and options beside their explanation."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of ending the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n{self.format_usage()}`{self.prog} --help` explains it.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: Of the command line; this program's own when left out.
+
+    Returns:
+        The exit code; see `ExitCode`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _unwinding_on_signals():
+            code = _attempt(given)
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        _discard_output()
+        return ExitCode.OUTPUT_CLOSED
+
+
+def _attempt(given: list[str]) -> int:
+    """Runs one command and tells of its error, if any."""
+    try:
+        return _command(given)
+    except IsotrainError as error:
+        return _tell(error, exit_code_of(error), "--json" in given)
+    except KeyboardInterrupt as error:
+        code = error.exit_code if isinstance(error, Ended) else ExitCode.INTERRUPTED
+        return _tell(Ended(code), code, "--json" in given)
+    except SystemExit as end:  # argparse, after --help and --version
+        return int(end.code or ExitCode.OK)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # a defect: show all of it
+        traceback.print_exc()
+        return _tell(error, ExitCode.RUN_FAILED, "--json" in given)
+
+
+def _command(given: list[str]) -> int:
+    options = parser().parse_args(given)
+    command: Callable[[argparse.Namespace], None] = getattr(
+        importlib.import_module("isotrain.core.commands"), options.command
+    )
+    command(options)
+    return ExitCode.OK
+
+
+def exit_code_of(error: IsotrainError) -> ExitCode:
+    """The exit code that an error ends the program with."""
+    if isinstance(error, RunFailedError):
+        return ExitCode.RUN_FAILED
+    if isinstance(error, BackendUnavailableError):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.USAGE
+
+
+def _tell(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
+    """Prints an error as text, and with --json as an object too."""
+    if as_json:
+        from isotrain.core.json_text import FORMAT, json_line
+
+        fields = {"error": type(error).__name__, "message": str(error), "exit_code": int(code)}
+        print(json_line({"event": "error", "format": FORMAT, **fields}), flush=True)
+    if not isinstance(error, Exception) or isinstance(error, IsotrainError):
+        print(f"isotrain: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+@contextlib.contextmanager
+def _unwinding_on_signals() -> Iterator[None]:
+    """Turns the first signal that asks to end into an exception, and ignores those after it.
+
+    A signal that this program was started to ignore (as by nohup) stays ignored.
+    """
+    previous: dict[signal.Signals, Any] = {}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for caught in previous:
+            signal.signal(caught, signal.SIG_IGN)
+        raise Ended(_ENDING_SIGNALS[signal.Signals(number)])
+
+    for number in _ENDING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _discard_output() -> None:
+    """Lets the interpreter's last flush go nowhere: whoever read the output is gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describes every command and its arguments."""
+    top = _Parser(
+        prog="isotrain",
+        description="Trains one spec under any data-parallel backend, with the same result.",
+        epilog=_MAIN_EXAMPLES,
+        formatter_class=_Layout,
+    )
+    top.add_argument("--version", action="version", version=f"isotrain {__version__}")
+    commands = top.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    _describe_run(_add(commands, "run", "train a spec under a backend", _RUN_EXAMPLES))
+    _describe_plan(_add(commands, "plan", "show what a run would do", _PLAN_EXAMPLES))
+    _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
+    _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
+    _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
+    _add(commands, "schema", "print the JSON Schema of specs", _SCHEMA_EXAMPLES)
+    return top
+
+
+_DESCRIPTIONS = {
+    "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
+    " standard error, the result to standard output.",
+    "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
+    "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
+    "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
+    " no framework; `isotrain doctor` really tries them.",
+    "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
+    "doctor": "Really loads every backend, each in a process of its own, and says of it and of each of\n"
+    "its collectives: usable or not, which version, why not, and what to do.",
+    "schema": "Prints the JSON Schema of spec files, with which editors complete and check them.",
+}
+
+
+def _add(
+    commands: argparse._SubParsersAction[_Parser], name: str, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=_DESCRIPTIONS[name],
+        epilog=examples,
+        formatter_class=_Layout,
+    )
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return command
+
+
+def _describe_run(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    _describe_target(command, required=True)
+    command.add_argument(
+        "--run-dir", metavar="DIR", help="new or empty folder for the run's files (runs/NAME-TIME)"
+    )
+    command.add_argument(
+        "--port", type=_port, metavar="P", help="use this port and those after it (any free ones)"
+    )
+    command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+
+
+def _describe_plan(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    _describe_target(command, required=False)
+    command.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        help="print what differs between two of NAME[:COLLECTIVE][@REPLICAS]",
+    )
+    command.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="start no process to count samples, parameters and bytes",
+    )
+
+
+def _describe_spec(command: argparse.ArgumentParser) -> None:
+    command.add_argument("spec", metavar="SPEC", help="spec file: .yaml, .toml or .json")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the spec, such as optimizer.lr=0.05; may be repeated",
+    )
+
+
+def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> None:
+    command.add_argument(
+        "--backend",
+        required=required,
+        metavar="NAME[:COLLECTIVE]",
+        help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
+    )
+    command.add_argument(
+        "--replicas", type=_count, metavar="N", help="how many (one per usable GPU, or one)"
+    )
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, 1, None)
+
+
+def _port(text: str) -> int:
+    return _whole_number(text, 1, 65535)
+
+
+def _whole_number(text: str, least: int, most: int | None) -> int:
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least or (most is not None and value > most):
+        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, received {text!r}")
+    return value

@@ -1,0 +1,186 @@
+"""What each command does; `isotrain.core.cli` has their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.errors import PlanError
+from isotrain.core.json_text import FORMAT, json_line, json_page
+
+if TYPE_CHECKING:
+    from isotrain.core.plan import Plan
+    from isotrain.core.spec import TrainingSpec
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains, and prints the result."""
+    from isotrain.core import api, display, report
+
+    spec = _spec(options)
+    shows: contextlib.AbstractContextManager[display.OnEvent | None] = contextlib.nullcontext()
+    if options.json:
+        shows = display.json_lines()
+    elif options.quiet:
+        shows = display.quiet()
+    with shows as on_event:
+        result = api.run(
+            spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            run_directory=options.run_dir,
+            on_event=on_event,
+            port=options.port,
+        )
+    if options.json:
+        print(json_line({"event": "result", **result.to_dict()}), flush=True)
+    else:
+        sys.stdout.write(report.result(result))
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Prints a plan, or what differs between two."""
+    from isotrain.core import report
+
+    spec = _spec(options)
+    if options.diff:
+        _differences(spec, options)
+        return
+    if options.backend is None:
+        raise PlanError("plan: give --backend NAME, or --diff A B to compare two.")
+    found = _plan(spec, options.backend, options.replicas, options)
+    if options.json:
+        print(json_page({"format": FORMAT, "plan": found.to_dict()}))
+    else:
+        sys.stdout.write(report.plan(found))
+
+
+def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    from isotrain.core import report
+    from isotrain.core.plan import differences
+
+    if options.backend is not None:
+        raise PlanError("plan: --diff A B names both backends; leave --backend out.")
+    first, second = (
+        _plan(spec, *_target(text, options.replicas), options) for text in options.diff
+    )
+    found = differences(first, second)
+    if options.json:
+        rows = [{"field": name, "first": one, "second": two} for name, one, two in found]
+        ends = dict(zip(("first", "second"), options.diff, strict=True))
+        print(json_page({"format": FORMAT, **ends, "differences": rows}))
+    else:
+        sys.stdout.write(report.differences(options.diff, found))
+
+
+def _target(text: str, replicas: int | None) -> tuple[str, int | None]:
+    """Splits `NAME[:COLLECTIVE][@REPLICAS]`."""
+    backend, at, count = text.partition("@")
+    if not at:
+        return backend, replicas
+    if not (count.isdecimal() and int(count)):
+        raise PlanError(
+            f"--diff {text}: expected NAME[:COLLECTIVE][@REPLICAS] with REPLICAS of at least 1,"
+            f" received {count!r} after the @."
+        )
+    return backend, int(count)
+
+
+def _plan(
+    spec: TrainingSpec, backend: str, replicas: int | None, options: argparse.Namespace
+) -> Plan:
+    from isotrain.core import api
+
+    if options.no_measure:
+        return api.plan(spec, backend=backend, replicas=replicas)
+    with _waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
+        return api.measured_plan(spec, backend=backend, replicas=replicas)
+
+
+def backends(options: argparse.Namespace) -> None:
+    """Lists the backends."""
+    from isotrain.core import listings
+    from isotrain.core.registry import plugin_host
+
+    host = plugin_host()
+    found = listings.backends(host)
+    if options.json:
+        faults = {"plugin_faults": dict(host.faults)}
+        print(json_page({"format": FORMAT, "backends": found, **faults}))
+        return
+    from isotrain.core import report
+
+    sys.stdout.write(report.backends(found))
+    _warn(host.faults)
+
+
+def strategies(options: argparse.Namespace) -> None:
+    """Lists the strategies and the backends they fit."""
+    from isotrain.core import listings
+    from isotrain.core.registry import plugin_host
+
+    host = plugin_host()
+    found = listings.strategies(host)
+    if options.json:
+        faults = {"plugin_faults": dict(host.faults)}
+        print(json_page({"format": FORMAT, "strategies": found, **faults}))
+        return
+    from isotrain.core import report
+
+    sys.stdout.write(report.strategies(found))
+    _warn(host.faults)
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Examines this machine."""
+    from isotrain.core.doctor import examine
+    from isotrain.core.registry import plugin_host
+
+    host = plugin_host()
+    with _waiting(f"loading {', '.join(host.backends.names())}"):
+        found = examine(host)
+    if options.json:
+        print(json_page({"format": FORMAT, **found}))
+        return
+    from isotrain.core import report
+
+    sys.stdout.write(report.doctor(found))
+
+
+def schema(options: argparse.Namespace) -> None:
+    """Prints the JSON Schema of specs; it is JSON with and without --json."""
+    from isotrain.core.spec_io import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _spec(options: argparse.Namespace) -> TrainingSpec:
+    """Reads the spec; what it refers to may lie in the current folder."""
+    from isotrain.core.spec_io import load_spec
+
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    return load_spec(options.spec, options.set)
+
+
+def _warn(faults: Mapping[str, str]) -> None:
+    for name, fault in faults.items():
+        print(f"isotrain: plugin {name!r} was left out: {fault}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[Any]:
+    """Shows in a terminal what a wait is for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield

@@ -1,0 +1,18 @@
+"""How the command line ends; `docs/command-line.md` says what each code means."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command."""
+
+    OK = 0
+    RUN_FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    HANGUP = 129
+    INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+    TERMINATED = 143

@@ -1,0 +1,32 @@
+"""JSON as the command line prints it: strict, on any value that a run reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+FORMAT = 1
+"""The version of everything that the command line prints as JSON; see `docs/command-line.md`."""
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """One object on one line."""
+    return json.dumps(_strict(fields), default=str, allow_nan=False)
+
+
+def json_page(fields: Mapping[str, Any]) -> str:
+    """One object, indented."""
+    return json.dumps(_strict(fields), default=str, allow_nan=False, indent=2)
+
+
+def _strict(value: Any) -> Any:
+    """Writes numbers that JSON lacks as the text "NaN", "Infinity" or "-Infinity"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(part) for part in value]
+    return value

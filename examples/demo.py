@@ -1,0 +1,130 @@
+"""What `make demo` shows: the digits under all five backends, and how far the results are apart.
+
+    python examples/demo.py
+    python examples/demo.py --backends torch-ddp tf-mirrored --replicas 1 2 3
+
+Exit code 0: every cell trained, and all loss curves agree. 1: one failed, or they do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from digits import spec
+
+import isotrain
+
+BACKENDS = ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
+TOLERANCE = 1e-4
+"""Relative. Rounding in float32 gives about 1e-6 here; other data or another mean, far more."""
+
+
+@dataclass
+class Cell:
+    """One backend with one number of replicas, and what came of it."""
+
+    backend: str
+    replicas: int
+    final_loss: float | None = None
+    accuracy: float | None = None
+    samples_per_s: float | None = None
+    apart: float | None = None
+    reason: str | None = None
+
+
+def train(cell: Cell, epochs: int, quiet: bool) -> list[float]:
+    """Fills a cell; returns the loss of every step, or nothing if the run failed."""
+    own = spec.replace(epochs=epochs, threads=1)  # speeds can be compared: one core per replica
+    show = (lambda event: None) if quiet else None
+    try:
+        result = isotrain.run(own, backend=cell.backend, replicas=cell.replicas, on_event=show)
+    except isotrain.IsotrainError as error:
+        cell.reason = str(error)
+        print(cell.reason, file=sys.stderr)
+        return []
+    cell.final_loss = result.final_loss
+    cell.accuracy = result.metrics["validation_accuracy"]
+    cell.samples_per_s = result.timings["samples_per_s"]
+    return result.history.loss
+
+
+def largest_difference(curve: Sequence[float], reference: Sequence[float]) -> float:
+    """The largest relative difference between two loss curves."""
+    return max(abs(a - b) / abs(b) for a, b in zip(curve, reference, strict=True))
+
+
+def conclusion(cells: Sequence[Cell]) -> tuple[bool, str]:
+    """Whether all is well, and a sentence that says what the table shows."""
+    failed = [cell for cell in cells if cell.reason]
+    trained = [cell for cell in cells if cell.apart is not None]
+    if not trained:
+        return False, "Nothing could be trained. `isotrain doctor` examines every backend."
+    widest = max(trained, key=lambda cell: cell.apart or 0.0)
+    apart = f"at most {widest.apart:.1e} apart ({widest.backend}, {widest.replicas} replicas)"
+    if (widest.apart or 0.0) > TOLERANCE:
+        return False, f"The loss curves do NOT agree: {apart}, relative to the first."
+    text = (
+        f"The same weights, batches and rates under every backend: step by step, the losses are"
+        f" {apart}, relative to the first. That is float32 rounding."
+    )
+    if failed:
+        return False, f"{text} But {len(failed)} of {len(cells)} cells failed."
+    return True, text
+
+
+def print_table(cells: Sequence[Cell]) -> None:
+    """Prints a row for every cell; in that of a failed one, the first line of the reason."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="handwritten digits, one core per replica")
+    table.add_column("backend")
+    for name in ("replicas", "final loss", "accuracy", "samples/s", "curves apart"):
+        table.add_column(name, justify="right")
+    if any(cell.reason for cell in cells):
+        table.add_column("failed because", ratio=1)
+    for cell in cells:
+        table.add_row(cell.backend, str(cell.replicas), *(Text(part) for part in facts(cell)))
+    Console().print(table)
+
+
+def facts(cell: Cell) -> list[str]:
+    """The other columns of a cell's row."""
+    if cell.reason is not None:
+        return ["-", "-", "-", "-", cell.reason.splitlines()[0]]
+    apart = f"{cell.apart:.1e}" if cell.apart else "0"
+    return [f"{cell.final_loss:.6f}", f"{cell.accuracy:.4f}", f"{cell.samples_per_s:.0f}", apart]
+
+
+def main() -> int:
+    """Trains every cell and prints what came out."""
+    parser = argparse.ArgumentParser(description="Train the digits under every backend.")
+    parser.add_argument("--backends", nargs="+", default=BACKENDS, metavar="NAME")
+    parser.add_argument("--replicas", nargs="+", type=int, default=(1, 2), metavar="N")
+    parser.add_argument("--epochs", type=int, default=spec.epochs)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+
+    cells = [Cell(backend, count) for backend in args.backends for count in args.replicas]
+    reference: list[float] = []
+    for cell in cells:
+        curve = train(cell, args.epochs, quiet=args.json)
+        reference = reference or curve
+        if curve:
+            cell.apart = largest_difference(curve, reference)
+    agree, text = conclusion(cells)
+    if args.json:
+        print(json.dumps({"cells": [asdict(c) for c in cells], "agree": agree, "text": text}))
+    else:
+        print_table(cells)
+        print(text)
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What a check is given: an open session, and the little that checks do over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance import probe
+from conformance.board import Board
+from isotrain.core.data import Batch, Loader, Slice
+from isotrain.core.registry import plugin_host
+from isotrain.core.session import Session
+from isotrain.core.sources import as_source
+
+CLOSE = 1e-12
+"""Relative difference that rounding of float64 sums explains."""
+
+
+class Bench:
+    """A session under test.
+
+    Attributes:
+        session: The session.
+        group: Its replicas.
+        supported: What its backend declares.
+        board: For comparing notes over the processes.
+        starts: The state of every process before the first step.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.group = session.group
+        self.supported = plugin_host().backend(session.plan.backend).supported
+        self.board = Board(session.run_directory, session.rank, len(session.plan.processes))
+        self.starts = self.board.share(session.read_state())
+
+    def restart(self) -> None:
+        """Puts weights, moving statistics and optimizer slots to the start on every replica.
+
+        Every process writes the same, as `write_state` asks: what process 0 started with, and NumPy's
+        weights.
+        """
+        self.session.write_state({**self.starts[0], **probe.starting_state()})
+
+    def trainable_names(self) -> list[str]:
+        """In the order of `gradients`."""
+        return list(self.session.read_state(("trainable",)))
+
+    def batches(self, count: int, size: int, accumulate: int = 1) -> list[Batch]:
+        """The first `count` samples in order, in global batches of `size`."""
+        loader = Loader(
+            as_source(probe.samples(count)),
+            global_batch=size,
+            replicas=self.group.replicas,
+            local_replicas=self.group.local_replicas,
+            seed=0,
+            shuffle=False,
+            drop_remainder=False,
+            accumulate=accumulate,
+            epochs=1,
+            place=self.group.place,
+        )
+        return list(loader)
+
+    def same_for_all(self, count: int, noise: float = 0.0) -> Batch:
+        """A batch in which every replica has the very same samples."""
+        inputs, targets = probe.samples(count, noise)
+        placed = Slice(self.group.place(inputs), self.group.place(targets), count, 1.0)
+        size = count * self.group.replicas
+        return Batch(0, 0, 0, size, False, True, tuple((placed,) for _ in self.group.local_replicas))
+
+    def gradients_of_all(self, batch: Batch) -> tuple[list[dict[str, np.ndarray]], float]:
+        """Every replica's gradients by name, brought together without collectives; and the loss."""
+        names = self.trainable_names()
+        gradients, loss = self.group.gradients(batch)
+        flat = [
+            np.concatenate([self.group.numpy(gradient).ravel() for gradient in own])
+            for own in gradients
+        ]
+        shapes = {name: value.shape for name, value in probe.starting_state().items()}
+        return [
+            _split(row, names, shapes) for row in self.board.share_rows(flat)
+        ], float(loss)
+
+    def collective(
+        self, operation: Callable[[list[Any]], list[Any]], given: Callable[[int], np.ndarray]
+    ) -> list[np.ndarray]:
+        """Runs a collective on `given(replica)`; the results of the local replicas.
+
+        NumPy's type of the result is kept, and compared by the caller.
+        """
+        values = [self.group.tensor(given(replica)) for replica in self.group.local_replicas]
+        results = operation(values)
+        return [self.group.numpy(result) for result in results]
+
+
+def _split(
+    row: np.ndarray, names: list[str], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    ends = np.cumsum([int(np.prod(shapes[name])) for name in names])[:-1]
+    parts = np.split(row, ends)
+    return {
+        name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)
+    }
+
+
+def assert_close(actual: Any, expected: Any, what: str) -> None:
+    """Equal but for the rounding of sums; arrays, numbers, or dicts of them."""
+    if isinstance(expected, dict):
+        assert set(actual) == set(expected), f"{what}: {sorted(actual)} != {sorted(expected)}"
+        for name, value in expected.items():
+            assert_close(actual[name], value, f"{what}: {name}")
+        return
+    np.testing.assert_allclose(actual, expected, rtol=CLOSE, atol=CLOSE, err_msg=what)
+
+
+def assert_same(actual: Any, expected: Any, what: str) -> None:
+    """Equal to the bit, in the same type and shape."""
+    if isinstance(expected, dict):
+        assert set(actual) == set(expected), f"{what}: {sorted(actual)} != {sorted(expected)}"
+        for name, value in expected.items():
+            assert_same(actual[name], value, f"{what}: {name}")
+        return
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what}: {actual.shape}, expected {expected.shape}"
+    assert np.array_equal(actual, expected, equal_nan=True), f"{what}: {actual} != {expected}"

@@ -1,0 +1,94 @@
+"""Checks of named state and of evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance import probe
+from conformance.bench import Bench, assert_close, assert_same
+from isotrain.core.errors import IsotrainError
+
+
+def state_round_trip(bench: Bench) -> None:
+    """State that was read, optimizer slots included, can be put back to the bit, and training goes on alike."""
+    batches = bench.batches(14, 7)
+    bench.restart()
+    bench.group.synchronised_step(batches[0], probe.RATE)
+    kept = bench.session.read_state()
+    bench.group.synchronised_step(batches[1], probe.RATE)
+    after = bench.session.read_state(("trainable", "optimizer"))
+    bench.session.write_state(kept)
+    restored = bench.session.read_state()
+    bench.group.synchronised_step(batches[1], probe.RATE)
+    again = bench.session.read_state(("trainable", "optimizer"))
+    assert any(name.startswith("optimizer/") for name in kept), "no optimizer slots in the state"
+    assert_same(restored, kept, "state read after it was written")
+    assert_same(again, after, "state after the step was taken again")
+
+
+def state_kinds(bench: Bench) -> None:
+    """The kinds of state are apart, complete, and the names those of the model."""
+    state = bench.session.read_state()
+    kinds = {kind: bench.session.read_state((kind,)) for kind in _KINDS}
+    assert set(kinds["trainable"]) == set(probe.starting_state()), sorted(kinds["trainable"])
+    assert "statistics/moving_mean" in kinds["non-trainable"], sorted(kinds["non-trainable"])
+    assert all(name.startswith("optimizer/") for name in kinds["optimizer"])
+    assert sum(map(len, kinds.values())) == len(state), "a name is of two kinds, or of none"
+
+
+_KINDS = ("trainable", "non-trainable", "optimizer")
+
+
+def state_is_a_copy(bench: Bench) -> None:
+    """What was read does not change when training goes on."""
+    bench.restart()
+    state = bench.session.read_state()
+    kept = {name: value.copy() for name, value in state.items()}
+    (batch,) = bench.batches(7, 7)
+    bench.group.synchronised_step(batch, probe.RATE)
+    assert_same(state, kept, "state that was read before the step")
+
+
+def unknown_state_is_refused(bench: Bench) -> None:
+    """A name that the model does not have, or another shape, is an error that says so."""
+    wrong = {
+        "hiden/bias": np.zeros(5),
+        "optimizer/no such slot": np.zeros(5),
+        "hidden/bias": np.zeros(6),
+    }
+    for name, value in wrong.items():
+        try:
+            bench.session.write_state({name: value})
+        except IsotrainError as error:
+            assert name.removeprefix("optimizer/") in str(error), f"does not name {name}: {error}"
+        else:
+            raise AssertionError(f"{name} of shape {value.shape} was accepted")
+
+
+def evaluation(bench: Bench) -> None:
+    """Loss and metrics over any number of samples are exact means, whatever the number of replicas."""
+    bench.restart()
+    counts = (22, 13, 5, 1)
+    found = [bench.session.evaluate(probe.samples(count)) for count in counts]
+    oracle = probe.Oracle.fresh()
+    for count, results in zip(counts, found, strict=True):
+        rows = np.arange(count)
+        values = {"loss": oracle.losses(rows), **oracle.metrics(rows)}
+        expected = {name: per_sample.mean() for name, per_sample in values.items()}
+        assert_close(results, expected, f"evaluation of {count} samples")
+
+
+def evaluation_changes_nothing(bench: Bench) -> None:
+    """Evaluation leaves weights, moving statistics, slots and training metrics alone."""
+    bench.restart()
+    bench.session.metrics()
+    (batch,) = bench.batches(7, 7)
+    bench.group.synchronised_step(batch, probe.RATE)
+    before = bench.session.read_state()
+    bench.session.evaluate()
+    after = bench.session.read_state()
+    found = bench.session.metrics()
+    assert_same(after, before, "state after evaluation")
+    per_sample = probe.Oracle.fresh().metrics(np.arange(7))
+    expected = {name: values.mean() for name, values in per_sample.items()}
+    assert_close(found, expected, "training metrics after evaluation")

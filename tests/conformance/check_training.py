@@ -1,0 +1,234 @@
+"""Checks of the promises on order, mean and start, against the model in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance import probe
+from conformance.bench import Bench, assert_close, assert_same
+
+
+def start_is_equal(bench: Bench) -> None:
+    """Before the first step, every process has the same state."""
+    first, *others = bench.starts
+    for rank, other in enumerate(others, start=1):
+        assert_same(other, first, f"state of process {rank} before the first step")
+
+
+def order(bench: Bench) -> None:
+    """Each replica gets its contiguous part of each global batch, in order, in every epoch."""
+    replicas = bench.group.replicas
+    found = []
+    for batch in bench.session.batches():
+        for pieces in batch.slices:
+            seen = [bench.group.numpy(p.inputs["index"])[: p.count] for p in pieces]
+            found.append(np.concatenate(seen))
+    expected = [
+        np.array_split(rows, replicas)[replica]
+        for rows in probe.all_batches()
+        for replica in bench.group.local_replicas
+    ]
+    assert len(found) == len(expected), f"{len(found)} slices, expected {len(expected)}"
+    for number, (own, rows) in enumerate(zip(found, expected, strict=True)):
+        assert own.tolist() == rows.tolist(), f"slice {number}: {own}, expected {rows}"
+
+
+def sizes(bench: Bench) -> None:
+    """Any number of samples, any global batch: nobody is lost or doubled, and weights sum up."""
+    replicas = bench.group.replicas
+    for count, size in ((1, 1), (2, 5), (5, 4), (7, 7), (13, 3)):
+        rows = []
+        for batch in bench.batches(count, size):
+            for replica, pieces in zip(bench.group.local_replicas, batch.slices, strict=True):
+                (piece,) = pieces
+                assert abs(piece.weight * batch.size - piece.count * replicas) < 1e-9
+                own = bench.group.numpy(piece.inputs["index"])[: piece.count]
+                rows += [(batch.step, replica, int(index)) for index in own]
+        expected = [
+            (step, replica, int(index))
+            for step, start in enumerate(range(0, count, size))
+            for replica, part in enumerate(
+                np.array_split(np.arange(start, min(count, start + size)), replicas)
+            )
+            if replica in bench.group.local_replicas
+            for index in part
+        ]
+        assert sorted(rows) == sorted(expected), f"{count} samples in batches of {size}: {rows}"
+
+
+def training(bench: Bench) -> None:
+    """Every loss, and at the end every weight, is what NumPy gets on whole global batches."""
+    bench.restart()
+    losses = [float(bench.session.step(batch)) for batch in bench.session.batches()]
+    weights = bench.session.read_state(("trainable",))
+    oracle, expected = probe.Oracle.fresh(), []
+    for rows in probe.all_batches():
+        expected.append(oracle.losses(rows).mean())
+        oracle.update(oracle.gradients(rows))
+    assert_close(losses, expected, "losses")
+    assert_close(weights, oracle.weights, "weights")
+
+
+def training_metrics(bench: Bench) -> None:
+    """Training metrics are means over the samples as they were when they were trained on."""
+    bench.restart()
+    bench.session.metrics()
+    for batch in bench.session.batches():
+        bench.session.step(batch)
+    found = bench.session.metrics()
+    oracle = probe.Oracle.fresh()
+    values: dict[str, list[np.ndarray]] = {}
+    for rows in probe.all_batches():
+        for name, per_sample in oracle.metrics(rows).items():
+            values.setdefault(name, []).append(per_sample)
+        oracle.update(oracle.gradients(rows))
+    assert_close(
+        found, {name: np.concatenate(parts).mean() for name, parts in values.items()}, "metrics"
+    )
+
+
+def moving_statistics(bench: Bench) -> None:
+    """Batch normalisation's moving mean is that of whole global batches, on every process."""
+    bench.restart()
+    for batch in bench.session.batches():
+        bench.session.step(batch)
+    mean = bench.session.read_state(("non-trainable",))["statistics/moving_mean"]
+    assert_close(mean, probe.moving_mean(list(probe.all_batches())), "moving mean")
+
+
+def replicas_stay_equal(bench: Bench) -> None:
+    """After training, every process has the same state, and every replica computes the same."""
+    bench.restart()
+    for batch in bench.session.batches():
+        bench.session.step(batch)
+    states = bench.board.share(bench.session.read_state())
+    gradients, _ = bench.gradients_of_all(bench.same_for_all(6))
+    for rank, state in enumerate(states):
+        assert_same(state, states[0], f"state of process {rank} after training")
+    for replica, own in enumerate(gradients):
+        assert_same(own, gradients[0], f"gradients of replica {replica} for the same samples")
+
+
+def exact_mean_of_gradients(bench: Bench) -> None:
+    """The mean over replicas of their gradients is the gradient of the mean over the samples."""
+    found = []
+    for count in (8, 7, 1):
+        bench.restart()
+        (batch,) = bench.batches(count, count)
+        gradients, loss = bench.gradients_of_all(batch)
+        mean = {
+            name: sum(own[name] for own in gradients) / bench.group.replicas for name in gradients[0]
+        }
+        found.append((count, mean, gradients, loss))
+    oracle = probe.Oracle.fresh()
+    for count, mean, gradients, loss in found:
+        rows = np.arange(count)
+        assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
+        assert_close(mean, oracle.gradients(rows), f"gradient of {count} samples")
+        for replica, part in enumerate(np.array_split(rows, bench.group.replicas)):
+            counted = np.flatnonzero(gradients[replica]["seen/embeddings"])
+            assert counted.tolist() == part.tolist(), f"replica {replica} counted {counted}"
+
+
+def synchronised_step(bench: Bench) -> None:
+    """One step on an even, an uneven and a nearly empty global batch: loss and weights as in NumPy."""
+    found = []
+    for count in (6, 7, 1):
+        bench.restart()
+        (batch,) = bench.batches(count, count)
+        loss = float(bench.group.synchronised_step(batch, probe.RATE))
+        found.append((count, loss, bench.session.read_state(("trainable",))))
+    for count, loss, weights in found:
+        oracle, rows = probe.Oracle.fresh(), np.arange(count)
+        assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
+        oracle.update(oracle.gradients(rows))
+        assert_close(weights, oracle.weights, f"weights after {count} samples")
+
+
+def accumulation(bench: Bench) -> None:
+    """Slices in two micro-batches, some of them empty, give the same step."""
+    found = []
+    for count in (7, 1):
+        bench.restart()
+        (batch,) = bench.batches(count, count, accumulate=2)
+        loss = float(bench.group.synchronised_step(batch, probe.RATE))
+        found.append((count, loss, bench.session.read_state(("trainable",))))
+    for count, loss, weights in found:
+        oracle, rows = probe.Oracle.fresh(), np.arange(count)
+        assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
+        oracle.update(oracle.gradients(rows))
+        assert_close(weights, oracle.weights, f"weights after {count} samples")
+
+
+def gradients_and_apply(bench: Bench) -> None:
+    """`gradients`, an all-reduce and `apply` end where the native synchronised step ends."""
+    batches = bench.batches(14, 7)
+    bench.restart()
+    for batch in batches:
+        bench.group.synchronised_step(batch, probe.RATE)
+    native = bench.session.read_state(("trainable", "optimizer"))
+    bench.restart()
+    for batch in batches:
+        gradients, _ = bench.group.gradients(batch)
+        reduced = [bench.group.all_reduce(list(g), "mean") for g in zip(*gradients, strict=True)]
+        bench.group.apply(list(zip(*reduced, strict=True)), probe.RATE)
+    assert_close(bench.session.read_state(("trainable", "optimizer")), native, "state")
+
+
+def local_step(bench: Bench) -> None:
+    """Each replica follows its own slice; the loss is that of the global batch."""
+    bench.restart()
+    (batch,) = bench.batches(7, 7)
+    loss = float(bench.group.local_step(batch, probe.RATE))
+    weights = bench.session.read_state(("trainable",))
+    assert_close(loss, probe.Oracle.fresh().losses(np.arange(7)).mean(), "loss")
+    replica = bench.group.local_replicas[0]
+    assert_close(weights, _after_own_slice(bench, replica, 7), f"weights of replica {replica}")
+
+
+def local_step_without_samples(bench: Bench) -> None:
+    """A replica without samples stays where it is; those with samples do not notice."""
+    bench.restart()
+    (batch,) = bench.batches(1, 1)
+    loss = float(bench.group.local_step(batch, probe.RATE))
+    weights = bench.session.read_state(("trainable",))
+    assert_close(loss, probe.Oracle.fresh().losses(np.arange(1)).mean(), "loss")
+    replica = bench.group.local_replicas[0]
+    assert_close(weights, _after_own_slice(bench, replica, 1), f"weights of replica {replica}")
+
+
+def average_parameters(bench: Bench) -> None:
+    """After a local step of each, all get the mean of the weights."""
+    bench.restart()
+    (batch,) = bench.batches(7, 7)
+    bench.group.local_step(batch, probe.RATE)
+    bench.group.average_parameters()
+    weights = bench.session.read_state(("trainable",))
+    gradients, _ = bench.gradients_of_all(bench.same_for_all(6))
+    apart = [_after_own_slice(bench, replica, 7) for replica in range(bench.group.replicas)]
+    mean = {name: np.mean([own[name] for own in apart], axis=0) for name in weights}
+    assert_close(weights, mean, "averaged weights")
+    for replica, own in enumerate(gradients):
+        assert_same(own, gradients[0], f"gradients of replica {replica} for the same samples")
+
+
+def _after_own_slice(bench: Bench, replica: int, count: int) -> dict[str, np.ndarray]:
+    """One replica's weights after a local step from the start on `count` samples."""
+    oracle = probe.Oracle.fresh()
+    own = np.array_split(np.arange(count), bench.group.replicas)[replica]
+    if len(own):
+        oracle.update(oracle.gradients(own))
+    return oracle.weights
+
+
+def dropout_differs(bench: Bench) -> None:
+    """Each replica draws dropout masks of its own, and new ones at every step."""
+    bench.restart()
+    batch = bench.same_for_all(1, noise=1.0)
+    first, _ = bench.gradients_of_all(batch)
+    second, _ = bench.gradients_of_all(batch)
+    masks = [own["noisy/kernel"].ravel() for own in (*first, *second)]
+    for mask in masks:
+        assert set(np.unique(mask)) == {0.0, 2.0}, f"not a mask of rate 1/2: {mask}"
+    distinct = {mask.tobytes() for mask in masks}
+    assert len(distinct) == len(masks), f"{len(distinct)} different masks of {len(masks)}"

@@ -1,0 +1,142 @@
+"""Starts the hand-written loops: plain processes with the variables that each framework documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+import isotrain
+from conformance import runs
+
+SCRIPTS = Path(__file__).parent / "handwritten"
+_DEADLINE_SECONDS = 150
+
+
+def by_hand(
+    script: str, backend: str, replicas: int, case: str, start: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Final weights of a hand-written loop.
+
+    Args:
+        script: Its file, without the ending.
+        backend: The backend that it is compared with: says how many processes and threads.
+        replicas: In all.
+        case: Whose optimizer.
+        start: The weights to start from, by name.
+    """
+    plan = isotrain.plan(runs.SPECS[case], backend=backend, replicas=replicas)
+    with tempfile.TemporaryDirectory(prefix="isotrain-by-hand-") as folder:
+        job = Path(folder) / "job.json"
+        np.savez(Path(folder) / "start.npz", **start)  # type: ignore[arg-type]
+        fields = {
+            "optimizer": runs.SPECS[case]["optimizer"],
+            "start": f"{folder}/start.npz",
+            "result": f"{folder}/result.npz",
+            "replicas": replicas,
+            "tensorflow_threads": plan.environment.get("TF_NUM_INTRAOP_THREADS", "1"),
+        }
+        job.write_text(json.dumps(fields), encoding="utf-8")
+        _start(SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.environment)
+        with np.load(f"{folder}/result.npz") as archive:
+            return dict(archive)
+
+
+def _start(
+    script: Path, job: Path, backend: str, world: int, environment: Mapping[str, str]
+) -> None:
+    """Runs a script on every rank, and raises with their output when one fails."""
+    with ExitStack() as stack:
+        variables = _variables(backend, world, stack)
+        processes = []
+        for rank in range(world):
+            with job.with_name(f"{rank}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, str(script), str(job)],
+                        env={**os.environ, **environment, **variables[rank]},
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        try:
+            codes = [process.wait(_DEADLINE_SECONDS) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    if any(codes):
+        logs = [job.with_name(f"{rank}.log").read_text()[-3000:] for rank in range(world)]
+        raise AssertionError(f"{script.name} ended with {codes}:\n" + "\n".join(logs))
+
+
+def _variables(backend: str, world: int, stack: ExitStack) -> list[dict[str, str]]:
+    """What a launcher of the framework would set for each rank."""
+    if backend == "torch-ddp":
+        port = str(_free_ports(1)[0])
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+        return [{**common, "RANK": str(rank)} for rank in range(world)]
+    if backend == "tf-multiworker":
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(world)]}
+        configs = [
+            {"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(world)
+        ]
+        return [{"TF_CONFIG": json.dumps(c), "RANK": str(r)} for r, c in enumerate(configs)]
+    if backend.startswith("horovod"):
+        return _horovod_variables(world, stack)
+    return [{}]
+
+
+def _horovod_variables(world: int, stack: ExitStack) -> list[dict[str, str]]:
+    """What `horovodrun` sets, with its rendezvous server in this process."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer(verbose=0)
+    port = server.start()
+    stack.callback(server.stop)
+    assignments = get_host_assignments(parse_hosts(f"127.0.0.1:{world}"), world)
+    server.init(assignments)
+    common = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_HOSTNAME": "127.0.0.1",
+    }
+    return [
+        {**common, **slot.to_response_env(), "RANK": str(slot.rank)}
+        if hasattr(slot, "to_response_env")
+        else {
+            **common,
+            "RANK": str(slot.rank),
+            "HOROVOD_RANK": str(slot.rank),
+            "HOROVOD_SIZE": str(slot.size),
+            "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+            "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        }
+        for slot in assignments
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on just now, below those that systems hand out by themselves."""
+    found: list[int] = []
+    while len(found) < count:
+        port = 10000 + secrets.randbelow(5000)
+        with socket.socket() as probe:
+            if port not in found and probe.connect_ex(("127.0.0.1", port)):
+                found.append(port)
+    return found

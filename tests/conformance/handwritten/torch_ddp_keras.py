@@ -1,0 +1,48 @@
+"""DistributedDataParallel with a Keras model and a Keras optimizer, by hand."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance import cases
+from conformance.handwritten.common import (
+    RANK,
+    gather,
+    global_batches,
+    keras_optimizer,
+    keras_weights,
+    load_keras,
+    local_batch,
+    save,
+)
+
+
+def tensors(arrays: cases.Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = cases.portable_model()
+    load_keras(model)
+    ddp = DistributedDataParallel(model)
+    optimizer = keras_optimizer()
+    inputs, targets = cases.training_data()
+    for rows in global_batches():
+        own, weight = local_batch(rows, RANK)
+        model.zero_grad()
+        outputs = ddp(tensors(gather(inputs, own)), training=True)
+        loss = cases.both_losses(outputs, tensors(gather(targets, own)))
+        (loss * weight).backward()
+        with torch.no_grad():
+            gradients = [variable.value.grad for variable in model.trainable_variables]
+            optimizer.apply(gradients, model.trainable_variables)
+    save(keras_weights(model))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

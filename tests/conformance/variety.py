@@ -1,0 +1,132 @@
+"""Every optimizer, schedule, kind of clipping and precision once, with one replica in one process.
+
+Run as `python -m conformance.variety BACKEND RESULT`: trains each spec in a session of its own, one after
+the other in this process, and writes losses, rates, weights and evaluations to the npz file RESULT.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+_ADAM = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-13}
+_WARM = {"warmup_steps": 2, "warmup_from_fraction": 0.25}
+
+
+def build_model() -> Any:
+    """A small network with a regularised layer."""
+    import keras
+    from keras import layers
+
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(
+                8, activation="tanh", kernel_regularizer=keras.regularizers.L2(2.0**-6), name="hidden"
+            ),
+            layers.Dense(4, name="head"),
+        ]
+    )
+
+
+def data() -> Any:
+    """Twenty samples of six numbers in four classes, and nine to evaluate on."""
+    generator = np.random.default_rng(23)
+    features = generator.normal(size=(29, 6))
+    classes = np.argmax(features @ generator.normal(size=(6, 4)), axis=1)
+    return isotrain.DataSet((features[:20], classes[:20]), (features[20:], classes[20:]))
+
+
+BASE: dict[str, Any] = {
+    "model": build_model,
+    "data": data,
+    "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    "metrics": ["accuracy"],
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "global_batch": 8,
+    "steps": 6,
+    "precision": "float64",
+    "threads": 1,
+}
+
+FLOAT64: dict[str, dict[str, Any]] = {
+    "sgd-nesterov": {
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.875, "nesterov": True}
+    },
+    "sgd-decay": {"optimizer": {"name": "sgd", "lr": 0.125, "weight_decay": 0.0625}},
+    "adam-amsgrad": {"optimizer": {"name": "adam", "lr": 2.0**-6, "amsgrad": True, **_ADAM}},
+    "adamw": {"optimizer": {"name": "adamw", "lr": 2.0**-6, "weight_decay": 0.0625, **_ADAM}},
+    "rmsprop": {
+        "optimizer": {
+            "name": "rmsprop",
+            "lr": 2.0**-6,
+            "rho": 0.875,
+            "momentum": 0.5,
+            "epsilon": 2.0**-10,
+            "centered": True,
+        }
+    },
+    "adagrad": {
+        "optimizer": {
+            "name": "adagrad",
+            "lr": 0.125,
+            "initial_accumulator_value": 0.125,
+            "epsilon": 2.0**-13,
+        }
+    },
+    "lamb": {"optimizer": {"name": "lamb", "lr": 2.0**-6, **_ADAM}},
+    "warm-up": {"schedule": {"name": "constant", **_WARM}},
+    "step": {"schedule": {"name": "step", "every_steps": 2, "factor": 0.5}},
+    "cosine": {"schedule": {"name": "cosine", "final_fraction": 0.125, **_WARM}},
+    "polynomial": {"schedule": {"name": "polynomial", "power": 2.0, "warmup_epochs": 1}},
+    "scaling-linear": {"scaling": {"rule": "linear", "base_batch": 16}},
+    "scaling-sqrt": {"scaling": {"rule": "sqrt", "base_batch": 16}},
+    "clip-value": {"clip": {"value": 0.0625}},
+    "clip-norm": {"clip": {"norm": 0.125}},
+    "clip-global-norm": {"clip": {"global_norm": 0.125}},
+    "accumulate": {"accumulate": 3},
+    "other-seed": {"seed": 1},
+    "no-shuffle": {"shuffle": False, "drop_remainder": True},
+}
+"""What is changed of the base, in float64."""
+
+ROUGH: dict[str, dict[str, Any]] = {
+    "float32": {"precision": "float32"},
+    "bfloat16": {"precision": "bfloat16"},
+    "float16": {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 2}},
+    "float16-clipped": {"precision": "float16", "clip": {"global_norm": 0.125}},
+}
+"""The other precisions."""
+
+
+def train(changes: dict[str, Any], backend: str) -> dict[str, np.ndarray]:
+    """Trains one spec; everything worth comparing, by name."""
+    with isotrain.open_session({**BASE, **changes}, backend=backend, replicas=1) as session:
+        found = {f"start/{n}": v for n, v in session.read_state(("trainable",)).items()}
+        losses = [float(session.step(batch)) for batch in session.batches()]
+        found |= {f"weight/{n}": v for n, v in session.read_state(("trainable",)).items()}
+        found["loss"] = np.array(losses)
+        found["rate"] = np.array(session.history.learning_rate)
+        found["accuracy"] = np.array(session.metrics()["accuracy"])
+        evaluated = session.evaluate()
+        found |= {f"evaluated/{name}": np.array(value) for name, value in evaluated.items()}
+    return found
+
+
+def main() -> None:
+    """Trains all of them."""
+    backend, result = sys.argv[1:]
+    arrays = {
+        f"{name}:{key}": value
+        for name, changes in {**FLOAT64, **ROUGH}.items()
+        for key, value in train(changes, backend).items()
+    }
+    np.savez(result, **arrays)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Makes the helpers of the tests importable, here and in the processes that tests start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+TESTS = str(Path(__file__).resolve().parent)
+
+if TESTS not in sys.path:
+    sys.path.insert(0, TESTS)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
+)

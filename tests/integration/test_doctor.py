@@ -1,0 +1,134 @@
+"""The doctor, on this installation and on ones that are really half broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isotrain.core import report
+from isotrain.core.doctor import examine
+from isotrain.core.registry import PluginHost, plugin_host
+
+TORCH = ("torch-ddp", "horovod-torch")
+TENSORFLOW = ("tf-mirrored", "tf-multiworker", "horovod-tf")
+
+
+def doctor(*arguments: str, first_on_path: Path | None = None) -> str:
+    variables = dict(os.environ)
+    if first_on_path is not None:
+        variables["PYTHONPATH"] = str(first_on_path)
+    command = [sys.executable, "-m", "isotrain", "doctor", *arguments]
+    found = subprocess.run(command, text=True, capture_output=True, env=variables, timeout=240)
+    assert found.returncode == 0, found.stderr
+    assert not found.stderr
+    return found.stdout
+
+
+def backends(first_on_path: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads(doctor("--json", first_on_path=first_on_path))
+    return {backend["name"]: backend for backend in found["backends"]}
+
+
+def package(folder: Path, name: str, text: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, Any]:
+    """What the doctor finds on this installation."""
+    found: dict[str, Any] = json.loads(doctor("--json"))
+    return found
+
+
+def test_everything_is_usable_here(here: dict[str, Any]) -> None:
+    found = here
+    assert found["format"] == 1
+    assert found["machine"]["cores"] >= 1
+    assert found["python"]["executable"] == sys.executable
+    assert found["plugin_faults"] == {}
+    assert {each["name"]: each["usable"] for each in found["frameworks"]} == {
+        "torch": True,
+        "tensorflow": True,
+    }
+    host = plugin_host()
+    assert [backend["name"] for backend in found["backends"]] == host.backends.names()
+    for backend in found["backends"]:
+        assert backend["usable"], backend
+        assert backend["version"]
+        assert backend["versions"]
+        declared = list(host.backend(backend["name"]).collectives)
+        collectives = {each["name"]: each for each in backend["collectives"]}
+        assert list(collectives) == declared
+        assert collectives["auto"]["usable"]
+        for each in backend["collectives"]:
+            assert each["usable"] == (each["reason"] is None)
+
+
+def test_text_for_people(here: dict[str, Any]) -> None:
+    text = report.doctor(here)
+    for backend in here["backends"]:
+        assert f"| {backend['name']} " in text
+        for each in backend["collectives"]:
+            assert f"| {backend['name']}:{each['name']} " in text
+            assert each["usable"] or f"{each['reason']}; {each['hint']}" in text
+
+
+@pytest.mark.slow
+def test_a_tensorflow_that_fails_to_import(tmp_path: Path) -> None:
+    package(tmp_path, "tensorflow", 'raise ImportError("libmissing.so.7: no such file")')
+    found = backends(tmp_path)
+    for name in TENSORFLOW:
+        assert not found[name]["usable"]
+        assert "libmissing.so.7" in found[name]["reason"]
+        assert found[name]["hint"]
+        assert not any(each["usable"] for each in found[name]["collectives"])
+    for name in TORCH:
+        assert found[name]["usable"], found[name]
+
+
+def test_frameworks_that_bring_their_process_down(tmp_path: Path) -> None:
+    aborts = 'import os, sys; print("bad ABI", file=sys.stderr, flush=True); os.abort()'
+    package(tmp_path, "tensorflow", aborts)
+    package(tmp_path, "torch", "import os; os._exit(139)")
+    found = backends(tmp_path)
+    for name in TENSORFLOW:
+        assert not found[name]["usable"]
+        assert "SIGABRT" in found[name]["reason"]
+        assert "bad ABI" in found[name]["reason"]
+    for name in TORCH:
+        assert not found[name]["usable"]
+        assert "exit code 139" in found[name]["reason"]
+
+
+@pytest.mark.slow
+def test_a_horovod_whose_extension_cannot_be_loaded(tmp_path: Path) -> None:
+    package(tmp_path, "horovod", "")
+    torch = tmp_path / "horovod" / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("from horovod.torch import mpi_lib_v2")
+    (torch / "mpi_lib_v2.cpython-so.so").write_bytes(b"this is no shared library")
+    (torch / "mpi_lib_v2.py").write_text("raise ImportError('undefined symbol: _ZN2at4_ops')")
+    found = backends(tmp_path)
+    assert not found["horovod-torch"]["usable"]
+    assert "undefined symbol" in found["horovod-torch"]["reason"]
+    assert found["horovod-torch"]["hint"]
+    assert not found["horovod-tf"]["usable"]
+    assert found["torch-ddp"]["usable"]
+    assert found["tf-mirrored"]["usable"]
+
+
+def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "torch", "import time; time.sleep(1000)")
+    package(tmp_path, "tensorflow", "import time; time.sleep(1000)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = examine(PluginHost(entry_points=False), seconds=3)
+    assert [backend["usable"] for backend in found["backends"]] == [False] * 5
+    reasons = [backend["reason"] for backend in found["backends"]]
+    assert reasons == ["loading it did not end within 3 s"] * 5

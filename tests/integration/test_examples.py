@@ -1,0 +1,361 @@
+"""Every example, run as a person runs it: as a program of its own, in an empty folder."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pickle
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.session import Session
+from isotrain.core.spec_io import load_spec
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BACKENDS = ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
+SECONDS = 200.0
+"""More than any example takes on a busy machine, so that one that hangs is noticed."""
+
+Importer = Callable[[str], ModuleType]
+
+
+def execute(folder: Path, *command: str | Path, code: int = 0) -> str:
+    """Runs Python with arguments in a folder; gives what it printed, its errors too if it failed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def example(folder: Path, name: str, *arguments: str | Path) -> str:
+    """Runs an example in a folder that it makes for itself."""
+    folder.mkdir(parents=True)
+    return execute(folder, EXAMPLES / name, *arguments)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """What the only run in a folder left there."""
+    (path,) = folder.glob("runs/*/result.json")
+    fields: dict[str, Any] = json.loads(path.read_text())
+    return fields
+
+
+def on(backend: str, replicas: int = 2) -> tuple[str, ...]:
+    return "--backend", backend, "--replicas", str(replicas)
+
+
+def losses(fields: dict[str, Any]) -> np.ndarray:
+    return np.array(fields["history"]["loss"])
+
+
+# --- digits --------------------------------------------------------------------------------------
+
+
+def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
+    printed = example(tmp_path / "run", "digits.py", *on("torch-ddp", 1), "--epochs", "2")
+    found = result(tmp_path / "run")
+    assert found["metrics"]["validation_accuracy"] > 0.9
+    assert f"final loss {found['final_loss']:.8f}" in printed
+
+
+@pytest.mark.slow
+def test_digits_give_the_same_losses_under_every_backend(tmp_path: Path) -> None:
+    curves = {}
+    for backend in BACKENDS:
+        example(tmp_path / backend, "digits.py", *on(backend), "--epochs", "2")
+        found = result(tmp_path / backend)
+        assert found["plan"]["backend"] == backend
+        assert found["plan"]["replicas"] == 2
+        assert found["metrics"]["validation_accuracy"] > 0.9
+        curves[backend] = losses(found)
+    reference = curves[BACKENDS[0]]
+    assert len(reference) == 2 * 24
+    for backend, curve in curves.items():
+        np.testing.assert_allclose(curve, reference, rtol=1e-4, err_msg=backend)
+
+
+def test_the_yaml_file_is_the_spec_of_the_script(examples: Importer) -> None:
+    given = load_spec(EXAMPLES / "digits.yaml").to_dict()
+    script = examples("digits").spec.to_dict()
+    for field in ("model", "data"):
+        assert Path(given[field]).name == f"digits.py:{field}"
+        script[field] = given[field]
+    assert given == script
+
+
+@pytest.mark.slow
+def test_the_yaml_file_runs_from_the_command_line(tmp_path: Path) -> None:
+    command = ["-m", "isotrain", "run", EXAMPLES / "digits.yaml", *on("torch-ddp"), "--json"]
+    printed = execute(tmp_path, *command, "--set", "epochs=1")
+    last = json.loads(printed.splitlines()[-1])
+    example(tmp_path / "script", "digits.py", *on("torch-ddp"), "--epochs", "1")
+    assert last["final_loss"] == pytest.approx(result(tmp_path / "script")["final_loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_native_digits(tmp_path: Path, backend: str) -> None:
+    example(tmp_path / "run", "digits_native.py", *on(backend), "--epochs", "3")
+    found = result(tmp_path / "run")
+    assert len(losses(found)) == 3 * 24
+    assert found["metrics"]["validation_accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_an_own_loop_prints_the_same_under_two_frameworks(tmp_path: Path) -> None:
+    texts = [
+        example(tmp_path / backend, "digits_own_loop.py", *on(backend))
+        for backend in ("horovod-torch", "tf-multiworker")
+    ]
+    assert texts[0] == texts[1]
+    epochs, last = texts[0].splitlines()[:-1], texts[0].splitlines()[-1]
+    assert float(last.split()[-1]) == max(float(line.split()[-1]) for line in epochs) > 0.95
+    assert len(epochs) < 20
+
+
+def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
+    page = (EXAMPLES.parent / "docs" / "own-loop.md").read_text(encoding="utf-8")
+    assert inspect.getsource(examples("digits_own_loop").train) in page
+    public = {name for name in vars(Session) if not name.startswith("_")}
+    public |= {"group", "history", "plan", "rank", "run_directory", "spec", "stopwatch"}
+    missing = {name for name in public if f"session.{name}" not in page}
+    assert not missing
+    named = set(re.findall(r"session\.([a-z_]+)", page))
+    assert named <= public
+
+
+# --- the text transformer ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_transformer_learns_more_than_frequencies(tmp_path: Path, examples: Importer) -> None:
+    curves = []
+    for backend in ("torch-ddp", "horovod-tf"):
+        example(tmp_path / backend, "text_transformer.py", *on(backend), "--steps", "60")
+        found = result(tmp_path / backend)
+        entropy = examples("text_transformer").unigram_entropy()
+        assert found["metrics"]["validation_loss"] < entropy - 0.4
+        curves.append(losses(found))
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-4)
+
+
+# --- CIFAR-10 ------------------------------------------------------------------------------------
+
+FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+PER_FILE = 4
+Batch = tuple[np.ndarray, list[int]]
+
+
+def cifar_batches() -> dict[str, Batch]:
+    """Images as the files hold them, uint8 [images, 3072]: red, green, blue planes; and labels."""
+    random = np.random.Generator(np.random.PCG64(5))
+    return {
+        name: (
+            random.integers(0, 256, (PER_FILE, 3072), dtype=np.uint8),
+            random.integers(0, 10, PER_FILE).tolist(),
+        )
+        for name in FILES
+    }
+
+
+def binary(pixels: np.ndarray, labels: list[int]) -> bytes:
+    return b"".join(
+        bytes([label]) + row.tobytes() for row, label in zip(pixels, labels, strict=True)
+    )
+
+
+def python3_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
+    return pickle.dumps({b"labels": labels, b"data": pixels, b"filenames": [b"a.png"]}, 4)
+
+
+def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
+    """Byte for byte the kind of pickle that the original files are: Python 2's, protocol 2."""
+
+    def text(value: bytes) -> bytes:
+        return b"T" + struct.pack("<i", len(value)) + value
+
+    def numbers(*values: int) -> bytes:
+        return b"".join(b"J" + struct.pack("<i", value) for value in values)
+
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + numbers(0, 1) + b"\x87R"
+    dtype += b"(" + numbers(3) + text(b"|") + b"NNN" + numbers(-1, -1, 0) + b"tb"
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+    made += numbers(0) + b"\x85" + text(b"b") + b"\x87R"
+    state = b"(" + numbers(1) + numbers(*pixels.shape) + b"\x86" + dtype
+    state += b"\x89" + text(pixels.tobytes()) + b"tb"
+    listed = b"](" + numbers(*labels) + b"e"
+    named = text(b"batch_label") + text(b"training batch 1 of 5")
+    named += text(b"labels") + listed + text(b"data") + made + state
+    return b"\x80\x02}(" + named + b"u."
+
+
+def write_cifar(folder: Path, encode: Callable[..., bytes], suffix: str = "") -> Path:
+    folder.mkdir()
+    for name, batch in cifar_batches().items():
+        (folder / (name + suffix)).write_bytes(encode(*batch))
+    return folder
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Importer:
+    """Imports modules of the examples folder by name."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize(
+    ("encode", "suffix"), [(binary, ".bin"), (python2_pickle, ""), (python3_pickle, "")]
+)
+def test_cifar_is_read_in_every_form(
+    tmp_path: Path, examples: Importer, encode: Callable[..., bytes], suffix: str
+) -> None:
+    folder = write_cifar(tmp_path / "cifar", encode, suffix)
+    train, test = examples("cifar10_data").load(folder)
+    batches = cifar_batches()
+    assert train[0].shape == (5 * PER_FILE, 32, 32, 3)
+    assert train[0].dtype == np.uint8
+    assert train[1].tolist() == [x for name in FILES[:5] for x in batches[name][1]]
+    pixels = batches["data_batch_2"][0]
+    for plane in range(3):  # one pixel of the second image of the second file
+        assert train[0][PER_FILE + 1, 3, 7, plane] == pixels[1, plane * 1024 + 3 * 32 + 7]
+    np.testing.assert_array_equal(
+        test[0][..., 0].reshape(PER_FILE, -1), batches["test_batch"][0][:, :1024]
+    )
+    assert test[1].tolist() == batches["test_batch"][1]
+
+
+class Malicious:
+    """Writes a file when it is unpickled the usual way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "it ran")
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_a_pickle_that_runs_something_is_refused(
+    tmp_path: Path, examples: Importer, protocol: int
+) -> None:
+    folder = write_cifar(tmp_path / "cifar", python2_pickle)
+    proof = tmp_path / "proof"
+    attack = pickle.dumps({b"data": Malicious(proof), b"labels": [1]}, protocol)
+    (folder / "data_batch_3").write_bytes(attack)
+    data = examples("cifar10_data")
+    with pytest.raises(data.Cifar10Error, match=r"data_batch_3.*refused"):
+        data.load(folder)
+    assert not proof.exists()
+    pickle.loads(attack)  # noqa: S301  # the attack is real: opened the usual way, it does run
+    assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"c__builtin__\ngetattr\n.",
+        b"cnumpy\nload\n.",
+        pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [0, 1]}, 4),
+        pickle.dumps({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, 4),
+        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}, 4),
+        pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}, 4),
+        pickle.dumps({b"labels": [0]}, 4),
+        pickle.dumps([1, 2]),
+        python2_pickle(*cifar_batches()["test_batch"])[:5000],
+        b"",
+    ],
+)
+def test_other_pickles_are_refused(tmp_path: Path, examples: Importer, content: bytes) -> None:
+    folder = write_cifar(tmp_path / "cifar", python3_pickle)
+    (folder / "test_batch").write_bytes(content)
+    data = examples("cifar10_data")
+    with pytest.raises(data.Cifar10Error, match="test_batch: "):
+        data.load(folder)
+
+
+def test_a_damaged_binary_file_is_refused(tmp_path: Path, examples: Importer) -> None:
+    folder = write_cifar(tmp_path / "cifar", binary, ".bin")
+    with (folder / "data_batch_1.bin").open("ab") as file:
+        file.write(b"\0")
+    data = examples("cifar10_data")
+    with pytest.raises(data.Cifar10Error, match="no multiple of 3073"):
+        data.load(folder)
+
+
+def test_a_missing_or_incomplete_folder_shows_the_layout(tmp_path: Path) -> None:
+    script = EXAMPLES / "cifar10_resnet50v2.py"
+    missing = execute(tmp_path, script, "--data", "nowhere", code=2)
+    assert "there is no folder 'nowhere'" in missing
+    folder = write_cifar(tmp_path / "cifar", binary, ".bin")
+    (folder / "data_batch_4.bin").unlink()
+    incomplete = execute(tmp_path, script, "--data", folder, code=2)
+    assert "lacks data_batch_4.bin" in incomplete
+    for text in (missing, incomplete):
+        assert all(name in text for name in ("cifar-10-batches-bin/", "data_batch_1.bin"))
+        assert "Traceback" not in text
+
+
+@pytest.mark.slow
+def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
+    first_losses = []
+    for backend, form, suffix in (
+        ("torch-ddp", binary, ".bin"),
+        ("tf-mirrored", python2_pickle, ""),
+    ):
+        folder = write_cifar(tmp_path / f"{backend}-data", form, suffix)
+        options = ["--data", folder, "--image-size", "48", "--batch", "10", "--epochs", "1"]
+        example(tmp_path / backend, "cifar10_resnet50v2.py", *on(backend, 1), *options)
+        found = result(tmp_path / backend)
+        assert len(losses(found)) == 2
+        assert np.isfinite(losses(found)).all()
+        first_losses.append(losses(found)[0])
+    assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-3)
+
+
+# --- the demo ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
+    command = [EXAMPLES / "demo.py", "--json", "--epochs", "1", "--replicas", "2", "--backends"]
+    found = json.loads(execute(tmp_path, *command, "tf-mirrored", "horovod-torch"))
+    cells = found["cells"]
+    assert [cell["backend"] for cell in cells] == ["tf-mirrored", "horovod-torch"]
+    assert [cell["replicas"] for cell in cells] == [2, 2]
+    assert cells[0]["apart"] == 0
+    assert all(cell["apart"] < 1e-4 and cell["samples_per_s"] > 0 for cell in cells)
+    assert found["agree"]
+
+
+def test_a_backend_that_is_missing_is_a_failure_of_the_demo(tmp_path: Path) -> None:
+    command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1"]
+    printed = execute(tmp_path, *command, "--backends", "torch-ddpp", "torch-ddp", code=1)
+    assert "unknown backend 'torch-ddpp'" in printed
+    assert "1 of 2 cells failed" in " ".join(printed.split())
+
+
+def test_the_demo_tells_curves_apart(examples: Importer) -> None:
+    demo = examples("demo")
+    assert demo.largest_difference([1.0, 2.0, 3.3], [1.0, 2.0, 3.0]) == pytest.approx(0.1)
+    cells = [demo.Cell("a", 1, apart=0.0), demo.Cell("b", 2, apart=0.01)]
+    agree, text = demo.conclusion(cells)
+    assert not agree
+    assert "do NOT agree: at most 1.0e-02 apart (b, 2 replicas)" in text

@@ -1,0 +1,402 @@
+"""Whatever happens to a process of a run, the run ends in time, says what happened, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import isotrain
+import numpy as np
+import psutil
+import pytest
+from isotrain.core.errors import RunFailedError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horovod-tf")
+SEVERAL_PROCESSES = tuple(name for name in BACKENDS if name != "tf-mirrored")
+STEP = 3
+LIMIT_SECONDS = 15.0
+
+Deed = Any
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test may leave a process behind: no child of this one, and none that a rank started."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not left
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+def data() -> Any:
+    inputs = np.linspace(-1, 1, 256, dtype="float32").reshape(64, 4)
+    return isotrain.DataSet((inputs, inputs[:, :2]), (inputs, inputs[:, :2]))
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields = {"name": "failing", "model": model, "data": data, "loss": "mean_squared_error"}
+    fields |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 8, "steps": 100_000}
+    return fields | changes
+
+
+def culprit_of(backend: str) -> int:
+    return 0 if backend == "tf-mirrored" else 1
+
+
+def start_children(folder: Path, rank: int) -> None:
+    """What a rank may have started: a plain child, and one that left its session and lost its parent."""
+    script = (
+        "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL,"
+        " start_new_session=True).pid)"
+    )
+    child = subprocess.Popen(["sleep", "600"])
+    orphan = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    (folder / f"children-{rank}").write_text(f"{child.pid} {orphan.stdout}")
+
+
+def doing(deed: Deed, rank: int) -> Any:
+    """A training loop in which `rank` does something bad after step number STEP."""
+
+    def work(session: Any) -> None:
+        start_children(session.run_directory, session.rank)
+        for batch in session.batches():
+            session.step(batch)
+            if session.rank == rank and batch.step == STEP:
+                (session.run_directory / "moment").write_text(str(time.time()))
+                deed()
+
+    return work
+
+
+def failure(work: Any, fields: Mapping[str, Any], backend: str, folder: Path) -> str:
+    """Runs, and returns the text of the error; checks that it came in time and nothing is left."""
+    with pytest.raises(RunFailedError) as caught:
+        isotrain.launch(
+            work, fields, backend=backend, replicas=2, run_directory=folder, on_event=lambda _: None
+        )
+    moment = folder / "moment"
+    if moment.exists():
+        assert time.time() - float(moment.read_text()) < LIMIT_SECONDS
+    assert not alive_children(folder)
+    return str(caught.value)
+
+
+def alive_children(folder: Path) -> list[int]:
+    text = " ".join(path.read_text() for path in folder.glob("children-*"))
+    return [pid for pid in map(int, text.split()) if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raise_error() -> None:
+    raise ValueError("a deliberate mistake")
+
+
+def exit_3() -> None:
+    sys.exit(3)
+
+
+def exit_at_once() -> None:
+    os._exit(3)
+
+
+def exit_as_frameworks_do() -> None:
+    os._exit(1)
+
+
+def abort() -> None:
+    os.abort()
+
+
+DEEDS = {
+    kill: "was ended by SIGKILL",
+    raise_error: "raised ValueError",
+    exit_3: "raised SystemExit",
+    exit_at_once: "ended with exit code 3 before its work was done",
+    exit_as_frameworks_do: "ended with exit code 1 before its work was done",
+    abort: "was ended by SIGABRT",
+}
+EVERYDAY = {(backend, kill) for backend in SEVERAL_PROCESSES} | {("torch-ddp", d) for d in DEEDS}
+FULL = {(backend, deed) for backend in BACKENDS for deed in (kill, raise_error, exit_at_once)}
+
+
+def cases() -> list[Any]:
+    chosen = sorted(EVERYDAY | FULL, key=lambda case: (BACKENDS.index(case[0]), case[1].__name__))
+    return [
+        pytest.param(
+            *case,
+            id=f"{case[0]}-{case[1].__name__}",
+            marks=() if case in EVERYDAY else pytest.mark.slow,
+        )
+        for case in chosen
+    ]
+
+
+@pytest.mark.parametrize(("backend", "deed"), cases())
+def test_a_process_that_ends_or_raises(backend: str, deed: Deed, tmp_path: Path) -> None:
+    rank = culprit_of(backend)
+    text = failure(doing(deed, rank), spec(), backend, tmp_path)
+    processes = 1 if backend == "tf-mirrored" else 2
+    first, *others = text.splitlines()
+    assert first.startswith(f"rank {rank} of {processes} {DEEDS[deed]}")
+    assert first.endswith(f"after step {STEP}, in call 'between calls'.")
+    if deed is raise_error:
+        assert "ValueError: a deliberate mistake" in text
+        assert "in raise_error" in text
+    if processes == 2:
+        assert any(line.startswith(f"rank 0: last step {STEP}") or
+                   line.startswith(f"rank 0: last step {STEP + 1}") for line in others), text
+
+
+SUSPENDED = [
+    pytest.param(backend, marks=pytest.mark.slow)
+    for backend in ("torch-ddp", "tf-multiworker", "horovod-tf")
+]
+
+
+@pytest.mark.parametrize("backend", SUSPENDED)
+def test_a_suspended_process_is_to_blame_though_others_fail_first(
+    backend: str, tmp_path: Path
+) -> None:
+    text = failure(doing(stop, 1), spec(), backend, tmp_path)
+    first = text.splitlines()[0]
+    assert first.startswith("rank 1 of 2 is suspended (SIGSTOP) and was last heard of")
+    assert first.endswith(f"after step {STEP}, in call 'between calls'.")
+
+
+HOOK = """
+import json, os, signal, time
+if json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}")).get("rank") == 1:
+    open(os.environ["MOMENT"], "w").write(str(time.time()))
+    {deed}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "deed", "expected"),
+    [
+        ("torch-ddp", "time.sleep(600)", "rank 1 of 2 did not start within 10 s"),
+        ("tf-multiworker", "time.sleep(600)", "rank 1 of 2 did not start within 10 s"),
+        (
+            "torch-ddp",
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "rank 1 of 2 is suspended (SIGSTOP) and was never heard of",
+        ),
+    ],
+)
+def test_a_process_that_never_starts(
+    backend: str, deed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks, folder = tmp_path / "hooks", tmp_path / "run"
+    hooks.mkdir()
+    folder.mkdir()
+    (hooks / "sitecustomize.py").write_text(HOOK.replace("{deed}", deed))
+    monkeypatch.setenv("PYTHONPATH", str(hooks))
+    monkeypatch.setenv("MOMENT", str(tmp_path / "moment"))
+    text = failure(doing(kill, 99), spec(), backend, folder)
+    assert text.startswith(expected)
+    assert "before its first step, in call 'start'." in text.splitlines()[0]
+    assert time.time() - float((tmp_path / "moment").read_text()) < LIMIT_SECONDS
+
+
+class BlocksWhenUnpickled:
+    """Travels to every process, and one of them never gets it open."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _block_on_rank_1, ()
+
+
+def _block_on_rank_1() -> str:
+    if '"rank": 1' in os.environ.get("ISOTRAIN_PROCESS", ""):
+        time.sleep(600)
+    return "open"
+
+
+def test_a_job_that_cannot_be_opened_on_one_rank(tmp_path: Path) -> None:
+    fields = spec(model_args={}, data_args={}, timeouts={"silence": 4.0})
+    obstacle = BlocksWhenUnpickled()
+
+    def work(session: Any) -> None:
+        doing(lambda: obstacle, 1)(session)
+
+    text = failure(work, fields, "torch-ddp", tmp_path)
+    assert text.startswith("rank 1 of 2 did not start within 4 s: it does nothing")
+    assert "in call 'read job'" in text.splitlines()[0]
+    assert "_block_on_rank_1" in text  # where it is, from its stacks
+
+
+def fails_late(inputs: Any, targets: Any, random: Any) -> Any:
+    fails_late.calls += 1  # type: ignore[attr-defined]
+    if fails_late.calls > STEP and '"rank": 1' in os.environ["ISOTRAIN_PROCESS"]:  # type: ignore[attr-defined]
+        raise ArithmeticError("the transform does not like this batch")
+    return inputs, targets
+
+
+fails_late.calls = 0  # type: ignore[attr-defined]
+
+
+def model_that_fails() -> Any:
+    if '"rank": 1' in os.environ["ISOTRAIN_PROCESS"]:
+        raise LookupError("no such layer")
+    return model()
+
+
+def data_that_fails() -> Any:
+    if '"rank": 1' in os.environ["ISOTRAIN_PROCESS"]:
+        raise EOFError("the file is cut short")
+    return data()
+
+
+def evaluates(session: Any) -> None:
+    next(iter(session.batches()))
+    if session.rank == 1:
+        session.evaluate([1, 2, 3])
+    session.evaluate()
+
+
+def trains(session: Any) -> None:
+    for batch in session.batches():
+        session.step(batch)
+
+
+@pytest.mark.parametrize(
+    ("work", "changes", "error", "call"),
+    [
+        (trains, {"transform": fails_late}, "ArithmeticError", "next batch"),
+        (trains, {"model": model_that_fails}, "LookupError", "build model"),
+        (trains, {"data": data_that_fails}, "EOFError", "load data"),
+        (evaluates, {}, "DataError", "next batch"),
+    ],
+)
+def test_the_call_is_named_in_which_an_error_was_raised(
+    work: Any, changes: dict[str, Any], error: str, call: str, tmp_path: Path
+) -> None:
+    text = failure(work, spec(**changes), "torch-ddp", tmp_path)
+    first = text.splitlines()[0]
+    assert first.startswith(f"rank 1 of 2 raised {error} ")
+    assert first.endswith(f"in call {call!r}.")
+    assert "Traceback (most recent call last)" in text
+
+
+def removes_directory(session: Any) -> None:
+    import shutil
+
+    for batch in session.batches():
+        session.step(batch)
+        if session.is_main and batch.step == STEP:
+            shutil.rmtree(session.run_directory)
+            session.end_epoch(0, {"some": 1.0})
+
+
+def test_a_run_directory_that_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = failure(removes_directory, spec(), "torch-ddp", folder)
+    assert f"the run's files in {folder} cannot be written" in text
+    assert "No such file or directory" in text
+
+
+def prints_much(session: Any) -> None:
+    for batch in session.batches():
+        session.step(batch)
+        if session.is_main:
+            print("x" * 10_000)
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        text = failure(prints_much, spec(), "torch-ddp", folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    assert f"the run's files in {folder} cannot be written" in text
+    assert "No space left on device" in text
+
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import cloudpickle
+import isotrain
+import test_failures
+cloudpickle.register_pickle_by_value(test_failures)
+from test_failures import doing, kill, spec, start_children, stop
+backend, folder, deed = sys.argv[1:]
+deed = {{"none": lambda: None, "stop": stop}}[deed]
+isotrain.launch(doing(deed, 1), spec(), backend=backend, replicas=2, run_directory=folder)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "backend", "deed"),
+    [
+        (signal.SIGINT, "torch-ddp", "none"),
+        (signal.SIGINT, "horovod-torch", "none"),
+        (signal.SIGTERM, "torch-ddp", "none"),
+        (signal.SIGKILL, "torch-ddp", "stop"),
+        pytest.param(signal.SIGINT, "tf-multiworker", "none", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, "tf-multiworker", "none", marks=pytest.mark.slow),
+    ],
+)
+def test_the_starting_process_is_ended(
+    number: signal.Signals, backend: str, deed: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, backend, str(folder), deed],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with starter:
+        wait_until(lambda: (folder / "moment").exists() or starter.poll() is not None, 120)
+        ranks = psutil.Process(starter.pid).children(recursive=True)
+        assert len(ranks) >= 2
+        starter.send_signal(number)
+        _, errors = starter.communicate(timeout=LIMIT_SECONDS)
+    wait_until(lambda: not any(is_alive(rank.pid) for rank in ranks), LIMIT_SECONDS)
+    if number == signal.SIGINT:
+        assert b"KeyboardInterrupt" in errors
+        assert not alive_children(folder)
+    for pid in alive_children(folder):  # after SIGKILL nobody finds those that left their session
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

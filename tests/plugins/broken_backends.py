@@ -1,0 +1,143 @@
+"""Backends with one fault each, to see that the conformance checks find it.
+
+Registered by the hook that any plugin uses; the module is loaded where ISOTRAIN_PLUGINS names it. torch is
+imported when a run starts, as adapters do.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from isotrain.adapters.torch.adapter import TorchDDP
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.hookspecs import hookimpl
+from isotrain.core.registry import BackendRegister
+from isotrain.core.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from isotrain.adapters.torch.group import TorchReplicaGroup
+
+
+class _Broken(TorchDDP):
+    """torch-ddp with a fault put into its replica group."""
+
+    def start(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> TorchReplicaGroup:
+        group = super().start(spec, setting, context)
+        self.harm(group, group._exchange, context.rank)
+        return group
+
+    @abstractmethod
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        """Puts the fault in."""
+
+
+class IdentityAllReduce(_Broken):
+    """An all-reduce that gives everybody what they gave."""
+
+    name = "broken-identity-all-reduce"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        exchange.all_reduce = lambda value, op: value.clone()
+
+
+class SumForMean(_Broken):
+    """Gradients, losses and all else are summed where the mean is asked for."""
+
+    name = "broken-sum-for-mean"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        right, finish, replicas = exchange.all_reduce, exchange.finish_gradients, exchange.replicas
+
+        def all_reduce(value: Any, op: str) -> Any:
+            return right(value, "sum" if op == "mean" else op)
+
+        def finish_gradients() -> None:
+            finish()
+            for parameter in group._program.trainable.values():
+                parameter.grad.mul_(replicas)
+
+        exchange.all_reduce = all_reduce
+        exchange.finish_gradients = finish_gradients
+        exchange.begin_mean = lambda scalar: lambda: right(scalar, "sum")
+
+
+class DroppedSlice(_Broken):
+    """The last replica takes part in everything, and its samples do not count in training."""
+
+    name = "broken-dropped-slice"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        if rank != exchange.replicas - 1:
+            return
+        right = exchange.module
+
+        class Dropping:
+            """The forward pass with a loss of nothing."""
+
+            no_sync = staticmethod(right.no_sync)
+
+            def __call__(self, inputs: Any, targets: Any) -> Any:
+                loss, predictions = right(inputs, targets)
+                return loss * 0.0, predictions
+
+        exchange.module = Dropping()
+
+
+class SilentBroadcast(_Broken):
+    """A broadcast that reaches nobody but its root."""
+
+    name = "broken-silent-broadcast"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        exchange.broadcast = lambda value, root: value.clone()
+
+
+class CountedPlaceholders(_Broken):
+    """Evaluation takes the placeholder of an empty slice for a sample."""
+
+    name = "broken-counted-placeholders"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        from dataclasses import replace
+
+        right = group.evaluation_step
+
+        def evaluation_step(batch: Any) -> None:
+            slices = tuple(
+                tuple(replace(piece, count=max(piece.count, 1)) for piece in pieces)
+                for pieces in batch.slices
+            )
+            right(replace(batch, slices=slices))
+
+        group.evaluation_step = evaluation_step
+
+
+class OwnStart(_Broken):
+    """Every replica starts from weights of its own."""
+
+    name = "broken-own-start"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        state = group.read_state(("trainable",))
+        group.write_state({name: value + rank for name, value in state.items()})
+
+
+BROKEN = (
+    IdentityAllReduce,
+    SumForMean,
+    DroppedSlice,
+    SilentBroadcast,
+    CountedPlaceholders,
+    OwnStart,
+)
+
+
+@hookimpl
+def isotrain_register_backends(register: BackendRegister) -> None:
+    """Registers every one of them."""
+    for adapter in BROKEN:
+        register.add(adapter)
