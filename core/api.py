@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from isotrain.core.events import Reporter
 from isotrain.core.job import Job, Work
 from isotrain.core.launch import launch_local
 from isotrain.core.loop import fit
-from isotrain.core.plan import Plan, make_plan
+from isotrain.core.plan import Plan, make_plan, with_measures
 from isotrain.core.registry import PluginHost, plugin_host
 from isotrain.core.result import RESULT_FILE, WEIGHTS_FILE, RunResult, result_from_dict
 from isotrain.core.rundir import RunDirectory, versions
@@ -169,16 +170,14 @@ def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) 
         backend: As for `run`.
         replicas: As for `run`.
     """
-    from isotrain.core.plan import with_measures
-
     given = load_spec(spec)
     host = plugin_host()
     wanted = make_plan(given, backend=backend, replicas=replicas, host=host)
     alone = make_plan(given, backend=wanted.backend, replicas=1, host=host)
-    with tempfile.TemporaryDirectory(prefix="isotrain-plan-") as folder:
-        directory = RunDirectory(Path(folder))
-        job = Job(_describe, given, alone)
-        found = launch_local(job, directory, on_event=lambda event: None)[0]
+    folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
+    job = Job(_describe, given, alone)
+    found = launch_local(job, RunDirectory(Path(folder)), on_event=lambda event: None)[0]
+    shutil.rmtree(folder, ignore_errors=True)
     return with_measures(wanted, given, **found, host=host)
 
 

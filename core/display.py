@@ -88,6 +88,7 @@ class Story:
             "started": self._note_started,
             "ready": self._note_ready,
             "progress": self._note_progress,
+            "evaluating": self._note_evaluating,
             "epoch": self._note_epoch,
         }.get(event["event"])
         return noting(event) if noting else None
@@ -111,6 +112,9 @@ class Story:
         self.phase = self._epoch_name(event["epoch"])
         self.done, self.total = event["done"], event["total"]
         self.loss, self.samples_per_s = event["loss"], event["samples_per_s"]
+
+    def _note_evaluating(self, event: Mapping[str, Any]) -> None:
+        self.phase = "evaluating"
 
     def _note_epoch(self, event: Mapping[str, Any]) -> str:
         self.phase = self._epoch_name(event["epoch"])

@@ -59,7 +59,9 @@ def launch_local(
                 guard.watch(process.start(job.plan.environment, payload))
         _watch(processes, job, directory, on_event)
         with _writing(directory):
-            return [load_value(directory.path, f"rank-{p.context.rank}-returned") for p in processes]
+            return [
+                load_value(directory.path, f"rank-{p.context.rank}-returned") for p in processes
+            ]
 
 
 def _watch(

@@ -38,7 +38,7 @@ class Payload:
             IsotrainError: Part of it cannot be pickled.
             OSError: The arrays cannot be written to `folder`.
         """
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115: close() closes it
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - close() closes it
         try:
             spans: list[tuple[int, int]] = []
             pickled = _pickled(value, lambda buffer: self._keep(buffer, spans))
@@ -66,7 +66,7 @@ class Payload:
 
 def _pickled(value: Any, keep: Any) -> bytes:
     try:
-        return cloudpickle.dumps(value, protocol=5, buffer_callback=keep)
+        pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=keep)
     except OSError:
         raise
     except Exception as error:  # an object may raise anything when it is asked to be pickled
@@ -75,6 +75,7 @@ def _pickled(value: Any, keep: Any) -> bytes:
             f" {type(error).__name__}: {error}. Make what cannot travel (open files, locks,"
             " connections, generators) inside the function, so that every process makes its own."
         ) from error
+    return pickled
 
 
 def _unpicklable_part(value: Any, path: str = "") -> str:
@@ -104,7 +105,7 @@ def receive(stream: IO[bytes], descriptor: int) -> Any:
     """
     spans = json.loads(stream.readline())
     if not spans:
-        return pickle.load(stream)  # noqa: S301: from the parent process, over a pipe
+        return pickle.load(stream)  # noqa: S301 - from the parent, over a pipe
     pages = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     buffers = [pages[start : start + size] for start, size in spans]
-    return pickle.load(stream, buffers=buffers)  # noqa: S301: as above
+    return pickle.load(stream, buffers=buffers)  # noqa: S301 - as above

@@ -182,12 +182,19 @@ def end_all(processes: Sequence[RankProcess], patience: float = 2.0) -> None:
         _signal(processes, members, signal.SIGCONT)
         _wait(members, patience)
     finally:
-        for _ in range(_SWEEPS):
-            _signal(processes, members, signal.SIGKILL)
-            _wait(members, patience)
-            members = [member for member in _everyone(processes) if _is_alive(member)]
-            if not members:
-                return
+        _kill(processes, members, patience)
+
+
+def _kill(
+    processes: Sequence[RankProcess], members: Sequence[psutil.Process], patience: float
+) -> None:
+    """Ends them for sure, and what they have started meanwhile."""
+    for _ in range(_SWEEPS):
+        _signal(processes, members, signal.SIGKILL)
+        _wait(members, patience)
+        members = [member for member in _everyone(processes) if _is_alive(member)]
+        if not members:
+            return
 
 
 def _everyone(processes: Sequence[RankProcess]) -> list[psutil.Process]:

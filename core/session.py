@@ -180,6 +180,8 @@ class Session:
                 " isotrain.DataSet(train, validation) from the data function, or pass data."
             )
         self._reporter.enter("evaluate")
+        if self.is_main:
+            self._reporter.emit("evaluating")
         for batch in self._evaluation_loader(source):
             self.group.evaluation_step(batch)
         return self.group.collect_metrics("evaluation")

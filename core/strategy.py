@@ -27,14 +27,14 @@ class Strategy(ABC):
     summary: ClassVar[str]
     requires: ClassVar[frozenset[Capability]]
 
-    def started(self, group: ReplicaGroup) -> None:
+    def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Called once on every process before the first step."""
 
     @abstractmethod
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Trains on one global batch, on every process; returns its mean loss (a scalar tensor)."""
 
-    def finished(self, group: ReplicaGroup) -> None:
+    def finished(self, group: ReplicaGroup) -> None:  # noqa: B027  # as above
         """Called once on every process after the last step, before weights are read."""
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:

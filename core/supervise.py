@@ -67,7 +67,7 @@ class Supervisor:
                 return None
             self._look_around()
             self._find_stagnation()
-            if any([self._has_failed(watched) for watched in self._watched]):
+            if self._failed():
                 return self._explain()
 
     def drain(self) -> None:
@@ -128,6 +128,10 @@ class Supervisor:
             if not watched.finished and (quiet or watched.process.status.call in _STARTING):
                 watched.look()
 
+    def _failed(self) -> list[Watched]:
+        """Those that failed; every process is looked at."""
+        return [watched for watched in self._watched if self._has_failed(watched)]
+
     def _has_failed(self, watched: Watched) -> bool:
         if watched.finished:
             return False
@@ -187,8 +191,7 @@ class Supervisor:
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline:
             self._poll(_POLL_SECONDS)
-            for watched in self._watched:
-                self._has_failed(watched)
+            self._failed()
             if all(w.failure or w.finished or w.died for w in self._watched):
                 return
 

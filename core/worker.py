@@ -53,7 +53,9 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
 
 def _report_failure(error: BaseException, reporter: Reporter) -> None:
     lines = traceback.format_exception(error)
-    kind, message = type(error).__name__, "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    message = text.removeprefix(f"{type(error).__module__}.")
+    kind = type(error).__name__
     reporter.emit("failed", error=kind, message=message, traceback="".join(lines))
     with contextlib.suppress(OSError):  # a full disk
         sys.stderr.writelines(lines)

@@ -28,7 +28,7 @@ from isotrain.core.errors import PlanError, UnsupportedError
 WORKER = Path(__file__).with_name("horovod_worker.py")
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
 CASES = ("sgd", "uneven", "sparse", "clipped")
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 REFUSED = 9
 
 World = list[dict[str, np.ndarray]]

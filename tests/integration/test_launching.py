@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import isotrain
 import numpy as np
 import pytest
+
+import isotrain
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.payload import Payload, receive
 from isotrain.core.ports import Ports
@@ -127,8 +128,8 @@ def from_notebook(folder: Path) -> str:
     [
         from_guarded_script,
         from_unguarded_script,
-        from_package,
-        from_standard_input,
+        pytest.param(from_package, marks=pytest.mark.slow),
+        pytest.param(from_standard_input, marks=pytest.mark.slow),
         pytest.param(from_command, marks=pytest.mark.slow),
         pytest.param(from_notebook, marks=pytest.mark.slow),
     ],
@@ -142,10 +143,11 @@ def test_a_module_that_runs_when_imported_is_told_so(tmp_path: Path) -> None:
     spec = {"model": "careless:model", "data": "careless:data", "loss": "mean_squared_error"}
     spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch": 8, "epochs": 1}
     program = f"""
-import isotrain, sys
+import isotrain
+from isotrain.core.errors import RunFailedError
 try:
     isotrain.run({spec!r} | {{"name": "careless"}}, backend="torch-ddp", replicas=2)
-except isotrain.RunFailedError as error:
+except RunFailedError as error:
     print(error)
 """
     output = python("-c", program, folder=tmp_path)
@@ -208,14 +210,15 @@ def test_two_runs_do_not_get_the_same_port() -> None:
         assert third.take(1, port) == (address,)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_and_one_port_twice_in_a_row(tmp_path: Path) -> None:
     losses: list[float] = []
 
     def start(name: str, **options: Any) -> None:
         losses.append(run(tmp_path / name, **options).final_loss)
 
-    with occupied_port() as port:
-        pass
+    with contextlib.closing(Ports()) as ports:
+        port = int(ports.take(1)[0].rpartition(":")[2])
     threads = [
         threading.Thread(target=start, args=("a",), kwargs={"port": port}),
         threading.Thread(target=start, args=("b",)),

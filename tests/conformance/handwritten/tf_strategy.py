@@ -55,7 +55,7 @@ def main() -> None:
         model = cases.portable_model()
         optimizer = keras_optimizer()
         optimizer.build(model.trainable_variables)
-    load_keras(model)
+        load_keras(model)  # within the scope, where an assignment reaches every copy
     variables = model.trainable_variables
     mine = range(REPLICAS) if strategy.extended.worker_devices[1:] else [RANK]
 
