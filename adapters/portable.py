@@ -63,12 +63,25 @@ def select(given: Any, framework: str, field: str) -> Any:
     return references.resolve(given)
 
 
-def build_model(spec: TrainingSpec, framework: str) -> Any:
-    """Calls the spec's model function with initial weights that depend on the seed alone."""
+def build_model(
+    spec: TrainingSpec,
+    framework: str,
+    scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Any:
+    """Calls the spec's model function with initial weights that depend on the seed alone.
+
+    Args:
+        spec: Gives the model function, the seed and the precision.
+        framework: Whose entry of the spec is taken.
+        scope: What to call the model function in; Keras is reset outside of it.
+
+    Raises:
+        SpecError: The function returned a Keras model that is not wholly built.
+    """
     builder = select(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
     configure_precision(spec.precision)  # Keras has just forgotten it
-    with seeded_initial_weights(spec.seed):
+    with seeded_initial_weights(spec.seed), scope():
         model = builder(**spec.model_args)
     if isinstance(model, keras.Layer):
         _require_built(model)

@@ -21,6 +21,8 @@ _LOST_PEER = re.compile(
     r"|shut ?down|collective|other (rank|process|worker|task)|coordination",
     re.IGNORECASE,
 )
+PEERS_FAILED = 4
+"""The suspicion from which on a process is but a victim, or idle."""
 
 
 @dataclass
@@ -101,9 +103,9 @@ def suspicion(watched: Watched) -> tuple[int, float]:
             return 1, watched.died
         return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
     if watched.failure is not None:
-        return (4 if _tells_of_peers(watched.failure) else 2), watched.failure["time"]
+        return (PEERS_FAILED if _tells_of_peers(watched.failure) else 2), watched.failure["time"]
     step = watched.process.status.step
-    return 5, -1.0 if step is None else float(step)
+    return PEERS_FAILED + 1, -1.0 if step is None else float(step)
 
 
 def _tells_of_peers(failure: Mapping[str, Any]) -> bool:

@@ -34,7 +34,10 @@ class Status(NamedTuple):
 
 def read_status(page: mmap.mmap) -> Status:
     """Reads a process's status page, whether the process still lives or not."""
-    step, since, call = _PAGE.unpack_from(page)
+    content = page[: _PAGE.size]
+    while content != (again := page[: _PAGE.size]):  # it was being written
+        content = again
+    step, since, call = _PAGE.unpack(content)
     text = call.rstrip(b"\0").decode(errors="replace")
     return Status(step - 1 if step > 0 else None, since, text or "start")
 
@@ -73,7 +76,8 @@ class Reporter:
         """Notes that another call begins."""
         self.call = call
         step = 0 if self.step is None else self.step + 1
-        _PAGE.pack_into(self._page, 0, step, time.monotonic(), call.encode())
+        # Not pack_into: it clears the page first, and the launcher would at times read zeros.
+        self._page[: _PAGE.size] = _PAGE.pack(step, time.monotonic(), call.encode())
 
     def emit(self, kind: str, **facts: Any) -> None:
         """Sends one event; every event has `event`, `rank`, `time`, `step` and `call`."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from isotrain.core.diagnosis import Watched, describe_failure, suspicion
+from isotrain.core.diagnosis import PEERS_FAILED, Watched, describe_failure, suspicion
 from isotrain.core.processes import RankProcess
 
 _GRACE_SECONDS = 1.5
@@ -165,7 +165,11 @@ class Supervisor:
         now = time.monotonic()
         late = [seconds for w in self._watched if (seconds := self._lateness(w, now)) > 0]
         if late and not any(w.lost or w.failure for w in self._watched):
-            behind = min((w for w in self._watched if not w.finished), key=_progress)
+            self._blame_the_last(now)
+
+    def _blame_the_last(self, now: float) -> None:
+        behind = min((w for w in self._watched if not w.finished), key=_progress)
+        if behind.failure is None and behind.process.exit_code is None:
             behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
 
     def _lateness(self, watched: Watched, now: float) -> float:
@@ -179,6 +183,8 @@ class Supervisor:
     def _explain(self) -> str:
         if not any(watched.lost for watched in self._watched):
             self._gather()
+            if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._watched):
+                self._blame_the_last(time.monotonic())  # the others have timed out waiting for it
         culprit = min(self._watched, key=suspicion)
         for watched in self._watched:
             if watched.started and (watched is not culprit or watched.failure is None):

@@ -59,25 +59,23 @@ def largest_difference(curve: Sequence[float], reference: Sequence[float]) -> fl
 
 def conclusion(cells: Sequence[Cell]) -> tuple[bool, str]:
     """Whether all is well, and a sentence that says what the table shows."""
-    failed = [cell for cell in cells if cell.reason]
-    trained = [cell for cell in cells if cell.apart is not None]
-    if not trained:
-        return False, "Nothing could be trained. `isotrain doctor` examines every backend."
-    widest = max(trained, key=lambda cell: cell.apart or 0.0)
-    apart = f"at most {widest.apart:.1e} apart ({widest.backend}, {widest.replicas} replicas)"
-    if (widest.apart or 0.0) > TOLERANCE:
-        return False, f"The loss curves do NOT agree: {apart}, relative to the first."
-    text = (
-        f"The same weights, batches and rates under every backend: step by step, the losses are"
-        f" {apart}, relative to the first. That is float32 rounding."
+    apart = {f"{c.backend} x {c.replicas}": c.apart for c in cells if c.apart is not None}
+    failed = len(cells) - len(apart)
+    note = f" {failed} of {len(cells)} cells failed." if failed else ""
+    if len(apart) < 2:
+        return not failed, f"Fewer than two cells trained: nothing to compare.{note}"
+    where = max(apart, key=lambda name: apart[name])
+    widest = f"at most {apart[where]:.1e} apart ({where}), relative to the first cell"
+    if apart[where] > TOLERANCE:
+        return False, f"The loss curves do NOT agree: they are {widest}.{note}"
+    return not failed, (
+        "The same weights, batches and learning rates in every cell that trained: step by step, the"
+        f" losses are {widest}, which float32 rounding explains.{note}"
     )
-    if failed:
-        return False, f"{text} But {len(failed)} of {len(cells)} cells failed."
-    return True, text
 
 
 def print_table(cells: Sequence[Cell]) -> None:
-    """Prints a row for every cell; in that of a failed one, the first line of the reason."""
+    """Prints a row for every cell, and below the table why cells failed."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -86,19 +84,25 @@ def print_table(cells: Sequence[Cell]) -> None:
     table.add_column("backend")
     for name in ("replicas", "final loss", "accuracy", "samples/s", "curves apart"):
         table.add_column(name, justify="right")
-    if any(cell.reason for cell in cells):
-        table.add_column("failed because", ratio=1)
     for cell in cells:
-        table.add_row(cell.backend, str(cell.replicas), *(Text(part) for part in facts(cell)))
+        table.add_row(cell.backend, str(cell.replicas), *facts(cell))
+    failed = [cell for cell in cells if cell.reason]
+    table.caption = Text("\n".join(f"{c.backend}, {c.replicas}: {first_line(c)}" for c in failed))
+    table.caption_justify = "left"
     Console().print(table)
 
 
 def facts(cell: Cell) -> list[str]:
     """The other columns of a cell's row."""
-    if cell.reason is not None:
-        return ["-", "-", "-", "-", cell.reason.splitlines()[0]]
+    if cell.reason:
+        return ["failed"]
     apart = f"{cell.apart:.1e}" if cell.apart else "0"
     return [f"{cell.final_loss:.6f}", f"{cell.accuracy:.4f}", f"{cell.samples_per_s:.0f}", apart]
+
+
+def first_line(cell: Cell) -> str:
+    """The gist of why a cell failed; all of it was printed when it did."""
+    return (cell.reason or "").splitlines()[0]
 
 
 def main() -> int:

@@ -10,6 +10,4 @@ TESTS = str(Path(__file__).resolve().parent)
 
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])

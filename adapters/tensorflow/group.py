@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,14 +27,18 @@ from isotrain.core.spec import TrainingSpec
 Pieces = tuple[tuple[Piece, ...], ...]
 """Per local replica its slices."""
 
-Weights = tf.Tensor | None
+Weights: TypeAlias = "tf.Tensor | None"
 """Shape `[local replicas, pieces]`; None when every weight is 1."""
 
 _CACHED_TENSORS = 256
 
 
 class TensorFlowReplicaGroup(ReplicaGroup):
-    """Local replicas under one `tf.distribute` strategy, driven by one traced function per step."""
+    """Local replicas under one `tf.distribute` strategy, driven by one traced function per step.
+
+    Attributes:
+        strategy: That strategy.
+    """
 
     def __init__(
         self, spec: TrainingSpec, strategy: tf.distribute.Strategy, exchange: Exchange

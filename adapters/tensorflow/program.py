@@ -50,8 +50,7 @@ class Program:
             spec: What to train.
             scope: The scope of the `tf.distribute` strategy, in which variables are created.
         """
-        portable.configure_precision(spec.precision)
-        self.model = portable.build_model(_built_within(scope, spec), "tensorflow")
+        self.model = portable.build_model(spec, "tensorflow", scope)
         with scope():
             self._build_around_model(spec)
 
@@ -243,22 +242,6 @@ class Program:
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets named state; not traced."""
         self.state.write(state)
-
-
-def _built_within(
-    scope: Callable[[], contextlib.AbstractContextManager[Any]], spec: TrainingSpec
-) -> TrainingSpec:
-    """The spec with a model function that runs in `scope`.
-
-    Nothing else of the building may: Keras is reset first, and TensorFlow then forgets its scopes.
-    """
-    builder = portable.select(spec.model, "tensorflow", "model")
-
-    def build(**arguments: Any) -> Any:
-        with scope():
-            return builder(**arguments)
-
-    return spec.model_copy(update={"model": build})
 
 
 def weights_of(model: Any) -> tuple[list[Any], list[Any]]:

@@ -29,7 +29,6 @@ def build_program(spec: TrainingSpec, device: torch.device) -> Program:
     Raises:
         SpecError: The model function returned something that torch cannot train.
     """
-    portable.configure_precision(spec.precision)
     torch.manual_seed(spec.seed)
     with torch.device(device):
         model = portable.build_model(spec, "torch")

@@ -17,7 +17,11 @@ EVERYDAY = {("torch-ddp", 2), ("tf-mirrored", 2)}
 def param(*values: object, slow: bool) -> object:
     """A parameter set whose name joins the values; slow ones stay out of the everyday tier."""
     marks = [pytest.mark.slow] if slow else []
-    return pytest.param(*values, marks=marks, id="-".join(map(str, values)))
+    return pytest.param(*values, marks=marks, id="-".join(map(_name, values)))
+
+
+def _name(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def every_backend(replicas: Iterable[int] = REPLICAS) -> list[object]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from conformance import probe
 from conformance.board import Board
+
 from isotrain.core.data import Batch, Loader, Slice
 from isotrain.core.registry import plugin_host
 from isotrain.core.session import Session
@@ -69,7 +69,9 @@ class Bench:
         inputs, targets = probe.samples(count, noise)
         placed = Slice(self.group.place(inputs), self.group.place(targets), count, 1.0)
         size = count * self.group.replicas
-        return Batch(0, 0, 0, size, False, True, tuple((placed,) for _ in self.group.local_replicas))
+        return Batch(
+            0, 0, 0, size, False, True, tuple((placed,) for _ in self.group.local_replicas)
+        )
 
     def gradients_of_all(self, batch: Batch) -> tuple[list[dict[str, np.ndarray]], float]:
         """Every replica's gradients by name, brought together without collectives; and the loss."""
@@ -80,9 +82,7 @@ class Bench:
             for own in gradients
         ]
         shapes = {name: value.shape for name, value in probe.starting_state().items()}
-        return [
-            _split(row, names, shapes) for row in self.board.share_rows(flat)
-        ], float(loss)
+        return [_split(row, names, shapes) for row in self.board.share_rows(flat)], float(loss)
 
     def collective(
         self, operation: Callable[[list[Any]], list[Any]], given: Callable[[int], np.ndarray]
@@ -101,9 +101,7 @@ def _split(
 ) -> dict[str, np.ndarray]:
     ends = np.cumsum([int(np.prod(shapes[name])) for name in names])[:-1]
     parts = np.split(row, ends)
-    return {
-        name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)
-    }
+    return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 
 def assert_close(actual: Any, expected: Any, what: str) -> None:

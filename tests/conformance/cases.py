@@ -26,7 +26,13 @@ Arrays = dict[str, np.ndarray]
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.125, "momentum": 0.875},
-    "adam": {"name": "adam", "lr": 2.0**-7, "beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-13},
+    "adam": {
+        "name": "adam",
+        "lr": 2.0**-7,
+        "beta_1": 0.875,
+        "beta_2": 0.96875,
+        "epsilon": 2.0**-13,
+    },
     "adamw": {
         "name": "adamw",
         "lr": 2.0**-7,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-
 from conformance.bench import Bench, assert_same
 
 CASES = (

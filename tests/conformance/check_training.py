@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from conformance import probe
 from conformance.bench import Bench, assert_close, assert_same
 
@@ -117,7 +116,8 @@ def exact_mean_of_gradients(bench: Bench) -> None:
         (batch,) = bench.batches(count, count)
         gradients, loss = bench.gradients_of_all(batch)
         mean = {
-            name: sum(own[name] for own in gradients) / bench.group.replicas for name in gradients[0]
+            name: sum(own[name] for own in gradients) / bench.group.replicas
+            for name in gradients[0]
         }
         found.append((count, mean, gradients, loss))
     oracle = probe.Oracle.fresh()

@@ -14,6 +14,7 @@ from typing import Any
 
 from conformance import check_collectives, check_state, check_training
 from conformance.bench import Bench
+
 from isotrain.core.capabilities import Capability
 from isotrain.core.session import Session
 
@@ -48,9 +49,7 @@ CHECKS: dict[Check, frozenset[Capability]] = {
     check_training.exact_mean_of_gradients: frozenset({STATE, GRADIENTS}),
     check_training.synchronised_step: frozenset({STEP, STATE}),
     check_training.accumulation: frozenset({STEP, STATE}),
-    check_training.gradients_and_apply: frozenset(
-        {STEP, STATE, GRADIENTS, Capability.ALL_REDUCE}
-    ),
+    check_training.gradients_and_apply: frozenset({STEP, STATE, GRADIENTS, Capability.ALL_REDUCE}),
     check_training.local_step: frozenset({STATE, Capability.LOCAL_STEP}),
     check_training.local_step_without_samples: frozenset({STATE, Capability.LOCAL_STEP}),
     check_training.average_parameters: frozenset(

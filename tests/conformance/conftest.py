@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-import isotrain
 from conformance import checks, probe
+from conformance.runs import launch_quietly
 
 Checked = list[dict[str, Any]]
 
@@ -19,20 +17,9 @@ Checked = list[dict[str, Any]]
 def checked_run(backend: str, replicas: int) -> Checked | Exception:
     """What every process returned from all checks; or why the run failed, so that it fails once."""
     try:
-        return isotrain.launch(
-            checks.run_checks,
-            probe.spec(),
-            backend=backend,
-            replicas=replicas,
-            run_directory=tempfile.mkdtemp(prefix="isotrain-conformance-"),
-            on_event=_quiet,
-        )
+        return launch_quietly(checks.run_checks, probe.spec(), backend, replicas)
     except Exception as error:
         return error
-
-
-def _quiet(event: Any) -> None:
-    """Shows nothing of a run."""
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from conformance import runs
 
 import isotrain
-from conformance import runs
 
 SCRIPTS = Path(__file__).parent / "handwritten"
 _DEADLINE_SECONDS = 150
@@ -115,9 +115,7 @@ def _horovod_variables(world: int, stack: ExitStack) -> list[dict[str, str]]:
         "HOROVOD_HOSTNAME": "127.0.0.1",
     }
     return [
-        {**common, **slot.to_response_env(), "RANK": str(slot.rank)}
-        if hasattr(slot, "to_response_env")
-        else {
+        {
             **common,
             "RANK": str(slot.rank),
             "HOROVOD_RANK": str(slot.rank),

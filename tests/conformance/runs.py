@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from conformance import cases
 
 import isotrain
-from conformance import cases
 from isotrain.core.loop import fit
 from isotrain.core.session import Session
 
@@ -37,19 +39,44 @@ def train(session: Session) -> dict[str, Any]:
     }
 
 
-@functools.cache
 def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
     """What process 0 has after training: `start` and `weights` by name, `loss` of every step."""
+    found = _attempted(backend, replicas, case)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@functools.cache
+def _attempted(backend: str, replicas: int, case: str) -> dict[str, Any] | Exception:
+    """As `trained`; a run that fails does so once, and not again for every test that wants it."""
+    try:
+        return _train_under(backend, replicas, case)
+    except Exception as error:
+        return error
+
+
+def _train_under(backend: str, replicas: int, case: str) -> dict[str, Any]:
     spec = {**SPECS[case], "backend_options": ONE_GROUP if replicas > 2 else {}}
-    folder = tempfile.mkdtemp(prefix="isotrain-conformance-")
-    returned = isotrain.launch(
-        train, spec, backend=backend, replicas=replicas, run_directory=folder, on_event=_quiet
-    )
+    returned = launch_quietly(train, spec, backend, replicas)
     for rank, other in enumerate(returned):
         for name, value in returned[0]["weights"].items():
             assert np.array_equal(value, other["weights"][name]), f"rank {rank} differs in {name}"
     return returned[0]
 
 
-def _quiet(event: Any) -> None:
-    """Shows nothing of a run."""
+def launch_quietly(
+    work: Callable[[Session], Any], spec: dict[str, Any], backend: str, replicas: int
+) -> list[Any]:
+    """Launches and shows nothing; the run's files are kept only when it fails."""
+    folder = tempfile.mkdtemp(prefix="isotrain-conformance-")
+    returned = isotrain.launch(
+        work,
+        spec,
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder,
+        on_event=lambda event: None,
+    )
+    shutil.rmtree(folder)
+    return returned

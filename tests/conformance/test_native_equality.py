@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from conformance import runs
 from conformance.backends import param
 from conformance.hands import by_hand
@@ -26,7 +25,13 @@ OPTIMIZERS = {2: "adam", 3: "sgd"}
 def cells() -> list[object]:
     """Every loop with 2 and with 3 replicas."""
     return [
-        param(script, backend, f"{optimizer}-{model}", replicas, slow=(script, backend, replicas) != QUICK)
+        param(
+            script,
+            backend,
+            f"{optimizer}-{model}",
+            replicas,
+            slow=(script, backend, replicas) != QUICK,
+        )
         for script, backend, model in LOOPS
         for replicas, optimizer in OPTIMIZERS.items()
     ]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
-
 from conformance import runs
 from conformance.backends import BACKENDS, param
+from conformance.nearness import EXACT, NEAR, assert_equal_runs
 
-EXACT = 1e-12
-"""Relative distance of two float64 runs that rounding explains."""
-NEAR = 1e-5
-"""The same for float32 runs of a few steps."""
 CASES = ("sgd-float64", "adam-float64", "adamw-float64")
 QUICK = ("sgd-float64", "torch-ddp", "tf-mirrored")
 
@@ -26,24 +21,6 @@ def pairs() -> list[object]:
         for case in CASES
         for one, other in itertools.combinations(BACKENDS, 2)
     ]
-
-
-def distance(one: Any, other: Any) -> float:
-    """The largest difference relative to the largest number."""
-    one, other = np.asarray(one, "float64"), np.asarray(other, "float64")
-    assert one.shape == other.shape, f"{one.shape} against {other.shape}"
-    scale = max(float(np.abs(other).max(initial=0.0)), np.finfo("float64").tiny)
-    return float(np.abs(one - other).max(initial=0.0)) / scale
-
-
-def assert_equal_runs(one: dict[str, Any], other: dict[str, Any], bound: float) -> None:
-    """Losses and final weights of two runs are within `bound`."""
-    apart = {"loss": max(map(distance, one["loss"], other["loss"]))}
-    assert set(one["weights"]) == set(other["weights"])
-    for name, value in one["weights"].items():
-        apart[name] = distance(value, other["weights"][name])
-    far = {name: value for name, value in apart.items() if not value <= bound}
-    assert not far, f"further apart than {bound}: {far}"
 
 
 @pytest.mark.parametrize(("case", "one", "other"), pairs())
@@ -71,7 +48,7 @@ def test_training_gets_somewhere(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(BACKENDS, 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(BACKENDS, 2)))
 def test_two_backends_start_alike(one: str, other: str) -> None:
     """From initial weights that are equal to the bit."""
     here, there = (runs.trained(name, 2, "sgd-float64")["start"] for name in (one, other))
@@ -81,7 +58,7 @@ def test_two_backends_start_alike(one: str, other: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(BACKENDS, 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(BACKENDS, 2)))
 def test_two_backends_are_near_in_float32(one: str, other: str) -> None:
     """A few steps of float32 stay together."""
     assert_equal_runs(

@@ -1,4 +1,4 @@
-"""Parity of the frameworks over everything a spec can ask for, with one replica; and what each means."""
+"""Parity of the frameworks over everything that a spec can ask for, with one replica."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from conformance import variety
-from conformance.test_parity import EXACT, distance
+from conformance.nearness import EXACT, distance
 
 pytestmark = pytest.mark.slow
 

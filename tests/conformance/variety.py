@@ -26,7 +26,10 @@ def build_model() -> Any:
         [
             keras.Input((6,)),
             layers.Dense(
-                8, activation="tanh", kernel_regularizer=keras.regularizers.L2(2.0**-6), name="hidden"
+                8,
+                activation="tanh",
+                kernel_regularizer=keras.regularizers.L2(2.0**-6),
+                name="hidden",
             ),
             layers.Dense(4, name="head"),
         ]

@@ -358,4 +358,10 @@ def test_the_demo_tells_curves_apart(examples: Importer) -> None:
     cells = [demo.Cell("a", 1, apart=0.0), demo.Cell("b", 2, apart=0.01)]
     agree, text = demo.conclusion(cells)
     assert not agree
-    assert "do NOT agree: at most 1.0e-02 apart (b, 2 replicas)" in text
+    assert "do NOT agree: they are at most 1.0e-02 apart (b x 2)" in text
+    agree, text = demo.conclusion([*cells[:1], demo.Cell("c", 1, apart=2e-6)])
+    assert agree
+    assert "at most 2.0e-06 apart (c x 1)" in text
+    agree, text = demo.conclusion([*cells[:1], demo.Cell("c", 1, reason="gone")])
+    assert not agree
+    assert "1 of 2 cells failed" in text

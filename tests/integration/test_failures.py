@@ -197,6 +197,17 @@ def test_a_suspended_process_is_to_blame_though_others_fail_first(
     assert first.endswith(f"after step {STEP}, in call 'between calls'.")
 
 
+@SLOW
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_who_keeps_the_others_waiting_is_to_blame(backend: str, tmp_path: Path) -> None:
+    work = doing(lambda: time.sleep(600), 1)
+    fields = spec(timeouts={"progress": 4.0})
+    text = failure(work, fields, backend, tmp_path)
+    assert text.startswith("rank 1 of 2 made no progress for ")
+    assert text.splitlines()[0].endswith(f"after step {STEP}, in call 'between calls'.")
+    assert "time.sleep(600)" in text or "in <lambda>" in text
+
+
 HOOK = """
 import json, os, signal, time
 if json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}")).get("rank") == 1:
@@ -209,7 +220,7 @@ if json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}")).get("rank") == 1:
 @pytest.mark.parametrize(
     ("backend", "deed", "expected"),
     [
-        ("torch-ddp", "time.sleep(600)", "rank 1 of 2 did not start within 10 s"),
+        ("tf-multiworker", "time.sleep(600)", "rank 1 of 2 did not start within 10 s"),
         (
             "torch-ddp",
             "os.kill(os.getpid(), signal.SIGSTOP)",

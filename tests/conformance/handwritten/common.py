@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from conformance import cases
 
 RANK = int(os.environ.get("RANK", "0"))

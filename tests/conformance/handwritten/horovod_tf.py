@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-
 from conformance import cases
 from conformance.handwritten.common import (
     JOB,

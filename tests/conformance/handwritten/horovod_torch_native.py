@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import horovod.torch as hvd
 import torch
-
 from conformance import cases
 from conformance.handwritten.common import (
     RANK,

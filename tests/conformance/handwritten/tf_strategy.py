@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
+import keras
 import tensorflow as tf
-
 from conformance import cases
 from conformance.handwritten.common import (
     JOB,
@@ -47,6 +47,17 @@ def averaged(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def mean_loss(outputs: cases.Arrays, targets: cases.Arrays) -> tf.Tensor:
+    """The mean over this replica's samples; Keras' loss objects would divide it by the replicas."""
+    means = []
+    for name in ("class", "next"):
+        values = keras.losses.sparse_categorical_crossentropy(
+            targets[name], outputs[name], from_logits=True
+        )
+        means.append(tf.reduce_sum(values) / tf.cast(tf.size(values), values.dtype))
+    return means[0] + means[1]
+
+
 def main() -> None:
     threads = int(JOB["tensorflow_threads"])
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -66,7 +77,7 @@ def main() -> None:
             place = int(tf.get_static_value(number)) if len(batches) > 1 else 0
             inputs, targets = batches[place]
             with tf.GradientTape() as tape:
-                loss = cases.both_losses(model(inputs, training=True), targets) * weights[place]
+                loss = mean_loss(model(inputs, training=True), targets) * weights[place]
             gradients = tape.gradient(loss, [v.value for v in variables])
             dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
             loss, *means = averaged([loss, *dense])

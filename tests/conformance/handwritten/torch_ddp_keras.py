@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
 from conformance import cases
 from conformance.handwritten.common import (
     RANK,
@@ -17,6 +15,7 @@ from conformance.handwritten.common import (
     local_batch,
     save,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 
 def tensors(arrays: cases.Arrays) -> dict[str, torch.Tensor]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
 from conformance import cases
 from conformance.handwritten.common import (
     RANK,
@@ -16,6 +14,7 @@ from conformance.handwritten.common import (
     start_weights,
     torch_optimizer,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
