@@ -63,8 +63,8 @@ def run(
     with _display(on_event, plan) as show:
         returned = _launched(Job(_train, given, plan), directory, show, port, host)
     result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
-    directory.write(RESULT_FILE, result.to_dict())
     directory.write("plan.json", result.plan)
+    directory.write(RESULT_FILE, result.to_dict())
     host.hook.isotrain_run_finished(result=result.to_dict(), run_directory=str(directory.path))
     return result
 

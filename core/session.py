@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from isotrain.core.spec import TrainingSpec
 from isotrain.core.stopwatch import Stopwatch
 
 _PROGRESS_SECONDS = 0.2
+_FREE = "between calls"
 
 
 class Session:
@@ -75,7 +77,7 @@ class Session:
         )
         self._next_report = 0.0
         self._steps_done = 0
-        reporter.enter("between calls")
+        reporter.enter(_FREE)
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +144,7 @@ class Session:
         self.stopwatch.step_done(batch.size, pause=pause)
         if self.rank == 0 and time.monotonic() >= self._next_report:
             self._report(batch, loss)
-        reporter.enter("between calls")
+        reporter.enter(_FREE)
         return loss
 
     def _report(self, batch: Batch, loss: Tensor) -> None:
@@ -158,8 +160,8 @@ class Session:
 
     def metrics(self) -> dict[str, float]:
         """Gives the training metrics over all samples since the last call, and starts them anew."""
-        self._reporter.enter("collect metrics")
-        return self.group.collect_metrics("train")
+        with self._in_call("collect metrics"):
+            return self.group.collect_metrics("train")
 
     def evaluate(self, data: Any = None) -> dict[str, float]:
         """Computes loss and metrics over a whole data set.
@@ -173,18 +175,25 @@ class Session:
         Raises:
             DataError: There is no validation data.
         """
-        source = self._data.validation if data is None else as_source(data)
-        if source is None:
-            raise DataError(
-                "evaluate: the spec's data has no validation part. Return"
-                " isotrain.DataSet(train, validation) from the data function, or pass data."
-            )
-        self._reporter.enter("evaluate")
-        if self.is_main:
-            self._reporter.emit("evaluating")
-        for batch in self._evaluation_loader(source):
-            self.group.evaluation_step(batch)
-        return self.group.collect_metrics("evaluation")
+        with self._in_call("evaluate"):
+            source = self._data.validation if data is None else as_source(data)
+            if source is None:
+                raise DataError(
+                    "evaluate: the spec's data has no validation part. Return"
+                    " isotrain.DataSet(train, validation) from the data function, or pass data."
+                )
+            if self.is_main:
+                self._reporter.emit("evaluating")
+            for batch in self._evaluation_loader(source):
+                self.group.evaluation_step(batch)
+            return self.group.collect_metrics("evaluation")
+
+    @contextlib.contextmanager
+    def _in_call(self, call: str) -> Iterator[None]:
+        """Lets the launcher know what this process is doing."""
+        self._reporter.enter(call)
+        yield
+        self._reporter.enter(_FREE)
 
     @property
     def can_evaluate(self) -> bool:
@@ -218,8 +227,8 @@ class Session:
 
     def barrier(self) -> None:
         """Returns once every process has called it."""
-        self._reporter.enter("barrier")
-        self.group.barrier()
+        with self._in_call("barrier"):
+            self.group.barrier()
 
     def close(self) -> None:
         """Leaves the run; the session cannot be used afterwards."""

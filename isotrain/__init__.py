@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from isotrain.core.api import launch, measured_plan, open_session, plan, run
     from isotrain.core.capabilities import Capability
     from isotrain.core.data import DataSet
-    from isotrain.core.errors import IsotrainError
+    from isotrain.core.errors import (
+        BackendUnavailableError,
+        DataError,
+        IsotrainError,
+        PlanError,
+        PluginError,
+        RunFailedError,
+        SpecError,
+        UnsupportedError,
+    )
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.hookspecs import hookimpl
     from isotrain.core.plan import Plan
@@ -23,17 +32,27 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_ERRORS = (
+    "BackendUnavailableError",
+    "DataError",
+    "IsotrainError",
+    "PlanError",
+    "PluginError",
+    "RunFailedError",
+    "SpecError",
+    "UnsupportedError",
+)
 _HOMES = {
     "Adapter": "isotrain.core.adapter",
     "Capability": "isotrain.core.capabilities",
     "DataSet": "isotrain.core.data",
-    "IsotrainError": "isotrain.core.errors",
     "Plan": "isotrain.core.plan",
     "ReplicaGroup": "isotrain.core.group",
     "RunResult": "isotrain.core.result",
     "Session": "isotrain.core.session",
     "Strategy": "isotrain.core.strategy",
     "TrainingSpec": "isotrain.core.spec",
+    **dict.fromkeys(_ERRORS, "isotrain.core.errors"),
     "hookimpl": "isotrain.core.hookspecs",
     "launch": "isotrain.core.api",
     "load_spec": "isotrain.core.spec_io",
@@ -47,15 +66,22 @@ _MODULES = {"sources": "isotrain.core.sources"}
 
 __all__ = [
     "Adapter",
+    "BackendUnavailableError",
     "Capability",
+    "DataError",
     "DataSet",
     "IsotrainError",
     "Plan",
+    "PlanError",
+    "PluginError",
     "ReplicaGroup",
+    "RunFailedError",
     "RunResult",
     "Session",
+    "SpecError",
     "Strategy",
     "TrainingSpec",
+    "UnsupportedError",
     "hookimpl",
     "launch",
     "load_spec",

@@ -102,7 +102,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
     The body may wait in native code for a peer that never starts; nothing else can interrupt it.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
     try:
         yield
     finally:
