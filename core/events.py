@@ -12,6 +12,8 @@ import time
 from typing import Any, NamedTuple
 
 HEARTBEAT_SECONDS = 0.5
+BETWEEN_CALLS = "between calls"
+"""What a process does while the person's own code runs."""
 VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")

@@ -15,7 +15,7 @@ from isotrain.core import references
 from isotrain.core.data import Batch, DataSet, Loader, as_dataset
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import DataError, IsotrainError
-from isotrain.core.events import Reporter
+from isotrain.core.events import BETWEEN_CALLS, Reporter
 from isotrain.core.group import ALL_STATE, ReplicaGroup, StateKind, Tensor
 from isotrain.core.plan import Plan, with_measures
 from isotrain.core.registry import PluginHost
@@ -26,7 +26,6 @@ from isotrain.core.spec import TrainingSpec
 from isotrain.core.stopwatch import Stopwatch
 
 _PROGRESS_SECONDS = 0.2
-_FREE = "between calls"
 
 
 class Session:
@@ -77,7 +76,7 @@ class Session:
         )
         self._next_report = 0.0
         self._steps_done = 0
-        reporter.enter(_FREE)
+        reporter.enter(BETWEEN_CALLS)
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +143,7 @@ class Session:
         self.stopwatch.step_done(batch.size, pause=pause)
         if self.rank == 0 and time.monotonic() >= self._next_report:
             self._report(batch, loss)
-        reporter.enter(_FREE)
+        reporter.enter(BETWEEN_CALLS)
         return loss
 
     def _report(self, batch: Batch, loss: Tensor) -> None:
@@ -193,7 +192,7 @@ class Session:
         """Lets the launcher know what this process is doing."""
         self._reporter.enter(call)
         yield
-        self._reporter.enter(_FREE)
+        self._reporter.enter(BETWEEN_CALLS)
 
     @property
     def can_evaluate(self) -> bool:

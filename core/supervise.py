@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from isotrain.core.diagnosis import PEERS_FAILED, Watched, describe_failure, suspicion
+from isotrain.core.events import BETWEEN_CALLS
 from isotrain.core.processes import RankProcess
 
 _GRACE_SECONDS = 1.5
@@ -21,7 +22,6 @@ _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 1.0
 _STARTING = ("start", "read job")
 """Calls in which a process waits for no other: one that does nothing in them is lost."""
-_FREE = "between calls"
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -175,7 +175,7 @@ class Supervisor:
     def _lateness(self, watched: Watched, now: float) -> float:
         """Seconds by which it is over the limit of its call; user code between calls has none."""
         status = watched.process.status
-        if watched.finished or status.call == _FREE or not watched.started:
+        if watched.finished or status.call == BETWEEN_CALLS or not watched.started:
             return 0.0
         limit = self._timeouts["progress" if watched.ready else "start"]
         return now - status.since - limit
@@ -212,7 +212,7 @@ class Supervisor:
 def _progress(watched: Watched) -> tuple[int, bool]:
     """Orders processes by how far they are; one in user code is behind those that wait for it."""
     step, _, call = watched.process.status
-    return -1 if step is None else step, call != _FREE
+    return -1 if step is None else step, call != BETWEEN_CALLS
 
 
 def _available(descriptor: int) -> bytes | None:

@@ -265,7 +265,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             function = self._function(name, lambda: _flat(trace, False, batch, given_weights=False))
             return function(*_leaves(batch), *tensors)
         holes = any(0.0 in own for own in weights)
-        function = self._function((name, "weighted", holes), lambda: _flat(trace, holes, batch))
+        key = (name, len(weights[0]), holes)
+        function = self._function(key, lambda: _flat(trace, holes, batch))
         return function(*_leaves(batch), self._cached_tensor(weights), *tensors)
 
     def _cached_tensor(self, values: tuple[Any, ...]) -> tf.Tensor:

@@ -103,6 +103,7 @@ def _horovod_variables(world: int, stack: ExitStack) -> list[dict[str, str]]:
 
     server = RendezvousServer(verbose=0)
     port = server.start()
+    stack.callback(server._httpd.server_close)  # which its own stop forgets
     stack.callback(server.stop)
     assignments = get_host_assignments(parse_hosts(f"127.0.0.1:{world}"), world)
     server.init(assignments)

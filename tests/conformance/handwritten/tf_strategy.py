@@ -35,7 +35,7 @@ def make_strategy() -> tf.distribute.Strategy:
     )
     return tf.distribute.MirroredStrategy(
         [f"CPU:{i}" for i in range(REPLICAS)],
-        cross_device_ops=tf.distribute.HierarchicalCopyAllReduce(),
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
 
