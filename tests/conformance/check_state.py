@@ -10,7 +10,10 @@ from isotrain.core.errors import IsotrainError
 
 
 def state_round_trip(bench: Bench) -> None:
-    """State, optimizer slots included, can be put back to the bit, and training goes on alike."""
+    """State, optimizer slots included, can be put back to the bit, and training goes on alike.
+
+    The step itself need not repeat to the bit: the order of a sum over 3 replicas may depend on timing.
+    """
     batches = bench.batches(14, 7)
     bench.restart()
     bench.group.synchronised_step(batches[0], probe.RATE)
@@ -23,7 +26,7 @@ def state_round_trip(bench: Bench) -> None:
     again = bench.session.read_state(("trainable", "optimizer"))
     assert any(name.startswith("optimizer/") for name in kept), "no optimizer slots in the state"
     assert_same(restored, kept, "state read after it was written")
-    assert_same(again, after, "state after the step was taken again")
+    assert_close(again, after, "state after the step was taken again")
 
 
 def state_kinds(bench: Bench) -> None:
