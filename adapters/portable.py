@@ -314,28 +314,40 @@ def loss_computer(
 
     The losses of the model's own layers (regularisers, `add_loss`) are added to the mean.
     """
+    own_losses = OwnLosses(model)
     if spec.objective is not None:
         layer = ObjectiveLayer(select(spec.objective, framework, "objective"), model)
 
         def objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
             given = layer(inputs, targets, training=training)
             losses, predictions = given if isinstance(given, tuple) else (given, None)
-            return _with_own_losses(model, mean_over_samples(losses)), predictions
+            return own_losses.added_to(mean_over_samples(losses)), predictions
 
         return objective
     loss = build_loss(spec, framework)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
         predictions = model(inputs, training=training)
-        return _with_own_losses(model, mean_over_samples(loss(targets, predictions))), predictions
+        mean = mean_over_samples(loss(targets, predictions))
+        return own_losses.added_to(mean), predictions
 
     return compute
 
 
-def _with_own_losses(model: Any, loss: Any) -> Any:
-    for extra in model.losses:
-        loss = loss + keras.ops.cast(extra, loss.dtype)
-    return loss
+class OwnLosses:
+    """The losses of a model's own layers: regularisers, and what they add while they are called."""
+
+    def __init__(self, model: keras.Layer) -> None:
+        self._model = model
+        self._layers = [model, *model._flatten_layers(include_self=False)]
+        self._regularised = any(v.regularizer is not None for v in model.trainable_variables)
+
+    def added_to(self, loss: Any) -> Any:
+        """Adds them to a loss; costs next to nothing where there are none."""
+        if self._regularised or any(layer._losses for layer in self._layers):
+            for extra in self._model.losses:
+                loss = loss + keras.ops.cast(extra, loss.dtype)
+        return loss
 
 
 def mean_over_samples(loss: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from isotrain.core.data import Batch, Slice
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import SpecError
 from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
+from isotrain.core.sources import map_tree
 from isotrain.core.spec import TrainingSpec
 
 
@@ -93,10 +95,9 @@ class TorchReplicaGroup(ReplicaGroup):
         return self._program.model
 
     def place(self, arrays: Any) -> Any:
-        return torch.utils._pytree.tree_map(self._to_device, arrays)
+        return map_tree(self._to_device, arrays)
 
     def _to_device(self, array: Any) -> torch.Tensor:
-        array = np.asarray(array)
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         if self._device.type == "cpu":
             return tensor
@@ -125,7 +126,11 @@ class TorchReplicaGroup(ReplicaGroup):
         self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns this replica's share of the loss so far, and this piece's weighted loss."""
-        loss, predictions = module(piece.inputs, piece.targets)
+        if piece.count:
+            loss, predictions = module(piece.inputs, piece.targets)
+        else:
+            with _kept(self._program.statistics):
+                loss, predictions = module(piece.inputs, piece.targets)
         if piece.weight != 1.0:
             loss = loss * piece.weight
         if self._training_metrics and piece.count:
@@ -251,6 +256,16 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def close(self) -> None:
         self._exchange.close()
+
+
+@contextlib.contextmanager
+def _kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Undoes what its body does to tensors: a placeholder must not move the statistics."""
+    before = [tensor.clone() for tensor in tensors]
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
 
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

@@ -124,6 +124,7 @@ def test_a_horovod_whose_extension_cannot_be_loaded(tmp_path: Path) -> None:
     assert found["tf-mirrored"]["usable"]
 
 
+@pytest.mark.slow
 def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "torch", "import time; time.sleep(1000)")
     package(tmp_path, "tensorflow", "import time; time.sleep(1000)")

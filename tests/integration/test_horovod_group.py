@@ -94,7 +94,15 @@ def world(backend: str, replicas: int) -> World:
         return results
 
 
-@pytest.fixture(params=[(b, n) for b in ADAPTERS for n in (2, 3)], ids=lambda p: f"{p[0]}-{p[1]}")
+SLOW = pytest.mark.slow
+WORLDS = [
+    pytest.param((backend, replicas), marks=() if replicas == 2 and "torch" in backend else SLOW)
+    for backend in ADAPTERS
+    for replicas in (2, 3)
+]
+
+
+@pytest.fixture(params=WORLDS, ids=lambda p: f"{p[0]}-{p[1]}")
 def ranks(request: pytest.FixtureRequest) -> World:
     return world(*request.param)
 
@@ -246,6 +254,7 @@ def test_compression_rounds(ranks: World) -> None:
 # --- failures ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ADAPTERS)
 def test_killed_peer_is_an_error_for_the_others(backend: str, tmp_path: Path) -> None:
     addresses = free_addresses(2)
@@ -256,6 +265,7 @@ def test_killed_peer_is_an_error_for_the_others(backend: str, tmp_path: Path) ->
     assert "Horovod has been shut down" in error
 
 
+@pytest.mark.slow
 def test_missing_peer_is_named(tmp_path: Path) -> None:
     addresses = free_addresses(3)
     present = (0, 2)
@@ -315,6 +325,7 @@ def tampered_horovod(folder: Path, extension: str | None, built_for: str | None)
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ADAPTERS)
 def test_examine_says_what_the_build_has(backend: str) -> None:
     found = examined(backend)
@@ -324,6 +335,7 @@ def test_examine_says_what_the_build_has(backend: str) -> None:
     assert set(found["versions"]) == {"horovod", "keras", ADAPTERS[backend].framework}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extension", "built_for", "reason"),
     [

@@ -672,6 +672,7 @@ def test_every_capability_is_declared_once() -> None:
         assert not adapter.supported & adapter.unsupported.keys()
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_starts_ends_the_process() -> None:
     process = start("tf-multiworker", contexts("tf-multiworker", 2)[0], "unused", "4.0")
     _, errors = process.communicate(timeout=60)
@@ -679,6 +680,7 @@ def test_a_peer_that_never_starts_ends_the_process() -> None:
     assert "multi_worker_strategy" in errors, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_group(

@@ -1,0 +1,102 @@
+"""What is particular to torch replicas: native optimizers, placeholders, losses of a model's own layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+START = [-1.0, -0.5, 0.25, 1.0]
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(3)
+    return generator.standard_normal((9, 4)), generator.standard_normal((9, 1))
+
+
+def keras_net(normalised: bool = False, penalised: bool = False) -> Any:
+    import keras
+
+    regularizer = keras.regularizers.L2(0.25) if penalised else None
+    layers = [keras.layers.Dense(1, kernel_regularizer=regularizer, name="dense")]
+    if normalised:
+        layers.insert(0, keras.layers.BatchNormalization(name="norm"))
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def torch_net() -> Any:
+    """The same linear model with the same initial weights, native."""
+    import torch
+
+    linear = torch.nn.Linear(4, 1)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([START]))
+        linear.bias.fill_(0.5)
+    return linear
+
+
+def train(session: isotrain.Session) -> dict[str, Any]:
+    """Starts from fixed weights where there are some, and returns all states and losses."""
+    weights = session.read_state(("trainable",))
+    if "dense/kernel" in str(weights):
+        kernel = next(name for name in weights if name.endswith("dense/kernel"))
+        bias = next(name for name in weights if name.endswith("dense/bias"))
+        session.write_state({kernel: np.array([START]).T, bias: np.array([0.5])})
+    for batch in session.batches():
+        session.step(batch)
+    return {"losses": session.flush_losses(), "state": session.read_state()}
+
+
+def run(folder: Path, replicas: int = 1, **fields: Any) -> dict[str, Any]:
+    spec = {
+        "model": keras_net,
+        "data": samples,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "precision": "float64",
+        "global_batch": 4,
+        "steps": 6,
+        **fields,
+    }
+    returned = isotrain.launch(
+        train,
+        spec,
+        backend="torch-ddp",
+        replicas=replicas,
+        run_directory=folder,
+        on_event=lambda event: None,
+    )
+    return dict(returned[0])
+
+
+def test_native_lamb_is_that_of_keras(tmp_path: Path) -> None:
+    lamb = {"name": "lamb", "lr": 0.125, "beta_1": 0.875, "beta_2": 0.9375, "epsilon": 2.0**-20}
+    native = run(tmp_path / "native", model=torch_net, optimizer=lamb)
+    portable = run(tmp_path / "portable", optimizer=lamb)
+    assert len(native["losses"]) == 6
+    assert len(set(native["losses"])) == 6
+    np.testing.assert_allclose(native["losses"], portable["losses"], rtol=1e-9)
+
+
+def test_a_placeholder_does_not_move_the_statistics(tmp_path: Path) -> None:
+    """With more micro-batches than samples some are empty; they must leave no trace."""
+    batch = {"global_batch": 1, "model_args": {"normalised": True}, "shuffle": False}
+    whole = run(tmp_path / "whole", **batch)["state"]
+    cut = run(tmp_path / "cut", accumulate=3, **batch)["state"]
+    assert set(whole) == set(cut)
+    moving = next(name for name in whole if name.endswith("moving_mean"))
+    assert np.abs(whole[moving]).max() > 0
+    for name, value in whole.items():
+        np.testing.assert_allclose(cut[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_losses_of_the_models_own_layers_count_once_on_any_split(tmp_path: Path) -> None:
+    penalised = run(tmp_path / "one", model_args={"penalised": True})
+    split = run(tmp_path / "three", replicas=3, model_args={"penalised": True})
+    plain = run(tmp_path / "plain")
+    penalty = 0.25 * np.square(START).sum()
+    assert np.isclose(penalised["losses"][0], plain["losses"][0] + penalty, rtol=1e-12)
+    np.testing.assert_allclose(split["losses"], penalised["losses"], rtol=1e-12)
