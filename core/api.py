@@ -56,16 +56,13 @@ def run(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    given = load_spec(spec)
-    host = plugin_host()
-    plan = make_plan(given, backend=backend, replicas=replicas, host=host)
-    directory = RunDirectory.create(given.name, run_directory)
-    with _display(on_event, plan) as show:
-        returned = _launched(Job(_train, given, plan), directory, show, port, host)
+    directory, returned = _launch(_train, spec, backend, replicas, run_directory, on_event, port)
     result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
     directory.write("plan.json", result.plan)
     directory.write(RESULT_FILE, result.to_dict())
-    host.hook.isotrain_run_finished(result=result.to_dict(), run_directory=str(directory.path))
+    plugin_host().hook.isotrain_run_finished(
+        result=result.to_dict(), run_directory=str(directory.path)
+    )
     return result
 
 
@@ -99,12 +96,7 @@ def launch(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    given = load_spec(spec)
-    host = plugin_host()
-    plan = make_plan(given, backend=backend, replicas=replicas, host=host)
-    directory = RunDirectory.create(given.name, run_directory)
-    with _display(on_event, plan) as show:
-        return _launched(Job(work, given, plan), directory, show, port, host)
+    return _launch(work, spec, backend, replicas, run_directory, on_event, port)[1]
 
 
 def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:
@@ -179,6 +171,24 @@ def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) 
     found = launch_local(job, RunDirectory(Path(folder)), on_event=lambda event: None)[0]
     shutil.rmtree(folder, ignore_errors=True)
     return with_measures(wanted, given, **found, host=host)
+
+
+def _launch(
+    work: Work,
+    spec: SpecLike,
+    backend: str,
+    replicas: int | None,
+    run_directory: str | os.PathLike[str] | None,
+    on_event: OnEvent | None,
+    port: int | None,
+) -> tuple[RunDirectory, list[Any]]:
+    """Plans and launches; gives the run directory, and what `work` returned by rank."""
+    given = load_spec(spec)
+    host = plugin_host()
+    resolved = make_plan(given, backend=backend, replicas=replicas, host=host)
+    directory = RunDirectory.create(given.name, run_directory)
+    with _display(on_event, resolved) as show:
+        return directory, _launched(Job(work, given, resolved), directory, show, port, host)
 
 
 def _launched(

@@ -184,10 +184,10 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
         line = story.note(event)
         if line:
             say(line)
-        elif event["event"] != "progress":
+        elif event["event"] in ("started", "ready"):
             if story.phase != before:
                 say(story.phase)
-        elif time.monotonic() - last > _PLAIN_SECONDS:
+        elif event["event"] == "progress" and time.monotonic() - last > _PLAIN_SECONDS:
             say(_progress_line(story))
 
     say(title(plan))
