@@ -80,7 +80,7 @@ class TrainingSpec(
     data_args: Options = Field(default={}, description="Keyword arguments of the data callable.")
     transform: Reference | None = Field(
         default=None,
-        description="Callable (batch, random) -> batch, applied to training batches only.",
+        description="Callable (inputs, targets, random) -> (inputs, targets), on training data only.",
     )
     loss: Components | None = Field(
         default=None,
@@ -89,7 +89,7 @@ class TrainingSpec(
     )
     objective: References | None = Field(
         default=None,
-        description="Callable (model, batch) -> one loss per sample, or a table {framework: "
+        description="Callable (model, (inputs, targets)) -> one loss per sample, or a table {framework: "
         "callable}; instead of loss.",
     )
     metrics: Metrics = Field(

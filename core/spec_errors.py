@@ -75,7 +75,11 @@ class SpecModel(BaseModel):
     """A frozen part of the spec that reports all of its problems at once."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        defer_build=True,
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
     )
 
     def __init__(self, **fields: Any) -> None:
