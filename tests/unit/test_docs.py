@@ -1,0 +1,122 @@
+"""The documents say what the code says: the table of strategies, the hooks, the plugin, the links."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isotrain.core import hookspecs, listings, registry, report, tables
+from isotrain.core.registry import PluginHost
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "docs" / "plugins.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+HOOKS = [function for name, function in vars(hookspecs).items() if name.startswith("isotrain_")]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
+    """Knows what comes with isotrain, whatever else is installed or asked for here."""
+    monkeypatch.delenv(registry.PLUGINS_VARIABLE, raising=False)
+    return PluginHost(entry_points=False)
+
+
+def test_readme_has_the_printed_table_of_strategies(
+    host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_is_terminal", lambda: False)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
+    assert found == [report.strategies(listings.strategies(host))]
+
+
+def signature(function: Callable[..., Any]) -> str:
+    """A hook as it is declared, in one line."""
+    found = inspect.signature(function)
+    given = ", ".join(f"{p.name}: {p.annotation}" for p in found.parameters.values())
+    return f"{function.__name__}({given}) -> {found.return_annotation}"
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
+def test_every_hook_is_documented(hook: Callable[..., Any]) -> None:
+    assert f"`{signature(hook)}`" in PLUGINS.read_text(encoding="utf-8")
+
+
+def test_no_other_hooks_are_documented() -> None:
+    named = set(re.findall(r"`(isotrain_\w+)\(", PLUGINS.read_text(encoding="utf-8")))
+    assert named == {hook.__name__ for hook in HOOKS}
+
+
+def code(language: str) -> str:
+    """The one block of the page on plugins that is in this language."""
+    text = PLUGINS.read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+class Group:
+    """Stands for a replica group, and only notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def local_step(self, batch: Any, learning_rate: float) -> float:
+        self.asked.append("step")
+        return 1.0
+
+    def average_parameters(self) -> None:
+        self.asked.append("average")
+
+
+def test_the_plugin_of_the_page_registers_and_runs(host: PluginHost) -> None:
+    module = types.ModuleType("periodic_averaging")
+    exec(compile(code("python"), str(PLUGINS), "exec"), module.__dict__)
+    host.add(module)
+    (listed,) = (s for s in listings.strategies(host) if s["name"] == "periodic-averaging")
+    assert all(pair["supported"] for pair in listed["backends"].values())
+    strategy, group = host.strategy("periodic-averaging", {"every": 2}), Group()
+    for step in range(4):
+        batch: Any = types.SimpleNamespace(step=step)
+        assert strategy.step(group, batch, 0.1) == 1.0  # type: ignore[arg-type]
+    assert group.asked == ["step", "step", "average", "step", "step", "average"]
+    assert strategy.exchanged_bytes(100, 2) == 50.0
+
+
+def test_the_package_of_the_page_has_the_right_entry_point() -> None:
+    project = tomllib.loads(code("toml"))["project"]
+    assert list(project["entry-points"]) == [hookspecs.PROJECT]
+    assert f"{registry.PLUGINS_VARIABLE}=" in code("sh")
+
+
+def links(page: Path) -> Iterator[str]:
+    """Targets of a page's links to files and headings; code is left out."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a page's headings have in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_links_are_found() -> None:
+    assert len(list(links(ROOT / "README.md"))) >= 5
