@@ -176,6 +176,11 @@ def build_optimizer(spec: TrainingSpec, framework: str) -> keras.optimizers.Opti
     if isinstance(settings, CustomOptimizer):
         factory = select(settings.custom, framework, "optimizer.custom")
         optimizer = factory(number(settings.lr), **settings.args)
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise SpecError(
+                f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
+                " return a Keras optimizer, from (learning_rate, **args)."
+            )
     else:
         optimizer = _named_optimizer(spec, number)
     if spec.clip is not None:
@@ -210,7 +215,8 @@ def _named_optimizer(
         name: number(value) if isinstance(value, float) else value
         for name, value in settings.model_dump(exclude=_SPEC_ONLY_FIELDS).items()
     }
-    options["weight_decay"] = options.get("weight_decay") or None
+    if settings.name != "adamw":  # Keras' AdamW takes 0 but not None, the others None but not 0
+        options["weight_decay"] = options["weight_decay"] or None
     return classes[settings.name](learning_rate=number(settings.lr), **options)
 
 
@@ -234,11 +240,20 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
         if not isinstance(metric, keras.metrics.Metric):
             metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
         metrics.append(metric)
+    names = [metric.name for metric in metrics]
+    double = sorted({name for name in names if names.count(name) > 1 or name == "loss"})
+    if double:
+        raise SpecError(
+            f"metrics: more than one result would be called {', '.join(double)} (the loss is always"
+            " given as `loss`). Give a callable of your own with another name for one of them."
+        )
     return metrics
 
 
 def inferred_accuracy(targets: Any, predictions: Any) -> Any:
     """Accuracy whose kind (binary, categorical, sparse categorical) follows from the shapes."""
+    if len(predictions.shape) == 1:
+        targets, predictions = keras.ops.reshape(targets, (-1, 1)), predictions[:, None]
     if predictions.shape[-1] == 1:
         return keras.metrics.binary_accuracy(targets, predictions)
     sparse = len(targets.shape) < len(predictions.shape) or targets.shape[-1] == 1
@@ -258,8 +273,15 @@ def _component(given: Any, framework: str, field: str, classes: Mapping[str, typ
         return _constructed(classes[chosen.name], chosen, field)
     found = references.resolve(chosen.name)
     if isinstance(found, type):
-        return _constructed(found, chosen, field)
-    return functools.partial(found, **chosen.options) if chosen.options else found
+        return _targets_first(_constructed(found, chosen, field))
+    return _targets_first(functools.partial(found, **chosen.options) if chosen.options else found)
+
+
+def _targets_first(function: Any) -> Any:
+    """Lets torch's own loss modules, which take the predictions first, be called as Keras' are."""
+    if type(function).__module__.startswith("torch.nn.modules.loss"):
+        return lambda targets, predictions: function(predictions, targets)
+    return function
 
 
 def _constructed(cls: type, chosen: Component, field: str) -> Any:
@@ -353,6 +375,20 @@ class OwnLosses:
 def mean_over_samples(loss: Any) -> Any:
     """Reduces what a loss callable gave to the mean over its samples."""
     return loss if len(loss.shape) == 0 else keras.ops.mean(loss)
+
+
+def moving_statistics(model: keras.Layer) -> list[Any]:
+    """The floating-point weights that layers themselves move (batch normalisation's, for one).
+
+    Weights that are merely frozen (`layer.trainable = False`) are not among them: nothing moves them.
+    """
+    layers = [model, *model._flatten_layers(include_self=False)]
+    moved = {id(v) for layer in layers for v in layer._non_trainable_variables}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) in moved and keras.backend.is_float_dtype(variable.dtype)
+    ]
 
 
 def canonical_names(variables: Sequence[Any]) -> list[str]:

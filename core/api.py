@@ -24,6 +24,7 @@ from isotrain.core.rundir import RunDirectory, versions
 from isotrain.core.session import Session
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_io import load_spec
+from isotrain.core.variables import variables_set
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -60,8 +61,8 @@ def run(
     result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
     directory.write("plan.json", result.plan)
     directory.write(RESULT_FILE, result.to_dict())
-    plugin_host().hook.isotrain_run_finished(
-        result=result.to_dict(), run_directory=str(directory.path)
+    plugin_host().tell(
+        "isotrain_run_finished", result=result.to_dict(), run_directory=str(directory.path)
     )
     return result
 
@@ -123,7 +124,6 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
             " and open_session has this one. Put the loop into a function and call"
             " isotrain.launch(function, spec, backend=..., replicas=...)."
         )
-    os.environ.update(plan.environment)
     process = plan.processes[0]
     context = ProcessContext(
         rank=0,
@@ -135,7 +135,8 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         addresses=("127.0.0.1:0",),
         run_directory=tempfile.gettempdir(),
     )
-    return Session(given, plan, context, host, Reporter())
+    with variables_set(plan.environment):
+        return Session(given, plan, context, host, Reporter())
 
 
 def plan(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Plan:
@@ -197,12 +198,13 @@ def _launched(
     """Launches with the event hooks called around it."""
     where = str(directory.path)
     directory.write_start(job.spec, job.plan)
-    host.hook.isotrain_run_started(plan=job.plan.to_dict(), run_directory=where)
+    host.tell("isotrain_run_started", plan=job.plan.to_dict(), run_directory=where)
 
     def on_event(event: Mapping[str, Any]) -> None:
         show(event)
         if event["event"] == "epoch":
-            host.hook.isotrain_epoch_ended(
+            host.tell(
+                "isotrain_epoch_ended",
                 epoch=event["epoch"],
                 step=event["done"],
                 metrics=event["metrics"],
@@ -211,8 +213,9 @@ def _launched(
 
     try:
         return launch_local(job, directory, on_event=on_event, first_port=port)
-    except Exception as error:
-        host.hook.isotrain_run_failed(message=str(error), run_directory=where)
+    except BaseException as error:
+        message = str(error) or type(error).__name__
+        host.tell("isotrain_run_failed", message=message, run_directory=where)
         raise
 
 

@@ -198,9 +198,12 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches from `start_step` to the end."""
-        batches = (
-            self._stream_batches() if isinstance(self._source, ShardedStream) else self._batches()
-        )
+        return self.from_step(self._start_step)
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """The batches from a step to the end, the same ones that a whole iteration would give."""
+        make = self._stream_batches if isinstance(self._source, ShardedStream) else self._batches
+        batches = make(step)
         return prefetched(batches, self._depth) if self._depth else batches
 
     def _worth_a_thread(self) -> bool:
@@ -214,13 +217,13 @@ class Loader:
         share = -(-self._global_batch // self._replicas) * len(self._local_replicas)
         return share * source.sample_bytes > _INLINE_BYTES
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self, first: int) -> Iterator[Batch]:
         source = self._source
         assert isinstance(source, Source)
         length = len(source)
         plans = {size: self._shares(size) for size in self._sizes(length)}
         ordered_epoch, samples = -1, order.permutation(self._seed, 0, 0, shuffle=False)
-        for step in range(self._start_step, self.total_steps):
+        for step in range(first, self.total_steps):
             epoch, index = divmod(step, self.steps_per_epoch)
             if ordered_epoch < 0 or (self._shuffle and epoch != ordered_epoch):
                 samples = order.permutation(self._seed, epoch, length, self._shuffle)
@@ -295,10 +298,10 @@ class Loader:
         last = index == self.steps_per_epoch - 1
         return Batch(epoch, index, step, size, last, size % self._replicas == 0, slices)
 
-    def _stream_batches(self) -> Iterator[Batch]:
+    def _stream_batches(self, step: int) -> Iterator[Batch]:
         source = self._source
         assert isinstance(source, ShardedStream)
-        size, step = self._global_batch, self._start_step
+        size = self._global_batch
         shares = self._shares(size)
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)

@@ -41,9 +41,9 @@ def isotrain_epoch_ended(
 
 @hookspec
 def isotrain_run_failed(message: str, run_directory: str) -> None:
-    """A run ended early."""
+    """A run ended early, also by Ctrl-C."""
 
 
 @hookspec
 def isotrain_run_finished(result: dict[str, Any], run_directory: str) -> None:
-    """A run ended well; `result` is what its result file holds."""
+    """`isotrain.run` ended well; `result` is what its result file holds. `launch` has none."""

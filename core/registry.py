@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
@@ -103,7 +105,6 @@ class PluginHost:
     """Loads plugins and holds what they registered.
 
     Attributes:
-        hook: Calls event hooks on every plugin.
         faults: Plugin name to what is wrong with it; such plugins are left out.
     """
 
@@ -120,9 +121,17 @@ class PluginHost:
         if entry_points:
             self._load_entry_points()
 
-    @property
-    def hook(self) -> Any:
-        return self._manager.hook
+    def tell(self, hook: str, **facts: Any) -> None:
+        """Calls an event hook on every plugin; one that raises is warned about and passed over."""
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            given = {name: facts[name] for name in implementation.argnames}
+            try:
+                implementation.function(**given)
+            except Exception as error:  # a plugin may raise anything
+                warnings.warn(
+                    f"plugin {implementation.plugin_name!r}, {hook}: {type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
 
     def add(self, plugin: object, *, name: str | None = None) -> None:
         """Adds one plugin and lets it register.
@@ -165,7 +174,19 @@ class PluginHost:
         Raises:
             IsotrainError: There is no such backend.
         """
-        return self.backends.get(name)()
+        with self._naming_faults():
+            return self.backends.get(name)()
+
+    @contextlib.contextmanager
+    def _naming_faults(self) -> Iterator[None]:
+        """Adds to an error which plugins were left out: what is missing may be theirs."""
+        try:
+            yield
+        except IsotrainError as error:
+            if self.faults:
+                left_out = "; ".join(f"{name} ({fault})" for name, fault in self.faults.items())
+                error.args = (f"{error} Plugins that were left out: {left_out}.",)
+            raise
 
     def strategy(self, name: str, options: Mapping[str, Any]) -> Strategy:
         """Makes the strategy of that name.
@@ -173,7 +194,8 @@ class PluginHost:
         Raises:
             IsotrainError: There is no such strategy, or it refuses the options.
         """
-        factory: Callable[..., Strategy] = self.strategies.get(name)
+        with self._naming_faults():
+            factory: Callable[..., Strategy] = self.strategies.get(name)
         try:
             return factory(**options)
         except TypeError as error:
@@ -185,7 +207,7 @@ class PluginHost:
 def _imported(module: str) -> object:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # a module may raise anything
         raise PluginError(f"plugin module {module!r} cannot be imported: {error}") from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core import hardware
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.plan import Plan
 from isotrain.core.spec import TrainingSpec
 
@@ -47,7 +47,7 @@ class RunDirectory:
         """Writes a JSON file; a reader never sees half of it.
 
         Raises:
-            IsotrainError: The disk is full, or the directory is gone.
+            RunFailedError: The disk is full, or the directory is gone.
         """
         target = self.path / name
         partial = target.with_suffix(".partial")
@@ -55,7 +55,7 @@ class RunDirectory:
             partial.write_text(json.dumps(fields, indent=2, default=str) + "\n", encoding="utf-8")
             partial.replace(target)
         except OSError as error:
-            raise IsotrainError(f"{target} cannot be written: {error}.") from error
+            raise RunFailedError(f"{target} cannot be written: {error}.") from error
 
     def write_start(self, spec: TrainingSpec, plan: Plan) -> None:
         """Records what is going to be run, and on what."""

@@ -21,7 +21,7 @@ from isotrain.core.plan import Plan, with_measures
 from isotrain.core.registry import PluginHost
 from isotrain.core.result import History
 from isotrain.core.schedule import LearningRates
-from isotrain.core.sources import as_source, map_tree
+from isotrain.core.sources import ShardedStream, as_source, map_tree
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.stopwatch import Stopwatch
 
@@ -64,6 +64,7 @@ class Session:
         self.group: ReplicaGroup = adapter.start(spec, plan.setting, context)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
         self._strategy.started(self.group)
+        self._strategy_finished = False
         self.plan = self._measured(plan, host)
         self.history = History()
         self._losses: list[Tensor] = []
@@ -118,9 +119,11 @@ class Session:
     def batches(self) -> Iterator[Batch]:
         """Yields this process's part of every global batch from the next step to the run's end."""
         self._reporter.enter("next batch")
-        for batch in self._training:
+        for batch in self._training.from_step(self._steps_done):
+            self._reporter.enter(BETWEEN_CALLS)
             yield batch
             self._reporter.enter("next batch")
+        self._reporter.enter(BETWEEN_CALLS)
 
     def step(self, batch: Batch) -> Tensor:
         """Trains on one global batch by the spec's strategy.
@@ -141,10 +144,18 @@ class Session:
         if pause or self._steps_done == 1:
             self.group.synchronise_device()
         self.stopwatch.step_done(batch.size, pause=pause)
+        if self.is_done:
+            self._finish_strategy()
         if self.rank == 0 and time.monotonic() >= self._next_report:
             self._report(batch, loss)
         reporter.enter(BETWEEN_CALLS)
         return loss
+
+    def _finish_strategy(self) -> None:
+        """Lets the strategy do what it has left to do, once."""
+        if not self._strategy_finished:
+            self._strategy_finished = True
+            self._strategy.finished(self.group)
 
     def _report(self, batch: Batch, loss: Tensor) -> None:
         self._next_report = time.monotonic() + _PROGRESS_SECONDS
@@ -232,7 +243,7 @@ class Session:
     def close(self) -> None:
         """Leaves the run; the session cannot be used afterwards."""
         self._reporter.enter("close")
-        self._strategy.finished(self.group)
+        self._finish_strategy()
         self._losses.clear()
         self.group.close()
 
@@ -281,7 +292,7 @@ class Session:
         return with_measures(
             plan,
             self.spec,
-            samples=len(train) if hasattr(train, "__len__") else None,
+            samples=None if isinstance(train, ShardedStream) else len(train),
             parameters=sum(weight.size for weight in weights),
             gradient_bytes=sum(weight.nbytes for weight in weights),
             host=host,
@@ -295,7 +306,8 @@ def load_data(spec: TrainingSpec) -> DataSet:
         DataError: It is no data set.
     """
     found = references.resolve(spec.data)
-    if callable(found) and not hasattr(found, "__getitem__"):
+    is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
+    if callable(found) and not is_data:
         found = found(**spec.data_args)
     elif spec.data_args:
         raise IsotrainError("data_args: they are for a data function, and data is the data itself.")

@@ -89,8 +89,8 @@ class TrainingSpec(
     )
     objective: References | None = Field(
         default=None,
-        description="Callable (model, (inputs, targets)) -> one loss per sample, or a table {framework: "
-        "callable}; instead of loss.",
+        description="Callable (model, (inputs, targets)) -> one loss per sample, or their mean, or the "
+        "pair (losses, predictions); or a table {framework: callable}; instead of loss.",
     )
     metrics: Metrics = Field(
         default=(),

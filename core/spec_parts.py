@@ -40,7 +40,9 @@ from isotrain.core.spec_fields import (
 class _Optimizer(SpecModel, json_schema_extra=require_name):
     lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
     weight_decay: NotNegative = Field(
-        default=0.0, description="Decoupled weight decay: lr * weight_decay * weight is subtracted."
+        default=0.0,
+        description="Weight decay. Decoupled (lr * weight_decay * weight is subtracted) with Keras "
+        "optimizers and adamw; torch's other native optimizers add it to the gradient.",
     )
 
 
@@ -106,11 +108,12 @@ class Adagrad(_Optimizer):
 
 
 class CustomOptimizer(SpecModel):
-    """A native optimizer that a callable of yours builds."""
+    """An optimizer that a callable of yours builds."""
 
     name: ClassVar[str] = "custom"
     custom: References = Field(
-        description="Callable that builds a native optimizer, or one per framework."
+        description="Callable that builds an optimizer, or one per framework: for a torch module "
+        "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer."
     )
     lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
     args: Options = Field(default={}, description="Keyword arguments of the callable.")
@@ -316,5 +319,8 @@ class Timeouts(SpecModel):
     """When a process counts as lost, in seconds."""
 
     silence: Positive = Field(default=10.0, description="Seconds without a heartbeat.")
-    start: Positive = Field(default=60.0, description="Seconds until every process has started.")
+    start: Positive = Field(
+        default=300.0,
+        description="Seconds that loading the data, building the model and joining the others may take each.",
+    )
     progress: Positive = Field(default=300.0, description="Seconds in one call.")

@@ -35,7 +35,7 @@ class Strategy(ABC):
         """Trains on one global batch, on every process; returns its mean loss (a scalar tensor)."""
 
     def finished(self, group: ReplicaGroup) -> None:  # noqa: B027  # as above
-        """Called once on every process after the last step, before weights are read."""
+        """Called once on every process after the last step, before the final weights are read."""
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Bytes that each replica sends per step on average; None leaves it to the backend."""

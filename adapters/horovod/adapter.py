@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 from isotrain.adapters import keras_backend
 from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import tensorflow_environment, tensorflow_usability
-from isotrain.adapters.torch.adapter import torch_environment, torch_usability
+from isotrain.adapters.torch.adapter import (
+    torch_environment,
+    torch_usability,
+    weight_decay_remarks,
+)
 from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
 from isotrain.core.capabilities import Capability
 from isotrain.core.environment import ProcessContext
@@ -21,8 +25,8 @@ if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.spec import TrainingSpec
 
-INSTALL_HINT = "install it: `make demo` builds it, or pip install 'isotrain[horovod]'"
-REBUILD_HINT = "build Horovod anew in this environment (tools/setup_environment.py does it)"
+INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
+REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
 COMPRESSIONS = ("none", "fp16")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
@@ -145,9 +149,10 @@ class _Horovod(Adapter):
         groups = options.get("groups", 1)
         if not isinstance(groups, int) or groups < 1:
             raise PlanError(f"{where}.groups: expected an integer of 1 or more, got {groups!r}.")
+        remarks = weight_decay_remarks(spec) if self.framework == "torch" else []
         if compression == "fp16" and replicas > 1:
-            return ["gradients are rounded to float16 while they travel (compression: fp16)"]
-        return []
+            remarks.append("gradients are rounded to float16 while they travel (compression: fp16)")
+        return remarks
 
 
 class HorovodTorch(_Horovod):

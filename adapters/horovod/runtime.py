@@ -6,7 +6,6 @@ import contextlib
 import errno
 import http.client
 import math
-import os
 import socket
 import socketserver
 import threading
@@ -21,6 +20,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.variables import variables_set
 
 _ARRIVALS = "isotrain"
 _GATE = "all"
@@ -90,7 +90,7 @@ def try_alone(hvd: Any) -> None:
         "HOROVOD_SIZE": "1",
         "HOROVOD_GLOO_IFACE": _interface("127.0.0.1"),
     }
-    with _set_variables(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
+    with variables_set(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
     hvd.allreduce(_one(hvd), op=hvd.Sum, name="isotrain.alone")
     hvd.shutdown()
@@ -113,7 +113,7 @@ def _one(hvd: Any) -> Any:
 
 def _initialise(hvd: Any, variables: Mapping[str, str], context: ProcessContext) -> None:
     try:
-        with _set_variables(variables):
+        with variables_set(variables):
             hvd.init()
     except (ValueError, RuntimeError) as error:
         raise IsotrainError(
@@ -127,21 +127,6 @@ def _initialise(hvd: Any, variables: Mapping[str, str], context: ProcessContext)
             f" as rank {context.rank} of {context.world_size}. Start it with a launcher of the same"
             " kind as the collective."
         )
-
-
-@contextlib.contextmanager
-def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables, Horovod's only interface, and puts the former values back."""
-    former = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in former.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _common_variables(setting: Setting) -> dict[str, str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.spec import TrainingSpec
 
-INSTALL_HINT = "install it: pip install 'isotrain[tensorflow]'"
+INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
 _BUCKET_OPTION = "bucket_bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import sys
+import warnings
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -22,9 +23,16 @@ _COMMUNICATION = tf.distribute.experimental.CommunicationImplementation
 
 
 def use_threads(threads: int) -> None:
-    """Sets the size of this process's compute pool, unless TensorFlow already runs."""
-    with contextlib.suppress(RuntimeError):
+    """Sets the size of this process's compute pool; warns where TensorFlow already runs with another."""
+    try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
+    except RuntimeError:
+        given = tf.config.threading.get_intra_op_parallelism_threads()
+        warnings.warn(
+            f"TensorFlow already runs with {given} threads in this process, and not with the"
+            f" {threads} of the plan. Start a process of its own with isotrain.run or launch.",
+            stacklevel=2,
+        )
 
 
 def use_own_gpu(setting: Setting, context: ProcessContext) -> None:

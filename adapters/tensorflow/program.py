@@ -35,7 +35,7 @@ class Program:
 
     Attributes:
         model: The model as the person's function built it.
-        statistics: The floating-point weights that are not trained, on which replicas must agree.
+        statistics: The weights that forward passes move; replicas must agree on them.
         state: The weights and the optimizer's slots under their canonical names.
     """
 
@@ -50,7 +50,9 @@ class Program:
             spec: What to train.
             scope: The scope of the `tf.distribute` strategy, in which variables are created.
         """
+        tf.random.set_seed(spec.seed)
         self.model = portable.build_model(spec, "tensorflow", scope)
+        _require_precision(self.model, spec.precision)
         with scope():
             self._build_around_model(spec)
 
@@ -59,7 +61,7 @@ class Program:
         self._trainable = trainable
         self._values = [native(variable) for variable in trainable]
         self._others = [native(variable) for variable in others]
-        self.statistics = [value for value in self._others if value.dtype.is_floating]
+        self.statistics = [native(variable) for variable in moving_statistics(self.model)]
         self._optimizer = portable.build_optimizer(spec, "tensorflow")
         self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
         self._rate_variable = self._optimizer.learning_rate
@@ -242,6 +244,26 @@ class Program:
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets named state; not traced."""
         self.state.write(state)
+
+
+def _require_precision(model: Any, precision: str) -> None:
+    """Refuses mixed precision for a model that would ignore it.
+
+    Raises:
+        SpecError: It is a plain tf.Module.
+    """
+    if precision in ("bfloat16", "float16") and not isinstance(model, keras.Layer):
+        raise SpecError(
+            f"precision: a tf.Module computes in the types of its own variables, and {precision!r}"
+            " cannot be given to it. Use a Keras model, or float32."
+        )
+
+
+def moving_statistics(model: Any) -> list[Any]:
+    """The weights that a model moves without training them."""
+    if isinstance(model, keras.Layer):
+        return portable.moving_statistics(model)
+    return [variable for variable in weights_of(model)[1] if variable.dtype.is_floating]
 
 
 def weights_of(model: Any) -> tuple[list[Any], list[Any]]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend
 from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
 from isotrain.core.capabilities import Capability
 from isotrain.core.environment import ProcessContext
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.hardware import visible_gpus
 
 if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.spec import TrainingSpec
 
-INSTALL_HINT = "install it: pip install 'isotrain[torch]'"
+INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
 
 
 class TorchDDP(Adapter):
@@ -59,12 +60,16 @@ class TorchDDP(Adapter):
         collectives = {
             "gloo": _built(dist.is_gloo_available(), "gloo"),
             "nccl": _nccl(dist.is_nccl_available(), gpus),
-            "mpi": _built(dist.is_mpi_available(), "MPI"),
+            "mpi": Usability(False, None, "its processes must be started by mpirun", "use gloo"),
         }
         auto = "nccl" if gpus else "gloo"
         return Examination(
             Usability(True, torch.__version__), {"auto": collectives[auto], **collectives}, versions
         )
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        _check_values(self.check_options(spec), self.name)
+        return weight_decay_remarks(spec)
 
     def accelerators(self) -> int:
         return visible_gpus() if _is_cuda_build() else 0
@@ -103,6 +108,33 @@ class TorchDDP(Adapter):
 
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
+
+
+def _check_values(options: Mapping[str, Any], backend: str) -> None:
+    """Refuses values that DistributedDataParallel would stumble over, or take for something else."""
+    for name, value in options.items():
+        is_size = name == "bucket_cap_mb"
+        right = _is_positive(value) if is_size else isinstance(value, bool)
+        if not right:
+            expected = "a positive number of MiB" if is_size else "true or false"
+            raise PlanError(
+                f"backend_options.{backend}.{name}: expected {expected}, got {value!r}."
+            )
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def weight_decay_remarks(spec: TrainingSpec) -> list[str]:
+    """Says so where a native torch optimizer takes weight decay in another sense than Keras'."""
+    decay = getattr(spec.optimizer, "weight_decay", 0.0)
+    if not decay or spec.optimizer.name == "adamw" or not isinstance(spec.model, Mapping):
+        return []
+    return [
+        f"weight_decay: torch's own {spec.optimizer.name} adds it to the gradient; with Keras"
+        " optimizers it is decoupled"
+    ]
 
 
 def torch_environment(device: DeviceKind, threads: int) -> dict[str, str]:

@@ -33,7 +33,7 @@ def start_process_group(setting: Setting, context: ProcessContext) -> None:
     host, port = context.coordinator
     timeout = timedelta(seconds=setting.timeout)
     if host in ("127.0.0.1", "localhost"):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     store = dist.TCPStore(
         host,
         port,

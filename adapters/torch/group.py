@@ -34,7 +34,7 @@ def build_program(spec: TrainingSpec, device: torch.device) -> Program:
     torch.manual_seed(spec.seed)
     with torch.device(device):
         model = portable.build_model(spec, "torch")
-    if isinstance(model, keras.Model):
+    if isinstance(model, keras.Layer):
         return KerasProgram(spec, model)
     if isinstance(model, nn.Module):
         return NativeProgram(spec, model, device)
@@ -176,16 +176,18 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         mean = self._local_gradients(batch.slices[0])
+        scale = self._program.loss_scale()
         gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
             for parameter in self._program.trainable.values()
         ]
         return [gradients], mean()
 
     def apply(self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float) -> None:
         self._set_learning_rate(learning_rate)
+        scale = self._program.loss_scale()
         for parameter, gradient in zip(self._program.trainable.values(), gradients[0], strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient * scale
         self._program.apply()
 
     def evaluation_step(self, batch: Batch) -> None:

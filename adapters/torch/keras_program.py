@@ -31,6 +31,7 @@ class KerasProgram(Program):
         count = len(self._variables)
         self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
+        self.statistics = [v.value for v in portable.moving_statistics(model)]
         self._parameters = tensors[:count]
         self._optimizer = portable.build_optimizer(spec, "torch")
         self._optimizer.build(self._variables)
@@ -52,6 +53,9 @@ class KerasProgram(Program):
         if self._scales_loss:
             loss = self._optimizer.scale_loss(loss)
         loss.backward()
+
+    def loss_scale(self) -> float:
+        return float(self._optimizer.dynamic_scale.value) if self._scales_loss else 1.0
 
     def set_learning_rate(self, rate: float) -> None:
         optimizer = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer

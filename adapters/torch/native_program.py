@@ -11,7 +11,7 @@ from torch import nn
 from isotrain.adapters import portable
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.program import Objective, Program, overwrite
-from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.errors import IsotrainError, SpecError, unknown_name
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_parts import CustomOptimizer, LossScale
 
@@ -40,8 +40,10 @@ class NativeProgram(Program):
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
+        self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         self._parameters = list(self.trainable.values())
         self.optimizer = build_optimizer(spec, self._parameters)
+        self._rate_ratios = [g["lr"] / spec.optimizer.lr for g in self.optimizer.param_groups]
         scaling = spec.loss_scaling or LossScale()
         self._scaler = torch.amp.GradScaler(
             device.type,
@@ -78,9 +80,12 @@ class NativeProgram(Program):
     def backward(self, loss: torch.Tensor) -> None:
         self._scaler.scale(loss).backward()
 
+    def loss_scale(self) -> float:
+        return self._scaler.get_scale()
+
     def set_learning_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, ratio in zip(self.optimizer.param_groups, self._rate_ratios, strict=True):
+            group["lr"] = rate * ratio
 
     def apply(self) -> None:
         if self._clip is not None:
@@ -140,7 +145,13 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
     settings = spec.optimizer
     if isinstance(settings, CustomOptimizer):
         factory = portable.select(settings.custom, "torch", "optimizer.custom")
-        return factory(parameters, settings.lr, **settings.args)
+        optimizer = factory(parameters, settings.lr, **settings.args)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SpecError(
+                f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"
+                " must return a torch.optim.Optimizer, from (parameters, learning_rate, **args)."
+            )
+        return optimizer
     options = settings.model_dump(exclude={"name"})
     if "beta_1" in options:
         options["betas"] = (options.pop("beta_1"), options.pop("beta_2"))

@@ -35,17 +35,14 @@ class Program(ABC):
         objective: A module whose forward pass, in training mode, gives mean loss and predictions.
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
-        statistics: The floating-point members of `frozen`, which replicas must agree on.
+        statistics: Those of `frozen` that forward passes move; replicas must agree on them.
     """
 
     model: Any
     objective: Objective
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
-
-    @property
-    def statistics(self) -> list[torch.Tensor]:
-        return [tensor for tensor in self.frozen.values() if tensor.is_floating_point()]
+    statistics: list[torch.Tensor]
 
     def zero_gradients(self) -> None:
         """Forgets the gradients."""
@@ -59,6 +56,10 @@ class Program(ABC):
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the loss's gradients (scaled, where the precision needs it) to the parameters."""
+
+    @abstractmethod
+    def loss_scale(self) -> float:
+        """What the gradients in `.grad` are multiplied by; 1 where the precision needs no scaling."""
 
     @abstractmethod
     def set_learning_rate(self, rate: float) -> None:

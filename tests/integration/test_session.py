@@ -1,0 +1,185 @@
+"""The session on real replicas: where loops break off, what is frozen, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(5)
+    return generator.standard_normal((12, 3)), generator.standard_normal((12, 1))
+
+
+class Samples:
+    """A map-style data set that is given as a class."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(3, index, "float32"), np.full(1, index, "float32")
+
+
+def net(frozen: bool = False) -> Any:
+    import keras
+
+    first = keras.layers.Dense(5, activation="tanh", name="first")
+    model = keras.Sequential([keras.Input((3,)), first, keras.layers.Dense(1, name="last")])
+    first.trainable = not frozen
+    return model
+
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": net,
+        "data": samples,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "global_batch": 4,
+        "epochs": 3,
+        **fields,
+    }
+
+
+def launch(
+    work: Any, folder: Path, replicas: int = 1, backend: str = "torch-ddp", **fields: Any
+) -> Any:
+    return isotrain.launch(
+        work,
+        spec(**fields),
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder / "run",
+        on_event=lambda event: None,
+    )[0]
+
+
+def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    def epoch_by_epoch(session: isotrain.Session) -> list[int]:
+        steps = []
+        for _ in range(session.spec.epochs):
+            for batch in session.batches():
+                session.step(batch)
+                steps.append(batch.step)
+                if batch.is_last_of_epoch:
+                    break
+        assert session.is_done
+        return steps
+
+    assert launch(epoch_by_epoch, tmp_path) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+)
+def test_frozen_weights_keep_every_bit(tmp_path: Path, backend: str) -> None:
+    def before_and_after(session: isotrain.Session) -> list[Any]:
+        before = session.read_state()
+        for batch in session.batches():
+            session.step(batch)
+        return [before, session.read_state()]
+
+    before, after = launch(
+        before_and_after, tmp_path, 3, backend, model_args={"frozen": True}, epochs=1
+    )
+    kernels = {name: name.endswith("first/kernel") for name in before if "kernel" in name}
+    assert sorted(kernels.values()) == [False, True]
+    for name, is_frozen in kernels.items():
+        assert np.array_equal(before[name], after[name]) == is_frozen, name
+
+
+def test_a_data_set_class_is_called(tmp_path: Path) -> None:
+    def count(session: isotrain.Session) -> int | None:
+        return session.plan.samples
+
+    assert launch(count, tmp_path, data=Samples, data_args={"length": 7}) == 7
+
+
+def test_adamw_without_decay_trains(tmp_path: Path) -> None:
+    def train(session: isotrain.Session) -> list[float]:
+        return [float(session.step(batch)) for batch in session.batches()]
+
+    losses = launch(train, tmp_path, optimizer={"name": "adamw", "weight_decay": 0.0})
+    assert len(losses) == 9
+
+
+def flat_predictions() -> Any:
+    import keras
+
+    inputs = keras.Input((3,))
+    score = keras.layers.Dense(1, activation="sigmoid")(inputs)
+    return keras.Model(inputs, keras.layers.Reshape(())(score))
+
+
+def labelled() -> tuple[np.ndarray, np.ndarray]:
+    inputs, _ = samples()
+    return inputs, (inputs[:, 0] > 0).astype("float32")
+
+
+def test_accuracy_of_one_number_per_sample_does_not_depend_on_the_split(tmp_path: Path) -> None:
+    def evaluate(session: isotrain.Session) -> float:
+        inputs, labels = labelled()
+        found = session.evaluate((inputs, labels))["accuracy"]
+        predicted = session.group.numpy(
+            session.group.model(session.group.place(inputs.astype("f4")))
+        )
+        assert found == pytest.approx(np.mean((predicted > 0.5) == (labels > 0.5)))
+        return found
+
+    fields = {"model": flat_predictions, "data": labelled, "metrics": ["accuracy"]}
+    fields |= {"loss": "binary_crossentropy"}
+    assert launch(evaluate, tmp_path, evaluation={"batch": 5}, **fields) <= 1
+
+
+def no_optimizer(learning_rate: float) -> object:
+    return object()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"metrics": [{"name": "mse"}, {"name": "mse"}]}, "unknown Keras metrics name 'mse'"),
+        (
+            {"metrics": ["mean_squared_error", "mean_squared_error"]},
+            "more than one result would be called mean_squared_error",
+        ),
+        ({"optimizer": {"custom": no_optimizer, "lr": 0.5}}, "must return a Keras optimizer"),
+    ],
+)
+def test_what_only_the_process_can_refuse(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=words):
+        launch(len, tmp_path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bucket_cap_mb": "big"}, "expected a positive number of MiB, got 'big'"),
+        ({"static_graph": "no"}, "expected true or false, got 'no'"),
+    ],
+)
+def test_options_of_ddp_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(isotrain.PlanError, match=words):
+        isotrain.plan(spec(backend_options={"torch-ddp": options}), backend="torch-ddp")
+
+
+def test_native_torch_weight_decay_is_remarked() -> None:
+    found = isotrain.plan(
+        spec(
+            model={"torch": net},
+            optimizer={"name": "adam", "weight_decay": 0.5},
+        ),
+        backend="torch-ddp",
+    )
+    assert "adds it to the gradient" in found.remarks[0]
