@@ -55,6 +55,9 @@ def start_process_group(setting: Setting, context: ProcessContext) -> None:
 def _listen(host: str, port: int) -> int:
     """Opens the store's listening socket on one address; torch alone would listen on all of them."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # a run before may be fading away
     try:
         listener.bind((host, port))
         listener.listen(1024)

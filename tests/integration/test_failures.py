@@ -384,6 +384,11 @@ isotrain.launch(doing(deed, 1), spec(), backend=backend, replicas=2, run_directo
 """
 
 
+def heed_interrupts() -> None:
+    """A shell makes what it starts in the background ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("number", "backend", "deed"),
     [
@@ -403,6 +408,7 @@ def test_the_starting_process_is_ended(
         [sys.executable, "-c", SCRIPT, backend, str(folder), deed],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     )
     with starter:
         wait_until(lambda: (folder / "moment").exists() or starter.poll() is not None, 120)
