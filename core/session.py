@@ -125,6 +125,15 @@ class Session:
             self._reporter.enter("next batch")
         self._reporter.enter(BETWEEN_CALLS)
 
+    def seek(self, step: int) -> None:
+        """Makes `batches` go on from a step (0 for the start); the state stays as it is. Local.
+
+        Args:
+            step: Counted from 0 over the whole run; every process passes the same.
+        """
+        self._steps_done = step
+        self._strategy_finished = False
+
     def step(self, batch: Batch) -> Tensor:
         """Trains on one global batch by the spec's strategy.
 

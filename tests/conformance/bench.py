@@ -43,6 +43,7 @@ class Bench:
         weights.
         """
         self.session.write_state({**self.starts[0], **probe.starting_state()})
+        self.session.seek(0)
 
     def trainable_names(self) -> list[str]:
         """In the order of `gradients`."""

@@ -47,6 +47,7 @@ def here() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_everything_is_usable_here(here: dict[str, Any]) -> None:
     found = here
     assert found["format"] == 1
@@ -71,6 +72,7 @@ def test_everything_is_usable_here(here: dict[str, Any]) -> None:
             assert each["usable"] == (each["reason"] is None)
 
 
+@pytest.mark.slow
 def test_text_for_people(here: dict[str, Any]) -> None:
     text = report.doctor(here)
     for backend in here["backends"]:

@@ -345,6 +345,7 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
     assert found["agree"]
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_missing_is_a_failure_of_the_demo(tmp_path: Path) -> None:
     command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1"]
     printed = execute(tmp_path, *command, "--backends", "torch-ddpp", "torch-ddp", code=1)

@@ -148,7 +148,7 @@ DEEDS = {
     exit_as_frameworks_do: "ended with exit code 1 before its work was done",
     abort: "was ended by SIGABRT",
 }
-EVERYDAY = {("torch-ddp", kill), ("torch-ddp", raise_error), ("tf-multiworker", kill)}
+EVERYDAY = {("torch-ddp", kill), ("torch-ddp", raise_error)}
 FULL = {(backend, deed) for backend in BACKENDS for deed in (kill, raise_error)} | {
     ("torch-ddp", deed) for deed in DEEDS
 }

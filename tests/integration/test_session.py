@@ -78,9 +78,19 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
     assert launch(epoch_by_epoch, tmp_path) == list(range(9))
 
 
-@pytest.mark.parametrize(
-    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
-)
+def test_seeking_goes_back(tmp_path: Path) -> None:
+    def twice(session: isotrain.Session) -> list[int]:
+        taken = []
+        for _ in range(2):
+            session.seek(5)
+            taken += [batch.step for batch in session.batches() if session.step(batch) is not None]
+        return taken
+
+    assert launch(twice, tmp_path) == [5, 6, 7, 8] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_frozen_weights_keep_every_bit(tmp_path: Path, backend: str) -> None:
     def before_and_after(session: isotrain.Session) -> list[Any]:
         before = session.read_state()

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import isotrain
 
+pytestmark = pytest.mark.slow
 START = [-1.0, -0.5, 0.25, 1.0]
 
 

@@ -51,7 +51,7 @@ def test_defaults() -> None:
     assert spec.metrics == ()
     assert (spec.shuffle, spec.drop_remainder) == (True, False)
     assert (spec.precision, spec.device, spec.strategy.name) == ("float32", "auto", "data-parallel")
-    assert (spec.timeouts.silence, spec.timeouts.start, spec.timeouts.progress) == (10, 60, 300)
+    assert (spec.timeouts.silence, spec.timeouts.start, spec.timeouts.progress) == (10, 300, 300)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
