@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import isotrain
@@ -76,6 +77,20 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
         return steps
 
     assert launch(epoch_by_epoch, tmp_path) == list(range(9))
+
+
+def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
+    """The multi-worker strategy of TensorFlow cannot, and its plan says so."""
+
+    def listening(session: isotrain.Session) -> list[str]:
+        for batch in session.batches():
+            session.step(batch)
+        connections = psutil.Process().net_connections("inet")
+        return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+
+    addresses = launch(listening, tmp_path, 2)
+    assert addresses
+    assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 def test_seeking_goes_back(tmp_path: Path) -> None:
