@@ -276,6 +276,9 @@ _FLOAT = re.compile(
 )
 
 
+_RARE_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of YAML 1.2 (1e-3 is a number, `on` is text), no key twice."""
 
@@ -311,7 +314,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Quotes text with line breaks that only some readers know, which escapes them."""
+        style = '"' if _RARE_BREAKS.search(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _kind, _pattern, _starts in (
     ("null", _NULL, ["~", "n", "N", ""]),
     ("bool", _BOOL, list("tTfF")),

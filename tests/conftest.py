@@ -6,8 +6,15 @@ import os
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
 TESTS = str(Path(__file__).resolve().parent)
 
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# Elsewhere every run tries other examples; what continuous integration says must not depend on luck.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")

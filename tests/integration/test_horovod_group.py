@@ -96,9 +96,7 @@ def world(backend: str, replicas: int) -> World:
 
 SLOW = pytest.mark.slow
 WORLDS = [
-    pytest.param((backend, replicas), marks=() if replicas == 2 and "torch" in backend else SLOW)
-    for backend in ADAPTERS
-    for replicas in (2, 3)
+    pytest.param((backend, replicas), marks=SLOW) for backend in ADAPTERS for replicas in (2, 3)
 ]
 
 

@@ -422,7 +422,9 @@ PLAIN = st.recursive(
 )
 
 
-@pytest.mark.parametrize("text", ["1e-3", "012", "0o17", "on", "1:30", "2001-01-01", "~", "", "<<"])
+@pytest.mark.parametrize(
+    "text", ["1e-3", "012", "0o17", "on", "1:30", "2001-01-01", "~", "", "<<", "a\x85b", "\u2028"]
+)
 def test_text_that_looks_like_something_else_stays_text(tmp_path: Path, text: str) -> None:
     spec = load_spec({**SMALL, "model_args": {text: text}})
     written = to_yaml(spec)
