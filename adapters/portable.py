@@ -31,6 +31,8 @@ _POLICIES = {
     "bfloat16": "mixed_bfloat16",
     "float16": "mixed_float16",
 }
+SEED_STRIDE = 0x9E3779B1
+"""Odd, so that adding multiples of it to a 32-bit seed keeps replicas' seeds apart."""
 _CLIPPING = {"value": "clipvalue", "norm": "clipnorm", "global_norm": "global_clipnorm"}
 _SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
 
@@ -248,6 +250,21 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
             " given as `loss`). Give a callable of your own with another name for one of them."
         )
     return metrics
+
+
+def update_metrics(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:
+    """Adds samples to metrics.
+
+    Raises:
+        SpecError: There are metrics, and an objective that gave no predictions.
+    """
+    if metrics and predictions is None:
+        raise SpecError(
+            "metrics: they need predictions, and the objective gave losses only. Let it return the"
+            " pair (losses, predictions), or leave the metrics out."
+        )
+    for metric in metrics:
+        metric.update_state(targets, predictions)
 
 
 def inferred_accuracy(targets: Any, predictions: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from isotrain.core.errors import IsotrainError
 
 VARIABLE = "ISOTRAIN_PROCESS"
+LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)

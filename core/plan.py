@@ -8,12 +8,11 @@ from typing import Any
 
 from isotrain.core import hardware, order
 from isotrain.core.adapter import Adapter, DeviceKind, Setting
+from isotrain.core.environment import LOCALHOST
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
 from isotrain.core.registry import PluginHost
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.strategy import Strategy
-
-LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)

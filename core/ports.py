@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import socket
 
+from isotrain.core.environment import LOCALHOST
 from isotrain.core.errors import PlanError
 
-LOCALHOST = "127.0.0.1"
 _PORTS = range(15000, 32000)
 """Below the range from which systems take ports of outgoing connections."""
 _HIGHEST = 65535

@@ -27,8 +27,6 @@ Piece = tuple[Any, Any]
 Gradients = list[tf.Tensor | None]
 """One per trainable weight; None where the loss does not depend on it."""
 
-_SEED_STRIDE = 0x9E3779B1
-
 
 class Program:
     """Model, loss, optimizer and metrics of the replicas of this process.
@@ -208,14 +206,7 @@ class Program:
             self._evaluated.assign_add(tf.stack([total, count]))
 
     def _update_metrics(self, phase: Phase, piece: Piece, predictions: Any) -> None:
-        metrics = self._metrics[phase]
-        if metrics and predictions is None:
-            raise SpecError(
-                "metrics: they need predictions, and the objective gave losses only. Let it return"
-                " the pair (losses, predictions), or leave the metrics out."
-            )
-        for metric in metrics:
-            metric.update_state(piece[1], predictions)
+        portable.update_metrics(self._metrics[phase], piece[1], predictions)
 
     def collect(
         self, phase: Phase, total: Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -334,7 +325,7 @@ def random_streams(replica: Callable[[], int]) -> Iterator[None]:
 
     def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
         seed = original(generator, ordered)
-        return seed + tf.constant([replica() * _SEED_STRIDE, 0], seed.dtype)
+        return seed + tf.constant([replica() * portable.SEED_STRIDE, 0], seed.dtype)
 
     with _replaced(keras.random.SeedGenerator, "next", drawn):
         yield

@@ -279,11 +279,5 @@ def _weight_of_replica(pieces: Sequence[Slice]) -> float:
 
 
 def _update(metrics: Sequence[keras.metrics.Metric], piece: Slice, predictions: Any) -> None:
-    if metrics and predictions is None:
-        raise SpecError(
-            "metrics: they need predictions, and the objective gave losses only. Let it return the"
-            " pair (losses, predictions), or leave the metrics out."
-        )
     with torch.no_grad():
-        for metric in metrics:
-            metric.update_state(piece.targets, predictions)
+        portable.update_metrics(metrics, piece.targets, predictions)

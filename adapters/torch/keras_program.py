@@ -15,9 +15,6 @@ from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.group import StateKind
 from isotrain.core.spec import TrainingSpec
 
-_SEED_STRIDE = 0x9E3779B1
-"""Odd, so that adding multiples of it to a 32-bit seed keeps replicas' seeds apart."""
-
 
 class KerasProgram(Program):
     """Drives a Keras model with its Keras optimizer, eagerly."""
@@ -40,10 +37,6 @@ class KerasProgram(Program):
         training = portable.loss_computer(spec, model, "torch", training=True)
         self.objective = Objective(model, training)
         self._seed_shift = 0
-
-    def zero_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with torch.no_grad():
@@ -69,7 +62,7 @@ class KerasProgram(Program):
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
         seeds = self.read_state(("non-trainable",))
-        self._seed_shift = replica * _SEED_STRIDE
+        self._seed_shift = replica * portable.SEED_STRIDE
         self.write_state({name: seeds[name] for name in seeds if _is_seed(name)})
 
     def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:

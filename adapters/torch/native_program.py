@@ -65,10 +65,6 @@ class NativeProgram(Program):
 
         return mixed
 
-    def zero_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         self.model.eval()
         try:
