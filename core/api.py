@@ -7,24 +7,24 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import PlanError
 from isotrain.core.events import Reporter
 from isotrain.core.job import Job, Work
 from isotrain.core.launch import launch_local
-from isotrain.core.loop import fit
 from isotrain.core.plan import Plan, make_plan, with_measures
 from isotrain.core.registry import PluginHost, plugin_host
-from isotrain.core.result import RESULT_FILE, WEIGHTS_FILE, RunResult, result_from_dict
-from isotrain.core.rundir import RunDirectory, versions
-from isotrain.core.session import Session
+from isotrain.core.result import RESULT_FILE, RunResult, result_from_dict
+from isotrain.core.rundir import RunDirectory
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_io import load_spec
+from isotrain.core.training import describe, train
 from isotrain.core.variables import variables_set
+
+if TYPE_CHECKING:
+    from isotrain.core.session import Session
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -57,7 +57,7 @@ def run(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    directory, returned = _launch(_train, spec, backend, replicas, run_directory, on_event, port)
+    directory, returned = _launch(train, spec, backend, replicas, run_directory, on_event, port)
     result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
     directory.write("plan.json", result.plan)
     directory.write(RESULT_FILE, result.to_dict())
@@ -115,6 +115,8 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     Raises:
         PlanError: The run needs several processes, or Keras already runs on another framework here.
     """
+    from isotrain.core.session import Session
+
     given = load_spec(spec)
     host = plugin_host()
     plan = make_plan(given, backend=backend, replicas=replicas, host=host)
@@ -168,7 +170,7 @@ def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) 
     wanted = make_plan(given, backend=backend, replicas=replicas, host=host)
     alone = make_plan(given, backend=wanted.backend, replicas=1, host=host)
     folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
-    job = Job(_describe, given, alone)
+    job = Job(describe, given, alone)
     found = launch_local(job, RunDirectory(Path(folder)), on_event=lambda event: None)[0]
     shutil.rmtree(folder, ignore_errors=True)
     return with_measures(wanted, given, **found, host=host)
@@ -223,40 +225,3 @@ def _display(on_event: OnEvent | None, plan: Plan) -> Any:
     from isotrain.core import display
 
     return display.fixed(on_event) if on_event is not None else display.automatic(plan)
-
-
-def _train(session: Session) -> dict[str, Any] | None:
-    """The work of `run`: trains, and on rank 0 gives the result without its directory."""
-    fit(session)
-    losses = session.flush_losses()
-    weights = session.read_state(("trainable", "non-trainable"))
-    if not session.is_main:
-        return None
-    np.savez(session.run_directory / WEIGHTS_FILE, **weights)  # type: ignore[arg-type]
-    history = session.history
-    return {
-        "final_loss": losses[-1],
-        "metrics": {
-            name: value
-            for name, value in (history.epochs[-1] if history.epochs else {}).items()
-            if name not in ("epoch", "step")
-        },
-        "history": {
-            "loss": losses,
-            "learning_rate": history.learning_rate,
-            "epochs": history.epochs,
-        },
-        "timings": session.stopwatch.timings(),
-        "plan": session.plan.to_dict(),
-        "versions": versions(),
-    }
-
-
-def _describe(session: Session) -> dict[str, Any]:
-    """The work of `measured_plan`."""
-    plan = session.plan
-    return {
-        "samples": plan.samples,
-        "parameters": plan.parameters,
-        "gradient_bytes": plan.gradient_bytes,
-    }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> None:
     """Trains, and prints the result."""
-    from isotrain.core import api, display, report
+    from isotrain.core import api, display
 
     spec = _spec(options)
     shows: contextlib.AbstractContextManager[display.OnEvent | None] = contextlib.nullcontext()
@@ -40,6 +40,8 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json_line({"event": "result", **result.to_dict()}), flush=True)
     else:
+        from isotrain.core import report  # after the run, whose start need not wait for it
+
         sys.stdout.write(report.result(result))
 
 

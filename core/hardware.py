@@ -7,8 +7,6 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 
 def cores() -> int:
     """CPU cores that this process may use."""
@@ -28,13 +26,17 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
 def describe() -> dict[str, str | int | float]:
     """The machine in a few words, for a run's record."""
     return {
-        "system": platform.platform(),
+        "system": " ".join(os.uname()[index] for index in (0, 2, 4)),
         "python": platform.python_version(),
         "processor": _processor(),
         "cores": cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(_memory_bytes() / 2**30, 1),
         "gpus": visible_gpus(),
     }
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from isotrain.core.environment import VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError, RunFailedError
 from isotrain.core.guard import Guard
-from isotrain.core.job import Job, load_value
+from isotrain.core.job import Job
 from isotrain.core.payload import Payload
 from isotrain.core.plan import Plan
 from isotrain.core.ports import Ports
@@ -58,6 +58,8 @@ def launch_local(
             for process in processes:
                 guard.watch(process.start(job.plan.environment, payload))
         _watch(processes, job, directory, on_event)
+        from isotrain.core.returned import load_value  # after the start, which need not wait for it
+
         with _writing(directory):
             return [
                 load_value(directory.path, f"rank-{p.context.rank}-returned") for p in processes

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from isotrain.core.session import Session
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isotrain.core.session import Session
 
 
 def fit(session: Session) -> None:

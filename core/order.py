@@ -6,12 +6,15 @@ count, process count or resume point enters the order of the samples.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from isotrain.core.errors import DataError
 
-Indices = NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Indices = NDArray[np.int64]
 
 
 def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
@@ -26,6 +29,8 @@ def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
     Returns:
         int64 array of shape [length] that holds each of 0 .. length - 1 once.
     """
+    import numpy as np
+
     if not shuffle:
         return np.arange(length, dtype=np.int64)
     if seed < 0:

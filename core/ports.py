@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import socket
 
 from isotrain.core.environment import LOCALHOST
@@ -39,7 +39,8 @@ class Ports:
             if not 0 < first <= _HIGHEST + 1 - count:
                 raise PlanError(f"port: expected 1 to {_HIGHEST + 1 - count}, received {first}.")
             return tuple(self._exactly(port) for port in range(first, first + count))
-        candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
+        start = secrets.randbelow(len(_PORTS))
+        candidates = (*_PORTS[start:], *_PORTS[:start])
         taken = (f"{LOCALHOST}:{port}" for port in candidates if self._lease(port) is None)
         found = tuple(address for _, address in zip(range(count), taken, strict=False))
         if len(found) < count:

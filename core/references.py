@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from isotrain.core.collector import collection_paused
 from isotrain.core.errors import SpecError
 
 SYNTAX = '"package.module:name" or "path/to/file.py:name"'
@@ -139,7 +140,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 def _import_module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with collection_paused():  # it may import a framework
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise SpecError(_missing_module(name)) from None
@@ -167,7 +169,8 @@ def _execute_file(name: str, path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with collection_paused():
+            spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise SpecError(_import_failed(f"file {str(path)!r}", error)) from error

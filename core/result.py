@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 RESULT_FILE = "result.json"
 WEIGHTS_FILE = "weights.npz"
@@ -57,6 +58,8 @@ class RunResult:
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """The final weights by canonical name, optimizer slots left out."""
+        import numpy as np
+
         with np.load(self.run_directory / WEIGHTS_FILE, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isotrain.core.errors import DataError
-from isotrain.core.order import Indices
+
+if TYPE_CHECKING:
+    from isotrain.core.order import Indices
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd: the step of the counter

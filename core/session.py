@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from isotrain.core import references
+from isotrain.core.collector import collection_paused
 from isotrain.core.data import Batch, DataSet, Loader, as_dataset
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import DataError, IsotrainError
@@ -61,7 +62,8 @@ class Session:
         self._transform = None if spec.transform is None else references.resolve(spec.transform)
         reporter.enter("build model")
         adapter = host.backend(plan.backend)
-        self.group: ReplicaGroup = adapter.start(spec, plan.setting, context)
+        with collection_paused():  # it imports the framework
+            self.group: ReplicaGroup = adapter.start(spec, plan.setting, context)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
         self._strategy.started(self.group)
         self._strategy_finished = False

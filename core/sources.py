@@ -8,13 +8,15 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isotrain.core.errors import DataError
-from isotrain.core.order import Indices
+
+if TYPE_CHECKING:
+    from isotrain.core.order import Indices
 
 Array = NDArray[Any]
 Parts = tuple[

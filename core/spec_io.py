@@ -11,8 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from isotrain.core.errors import SpecError
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_errors import SpecModel, as_spec_error
@@ -77,7 +75,9 @@ def to_json(spec: TrainingSpec) -> str:
 
 def to_yaml(spec: TrainingSpec) -> str:
     """The whole spec as YAML text."""
-    return str(yaml.dump(spec.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    from isotrain.core import yaml_text
+
+    return yaml_text.dump(spec.to_dict())
 
 
 def json_schema() -> dict[str, Any]:
@@ -137,11 +137,12 @@ def _override(fields: dict[str, Any], override: str) -> dict[str, Any]:
         raise SpecError(
             f"override {override!r} is not of the form path=value, such as optimizer.lr=0.05"
         )
+    from isotrain.core import yaml_text
+
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader
-    except yaml.YAMLError as error:
-        reason = getattr(error, "problem", None) or error
-        raise SpecError(f"override {override!r}: the value is not YAML: {reason}") from None
+        value = yaml_text.load(text)
+    except yaml_text.TextError as error:
+        raise SpecError(f"override {override!r}: the value is not YAML: {error.reason}") from None
     changed = _put(fields, keys, value, _SHORTHANDS.get(keys[0]), override)
     assert isinstance(changed, dict)
     return changed
@@ -210,17 +211,12 @@ def _parse_error(path: Path, line: int, column: int, reason: object) -> SpecErro
 
 
 def _read_yaml(path: Path, text: str) -> Any:
+    from isotrain.core import yaml_text  # only where it is needed: its import takes a while
+
     try:
-        fields = yaml.load(text, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        reason = error.problem or error.context
-        assert mark is not None, "a marked error of this library says where it is"
-        raise _parse_error(path, mark.line + 1, mark.column + 1, reason) from None
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        column = len(before) - (before.rfind("\n") + 1) + 1
-        raise _parse_error(path, before.count("\n") + 1, column, error.reason) from None
+        fields = yaml_text.load(text)
+    except yaml_text.TextError as error:
+        raise _parse_error(path, error.line, error.column, error.reason) from None
     _refuse_cycles(path, fields)
     return fields
 
@@ -267,68 +263,3 @@ _READERS: dict[str, Callable[[Path, str], Any]] = {
     ".toml": _read_toml,
     ".json": _read_json,
 }
-_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
-_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-_INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
-_FLOAT = re.compile(
-    r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-)
-
-
-_RARE_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML with the scalars of YAML 1.2 (1e-3 is a number, `on` is text), no key twice."""
-
-    yaml_implicit_resolvers = {}
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                twice = f"the key {key.value!r} is given twice"
-                raise yaml.composer.ComposerError(None, None, twice, key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-def _int_of(loader: Any, node: Any) -> int:
-    text = loader.construct_scalar(node)
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-
-
-def _float_of(loader: Any, node: Any) -> float:
-    return float(
-        loader.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan")
-    )
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes so that both YAML 1.1 and YAML 1.2 readers read it back alike; no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Quotes text with line breaks that only some readers know, which escapes them."""
-        style = '"' if _RARE_BREAKS.search(text) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-for _kind, _pattern, _starts in (
-    ("null", _NULL, ["~", "n", "N", ""]),
-    ("bool", _BOOL, list("tTfF")),
-    ("int", _INT, list("-+0123456789")),
-    ("float", _FLOAT, list("-+.0123456789")),
-    ("merge", re.compile(r"^<<$"), ["<"]),
-):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _starts)
-_Loader.add_constructor("tag:yaml.org,2002:int", _int_of)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float_of)

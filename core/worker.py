@@ -69,9 +69,9 @@ def _exit_code(error: BaseException) -> int:
 
 def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
     reporter.enter("read job")
-    from isotrain.core.job import save_value
     from isotrain.core.payload import receive
     from isotrain.core.registry import plugin_host
+    from isotrain.core.returned import save_value
     from isotrain.core.session import Session
 
     job = receive(sys.stdin.buffer, arrays)

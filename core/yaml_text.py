@@ -1,0 +1,115 @@
+"""YAML as specs use it: safe, with the scalars of YAML 1.2, no key twice."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+
+class TextError(Exception):
+    """Text that is not YAML.
+
+    Attributes:
+        line: Where, from 1.
+        column: Where, from 1.
+        reason: Why.
+    """
+
+    def __init__(self, line: int, column: int, reason: object) -> None:
+        super().__init__(f"line {line}, column {column}: {reason}")
+        self.line = line
+        self.column = column
+        self.reason = reason
+
+
+def load(text: str) -> Any:
+    """Reads one document.
+
+    Raises:
+        TextError: Says where and why it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        assert mark is not None, "a marked error of this library says where it is"
+        reason = error.problem or error.context
+        raise TextError(mark.line + 1, mark.column + 1, reason) from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        column = len(before) - (before.rfind("\n") + 1) + 1
+        raise TextError(before.count("\n") + 1, column, error.reason) from None
+
+
+def dump(fields: Any) -> str:
+    """Writes plain values so that readers of YAML 1.1 and 1.2 read them back alike."""
+    return str(yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+
+
+_RARE_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the scalars of YAML 1.2 (1e-3 is a number, `on` is text), no key twice."""
+
+    yaml_implicit_resolvers = {}
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                twice = f"the key {key.value!r} is given twice"
+                raise yaml.composer.ComposerError(None, None, twice, key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _int_of(loader: Any, node: Any) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+def _float_of(loader: Any, node: Any) -> float:
+    return float(
+        loader.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan")
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes so that both YAML 1.1 and YAML 1.2 readers read it back alike; no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Quotes text with line breaks that only some readers know, which escapes them."""
+        style = '"' if _RARE_BREAKS.search(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+for _kind, _pattern, _starts in (
+    ("null", _NULL, ["~", "n", "N", ""]),
+    ("bool", _BOOL, list("tTfF")),
+    ("int", _INT, list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", re.compile(r"^<<$"), ["<"]),
+):
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _starts)
+_Loader.add_constructor("tag:yaml.org,2002:int", _int_of)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float_of)
