@@ -1,0 +1,1 @@
+"""Measuring backends side by side, and telling what was found."""

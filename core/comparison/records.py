@@ -1,0 +1,250 @@
+"""What a comparison found, as plain records: what `comparison.json` holds and every report reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from isotrain.core.errors import IsotrainError
+
+FORMAT = 1
+COMPARISON_FILE = "comparison.json"
+CellStatus = Literal["finished", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % bootstrap interval.
+
+    Attributes:
+        value: The estimate.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Estimate) -> bool:
+        """Whether the two intervals have a number in common: then there is no telling which is larger."""
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of the time line of a typical step.
+
+    Attributes:
+        track: Who does it, such as `rank 0`.
+        name: What is done: `compute`, `communication`, `input`, ...
+        start_s: Seconds after the start of the step.
+        seconds: How long it takes.
+    """
+
+    track: str
+    name: str
+    start_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One run of a cell in fresh processes.
+
+    Attributes:
+        order: Position among all runs of the comparison, from 0, in the order they were made.
+        started: Unix time.
+        block_steps: Steps of every timed block of the steady state.
+        block_seconds: Duration of each block, the device idle at both ends.
+        warm_up_steps: Steps before the steady state was found.
+        compile_s: Seconds that the warm-up took beyond as many steady steps.
+        first_step_s: Seconds from the command to the end of the first step.
+        peak_memory_bytes: Resident memory at its highest, per process by rank.
+        cpu_s: Processor seconds of all processes over the timed blocks.
+        communication_s: Seconds per step in exchanges, or None where they cannot be told apart.
+    """
+
+    order: int
+    started: float
+    block_steps: int
+    block_seconds: list[float]
+    warm_up_steps: int
+    compile_s: float
+    first_step_s: float
+    peak_memory_bytes: list[int]
+    cpu_s: float
+    communication_s: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One backend with one number of replicas, and all that was measured of it.
+
+    Attributes:
+        name: `BACKEND[:COLLECTIVE]@REPLICAS`, with ` STRATEGY` where several are compared.
+        backend: Its name.
+        collective: The collective that was really used; `none` with one replica.
+        replicas: How many.
+        strategy: Its name.
+        python: The interpreter, where it is not this program's own.
+        status: `failed` and `skipped` cells have a reason, and no estimates.
+        reason: Why it failed or was skipped, in full.
+        repeats: Its runs.
+        samples_per_s: Throughput over the steady state.
+        step_s: Median seconds of a step.
+        step_p95_s: 95th percentile of the seconds of a step, over the timed blocks.
+        first_step_s: Seconds from the command to the end of the first step.
+        compile_s: Seconds that warm-up and compilation take beyond as many steady steps.
+        peak_memory_bytes: Of the largest process.
+        total_memory_bytes: Of all processes together.
+        cpu_s_per_sample: Processor seconds of all processes.
+        speedup: Throughput relative to one replica of the same backend and strategy; None without that cell.
+        efficiency: `speedup` divided by `replicas`.
+        communication_s: Seconds per step in exchanges, or None where they cannot be told apart.
+        bus_bandwidth: Bytes per second that every link carries, `2 (n - 1) / n * bytes / time` for an
+            all-reduce of `bytes` over n replicas, measured by itself on the gradient's size; None with one.
+        exchanged_bytes: Bytes that each replica sends per step, from the plan.
+        losses: Mean loss of every step's global batch, of the parity run.
+        final_loss: The last of them.
+        metrics: Final metrics by name.
+        loss_difference: Largest relative difference of `losses` to the reference cell's.
+        timeline: A typical step.
+        plan: The plan it followed.
+        plan_differences: What differs from the reference cell's plan: rows of field, its value, ours.
+        versions: Packages it ran with.
+    """
+
+    name: str
+    backend: str
+    collective: str
+    replicas: int
+    strategy: str
+    python: str | None = None
+    status: CellStatus = "finished"
+    reason: str | None = None
+    repeats: list[Repeat] = field(default_factory=list)
+    samples_per_s: Estimate | None = None
+    step_s: Estimate | None = None
+    step_p95_s: Estimate | None = None
+    first_step_s: Estimate | None = None
+    compile_s: Estimate | None = None
+    peak_memory_bytes: Estimate | None = None
+    total_memory_bytes: Estimate | None = None
+    cpu_s_per_sample: Estimate | None = None
+    speedup: Estimate | None = None
+    efficiency: Estimate | None = None
+    communication_s: Estimate | None = None
+    bus_bandwidth: Estimate | None = None
+    exchanged_bytes: float | None = None
+    losses: list[float] = field(default_factory=list)
+    final_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    loss_difference: float | None = None
+    timeline: list[Span] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
+    plan_differences: list[tuple[str, Any, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which cell to take.
+
+    Attributes:
+        pick: Name of the cell with the highest throughput, or None when there is no telling.
+        tied: Names of the cells that cannot be told from the fastest; empty where `pick` is set.
+        reason: The same in a sentence or two, with the figures.
+    """
+
+    pick: str | None
+    tied: list[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that one comparison measured.
+
+    Attributes:
+        name: The spec's name.
+        spec: The resolved spec as plain values.
+        reference: Name of the cell that losses and plans are compared with.
+        created: Unix time of its start.
+        finished: Whether every cell and repeat that was asked for was made.
+        machine: Processor, cores, memory, system.
+        settings: How it was measured: repeats, steps, seed, threads, time budget.
+        cells: In the order they were asked for.
+        verdict: Which to take.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    reference: str | None
+    created: float
+    finished: bool
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    cells: list[Cell]
+    verdict: Verdict
+
+    def cell(self, name: str) -> Cell:
+        """The cell of that name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for cell in self.cells:
+            if cell.name == name:
+                return cell
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain JSON values."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+def from_dict(fields: Mapping[str, Any]) -> Comparison:
+    """Makes a comparison of what `Comparison.to_dict` gave."""
+    plain = {name: value for name, value in fields.items() if name != "format"}
+    cells = [_cell(cell) for cell in plain.pop("cells")]
+    return Comparison(cells=cells, verdict=Verdict(**plain.pop("verdict")), **plain)
+
+
+def _cell(fields: Mapping[str, Any]) -> Cell:
+    plain = dict(fields)
+    repeats = [Repeat(**repeat) for repeat in plain.pop("repeats")]
+    spans = [Span(**span) for span in plain.pop("timeline")]
+    rows = [(row[0], row[1], row[2]) for row in plain.pop("plan_differences")]
+    for name in _ESTIMATES:
+        if plain.get(name) is not None:
+            plain[name] = Estimate(**plain[name])
+    return Cell(repeats=repeats, timeline=spans, plan_differences=rows, **plain)
+
+
+_ESTIMATES = tuple(f.name for f in dataclasses.fields(Cell) if f.type == "Estimate | None")
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Reads a comparison from its folder, or from the JSON file itself.
+
+    Raises:
+        IsotrainError: It is missing, is not a comparison, or is of another format.
+    """
+    file = path / COMPARISON_FILE if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise IsotrainError(
+            f"there is no comparison at {file}; `isotrain compare SPEC --output DIR` writes one."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise IsotrainError(f"{file} cannot be read as a comparison: {error}.") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
+        raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {found!r}.")
+    return from_dict(fields)
