@@ -18,6 +18,8 @@ from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.group import ReduceOp
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
+OVERLAP_BYTES = 1 << 20
+"""From this size of all gradients on, each starts to travel as soon as the backward pass has it."""
 _NEVER = 1 << 30
 """Backward passes until Horovod's hooks exchange: outside of a synchronised step they must not."""
 
@@ -129,9 +131,15 @@ def _distributed_optimizer(
         named_parameters=list(parameters.items()),
         compression=getattr(hvd.Compression, options.get("compression", "none")),
         op=hvd.Average,
-        groups=options.get("groups"),
+        groups=options.get("groups", _groups(parameters)),
         backward_passes_per_step=_NEVER,
     )
+
+
+def _groups(parameters: Mapping[str, torch.Tensor]) -> int | None:
+    """One exchange for a small model, where starting one per parameter takes longer than it saves."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+    return None if size >= OVERLAP_BYTES else 1
 
 
 def _sendable(value: torch.Tensor) -> torch.Tensor:

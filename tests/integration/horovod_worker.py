@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -283,6 +284,10 @@ def bit_equality(backend: str, context: ProcessContext) -> Results:
             given = {**options, "compression": compression}
             name = f"native/{compression}"
             results |= both_ways(name, backend, native, context, torch_by_hand, given)
+        if context.replicas == 2:
+            with mock.patch("isotrain.adapters.horovod.torch_exchange.OVERLAP_BYTES", 0):
+                name = "native/each by itself"
+                results |= both_ways(name, backend, native, context, torch_by_hand, {})
     return results
 
 
