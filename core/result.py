@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from isotrain.core.errors import IsotrainError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,20 +84,40 @@ class RunResult:
         }
 
 
-def read_result(run_directory: Path) -> RunResult:
-    """Reads the result that a finished run left in its directory."""
-    fields = json.loads((run_directory / RESULT_FILE).read_text(encoding="utf-8"))
-    return result_from_dict(fields)
+def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
+    """Reads the result that a finished run left in its directory.
+
+    Raises:
+        IsotrainError: There is none: the run is not finished, or it was one of `isotrain.launch`.
+    """
+    path = Path(run_directory) / RESULT_FILE
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise IsotrainError(
+            f"{path} cannot be read: {error}. Only a run that `isotrain run` or isotrain.run finished"
+            " has one; its events.jsonl says how far another got."
+        ) from error
+    return result_from_dict({**fields, "run_directory": str(run_directory)})
 
 
 def result_from_dict(fields: Mapping[str, Any]) -> RunResult:
     """Makes a result from its plain form."""
     return RunResult(
-        final_loss=fields["final_loss"],
-        metrics=fields["metrics"],
-        history=History(**fields["history"]),
+        final_loss=float(fields["final_loss"]),
+        metrics=_floats(fields["metrics"]),
+        history=History(
+            loss=[float(loss) for loss in fields["history"]["loss"]],
+            learning_rate=fields["history"]["learning_rate"],
+            epochs=[_floats(record) for record in fields["history"]["epochs"]],
+        ),
         timings=fields["timings"],
         plan=fields["plan"],
         versions=fields["versions"],
         run_directory=Path(fields["run_directory"]),
     )
+
+
+def _floats(record: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers as they were before they became JSON, which has no NaN and writes it as text."""
+    return {name: float(v) if isinstance(v, str) else v for name, v in record.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from isotrain.core import hardware
 from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.json_text import json_line, json_page
 from isotrain.core.plan import Plan
 from isotrain.core.spec import TrainingSpec
 
@@ -43,7 +43,7 @@ class RunDirectory:
                 f"the run directory cannot be made: {error}. Choose another with --run-dir."
             ) from error
 
-    def write(self, name: str, fields: Any) -> None:
+    def write(self, name: str, fields: Mapping[str, Any]) -> None:
         """Writes a JSON file; a reader never sees half of it.
 
         Raises:
@@ -52,7 +52,7 @@ class RunDirectory:
         target = self.path / name
         partial = target.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(fields, indent=2, default=str) + "\n", encoding="utf-8")
+            partial.write_text(json_page(fields) + "\n", encoding="utf-8")
             partial.replace(target)
         except OSError as error:
             raise RunFailedError(f"{target} cannot be written: {error}.") from error
@@ -66,7 +66,7 @@ class RunDirectory:
     def append_event(self, event: Mapping[str, Any]) -> None:
         """Adds an event to `events.jsonl`."""
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(event, default=str) + "\n")
+            stream.write(json_line(event) + "\n")
 
 
 def _exactly(path: Path) -> Path:

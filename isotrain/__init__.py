@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.hookspecs import hookimpl
     from isotrain.core.plan import Plan
-    from isotrain.core.result import RunResult
+    from isotrain.core.result import RunResult, read_result
     from isotrain.core.session import Session
     from isotrain.core.spec import TrainingSpec
     from isotrain.core.spec_io import load_spec
@@ -59,6 +59,7 @@ _HOMES = {
     "measured_plan": "isotrain.core.api",
     "open_session": "isotrain.core.api",
     "plan": "isotrain.core.api",
+    "read_result": "isotrain.core.result",
     "run": "isotrain.core.api",
 }
 """Public name to the module it lives in, imported on first use."""
@@ -88,6 +89,7 @@ __all__ = [
     "measured_plan",
     "open_session",
     "plan",
+    "read_result",
     "run",
     "sources",
 ]

@@ -48,7 +48,8 @@ class _Horovod(Adapter):
         "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",
         "cycle_time_ms": "how often Horovod looks for gradients that are ready, ms (1)",
         "groups": "exchange gradients in this many groups, each as a whole (1; torch, from 1 MiB of"
-        " gradients on: each by itself as it becomes ready); 1 makes runs of three and more replicas repeatable to the bit",
+        " gradients on: each by itself as it becomes ready); 1 makes runs of three and more"
+        " replicas repeatable to the bit",
     }
 
     def _framework_usability(self) -> Usability:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,23 @@ def test_native_torch_weight_decay_is_remarked() -> None:
         backend="torch-ddp",
     )
     assert "adds it to the gradient" in found.remarks[0]
+
+
+def test_a_result_that_diverged_is_strict_json_and_read_back(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    fields = spec(optimizer={"name": "sgd", "lr": 1e30})
+    directory = tmp_path / "run"
+    result = isotrain.run(
+        fields, backend="torch-ddp", run_directory=directory, on_event=lambda event: None
+    )
+    assert np.isnan(result.final_loss)
+    for line in (directory / "events.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    json.loads((directory / "result.json").read_text(), parse_constant=refuse)
+    again = isotrain.read_result(directory)
+    np.testing.assert_array_equal(again.history.loss, result.history.loss)
+    assert np.isnan(again.final_loss)
+    with pytest.raises(isotrain.IsotrainError, match=r"result\.json cannot be read"):
+        isotrain.read_result(tmp_path)
