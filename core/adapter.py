@@ -64,6 +64,8 @@ class Adapter(ABC):
         supported: The capabilities it has.
         unsupported: Every other capability, with the reason why it is missing.
         options: The names of `backend_options` it knows, with their meaning.
+        synchronised_statistics: The devices on which a layer that asks for statistics of the global
+            batch (synchronised batch normalisation) gets them from several replicas.
     """
 
     name: ClassVar[str]
@@ -74,6 +76,7 @@ class Adapter(ABC):
     supported: ClassVar[frozenset[Capability]]
     unsupported: ClassVar[Mapping[Capability, str]]
     options: ClassVar[Mapping[str, str]] = {}
+    synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
 
     @abstractmethod
     def usability(self) -> Usability:

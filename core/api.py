@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.alone import look
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import PlanError
 from isotrain.core.events import Reporter
@@ -168,11 +167,7 @@ def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) 
     given = load_spec(spec)
     host = plugin_host()
     wanted = make_plan(given, backend=backend, replicas=replicas, host=host)
-    alone = make_plan(given, backend=wanted.backend, replicas=1, host=host)
-    folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
-    job = Job(describe, given, alone)
-    found = launch_local(job, RunDirectory(Path(folder)), on_event=lambda event: None)[0]
-    shutil.rmtree(folder, ignore_errors=True)
+    found = look(describe, given, wanted.backend, host)
     return with_measures(wanted, given, **found, host=host)
 
 

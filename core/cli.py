@@ -32,6 +32,7 @@ _MAIN_EXAMPLES = """\
 examples:
   isotrain doctor                                          what works on this machine, and why not
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
+  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
   isotrain run digits.yaml --backend torch-ddp --replicas 2
 
 `isotrain COMMAND --help` explains a command."""
@@ -46,6 +47,11 @@ examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
   isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
   isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2"""
+_CHECK_EXAMPLES = """\
+examples:
+  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
+  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
+  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4"""
 _BACKENDS_EXAMPLES = """\
 examples:
   isotrain backends
@@ -136,11 +142,10 @@ def _attempt(given: list[str]) -> int:
 
 def _command(given: list[str]) -> int:
     options = parser().parse_args(given)
-    command: Callable[[argparse.Namespace], None] = getattr(
+    command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
         importlib.import_module("isotrain.core.commands"), options.command
     )
-    command(options)
-    return ExitCode.OK
+    return command(options) or ExitCode.OK
 
 
 def exit_code_of(error: IsotrainError) -> ExitCode:
@@ -208,6 +213,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _describe_run(_add(commands, "run", "train a spec under a backend", _RUN_EXAMPLES))
     _describe_plan(_add(commands, "plan", "show what a run would do", _PLAN_EXAMPLES))
+    _describe_check(_add(commands, "check", "warn of what makes results differ", _CHECK_EXAMPLES))
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
@@ -220,6 +226,8 @@ _DESCRIPTIONS = {
     " standard error, the result to standard output.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
+    "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
+    "replicas, why, and what to do. Ends with 4 when there are errors or warnings.",
     "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
     " no framework; `isotrain doctor` really tries them.",
     "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
@@ -271,6 +279,39 @@ def _describe_plan(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _describe_check(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    command.add_argument(
+        "--backend",
+        action="append",
+        required=True,
+        metavar="NAME[:COLLECTIVE]",
+        help="what to check for; may be repeated",
+    )
+    command.add_argument(
+        "--replicas",
+        type=_counts,
+        metavar="N,...",
+        help="how many, such as 1,2,4 (one per usable GPU, or one)",
+    )
+    command.add_argument(
+        "--ignore",
+        type=_listed,
+        action="extend",
+        default=[],
+        metavar="CODE",
+        help="leave out a code, or a group such as ISO4; may be repeated",
+    )
+    command.add_argument(
+        "--strict", action="store_true", help="end with 4 also when there are only notes"
+    )
+    command.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="start no process to load the data and build the model",
+    )
+
+
 def _describe_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC", help="spec file: .yaml, .toml or .json")
     command.add_argument(
@@ -296,6 +337,14 @@ def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> Non
 
 def _count(text: str) -> int:
     return _whole_number(text, 1, None)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in _listed(text)]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _port(text: str) -> int:

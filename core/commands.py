@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import PlanError
+from isotrain.core.exit_codes import ExitCode
 from isotrain.core.json_text import FORMAT, json_line, json_page
 
 if TYPE_CHECKING:
@@ -102,6 +103,33 @@ def _plan(
         return api.plan(spec, backend=backend, replicas=replicas)
     with _waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
         return api.measured_plan(spec, backend=backend, replicas=replicas)
+
+
+def check(options: argparse.Namespace) -> ExitCode | None:
+    """Prints what will make results differ."""
+    from isotrain.core.check.checking import check as checked
+    from isotrain.core.check.codes import Severity
+
+    spec = _spec(options)
+    looking: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not options.no_measure:
+        looking = _waiting("loading the data and building the model (--no-measure leaves it out)")
+    with looking:
+        result = checked(
+            spec,
+            backends=options.backend,
+            replicas=options.replicas,
+            ignore=options.ignore,
+            measure=not options.no_measure,
+        )
+    if options.json:
+        print(json_page(result.to_dict()))
+    else:
+        from isotrain.core.check import report
+
+        sys.stdout.write(report.text(result))
+    counted = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
+    return ExitCode.FINDINGS if any(map(result.of, counted)) else None
 
 
 def backends(options: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ class ExitCode(IntEnum):
     RUN_FAILED = 1
     USAGE = 2
     UNAVAILABLE = 3
+    FINDINGS = 4
     HANGUP = 129
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from isotrain.core.data import Batch
+from isotrain.core.traits import LayerTrait, Trait
 
 Tensor = Any
 """A tensor of the backend's framework; strategies never look inside."""
@@ -80,6 +81,10 @@ class ReplicaGroup(ABC):
 
         `evaluation` has `loss` besides the spec's metrics; `train` has the metrics only.
         """
+
+    def traits(self) -> list[LayerTrait]:
+        """Lists what the model's layers do that bears on whether runs agree. Local."""
+        return [LayerTrait(Trait.HIDDEN, "model", type(self).__name__)]
 
     @abstractmethod
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:

@@ -22,6 +22,7 @@ from isotrain.core.spec_errors import (
     exactly_one,
 )
 from isotrain.core.spec_fields import (
+    Codes,
     Component,
     Components,
     Count,
@@ -149,6 +150,10 @@ class TrainingSpec(
         default={}, description="Options of backends, by backend name; each backend checks its own."
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
+    ignore: Codes = Field(
+        default=(),
+        description="Codes that `isotrain check` leaves out, such as ISO101, or ISO4 for a group.",
+    )
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from isotrain.core import references
+from isotrain.core.check.codes import CODES, nearest
 from isotrain.core.spec_errors import (
     Problem,
     Words,
@@ -161,6 +162,22 @@ def _metrics(value: Any, info: ValidationInfo) -> tuple[Component, ...]:
     return tuple(_each(dict(enumerate(value)), _component, info).values())
 
 
+def _code(value: Any, info: ValidationInfo) -> str:
+    if value not in CODES:
+        near = nearest(str(value))
+        hint = f"did you mean {near!r}?" if near else "docs/check.md lists all"
+        raise Problem(
+            "a code of isotrain check, such as 'ISO101'", received=value, hint=hint
+        ).error()
+    return str(value)
+
+
+def _codes(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise Problem("a list of codes of isotrain check", received=value).error()
+    return tuple(_each(dict(enumerate(value)), _code, info).values())
+
+
 Reference = Annotated[Any, AfterValidator(_reference), WithJsonSchema(_REFERENCE)]
 References = Annotated[
     Any,
@@ -175,6 +192,12 @@ Components = Annotated[
 ]
 Metrics = Annotated[
     Any, AfterValidator(_metrics), WithJsonSchema({"type": "array", "items": _COMPONENT})
+]
+
+Codes = Annotated[
+    Any,
+    AfterValidator(_codes),
+    WithJsonSchema({"type": "array", "items": {"type": "string", "enum": list(CODES)}}),
 ]
 
 

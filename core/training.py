@@ -1,4 +1,4 @@
-"""What the processes of `run` and of `measured_plan` do with their session.
+"""What the processes of `run`, `measured_plan` and `check` do with their session.
 
 The process that launches them names these functions without calling them: NumPy is imported where it
 is used, so that a run's start does not wait for it twice.
@@ -52,4 +52,14 @@ def describe(session: Session) -> dict[str, Any]:
         "samples": plan.samples,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
+    }
+
+
+def examine(session: Session) -> dict[str, Any]:
+    """Gives what a check must know of the data and the model."""
+    from dataclasses import asdict
+
+    return {
+        "samples": session.plan.samples,
+        "traits": [asdict(trait) for trait in session.group.traits()],
     }

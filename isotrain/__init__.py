@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from isotrain.core.adapter import Adapter
     from isotrain.core.api import launch, measured_plan, open_session, plan, run
     from isotrain.core.capabilities import Capability
+    from isotrain.core.check.checking import check
+    from isotrain.core.check.findings import CheckResult, Finding
     from isotrain.core.data import DataSet
     from isotrain.core.errors import (
         BackendUnavailableError,
@@ -45,7 +47,9 @@ _ERRORS = (
 _HOMES = {
     "Adapter": "isotrain.core.adapter",
     "Capability": "isotrain.core.capabilities",
+    "CheckResult": "isotrain.core.check.findings",
     "DataSet": "isotrain.core.data",
+    "Finding": "isotrain.core.check.findings",
     "Plan": "isotrain.core.plan",
     "ReplicaGroup": "isotrain.core.group",
     "RunResult": "isotrain.core.result",
@@ -53,6 +57,7 @@ _HOMES = {
     "Strategy": "isotrain.core.strategy",
     "TrainingSpec": "isotrain.core.spec",
     **dict.fromkeys(_ERRORS, "isotrain.core.errors"),
+    "check": "isotrain.core.check.checking",
     "hookimpl": "isotrain.core.hookspecs",
     "launch": "isotrain.core.api",
     "load_spec": "isotrain.core.spec_io",
@@ -69,8 +74,10 @@ __all__ = [
     "Adapter",
     "BackendUnavailableError",
     "Capability",
+    "CheckResult",
     "DataError",
     "DataSet",
+    "Finding",
     "IsotrainError",
     "Plan",
     "PlanError",
@@ -83,6 +90,7 @@ __all__ = [
     "Strategy",
     "TrainingSpec",
     "UnsupportedError",
+    "check",
     "hookimpl",
     "launch",
     "load_spec",

@@ -36,6 +36,7 @@ class _TensorFlowAdapter(Adapter):
         _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
         " exchanged (4194304)",
     }
+    synchronised_statistics = frozenset({"cpu", "gpu"})
     cpu_collective: ClassVar[str]
 
     def usability(self) -> Usability:

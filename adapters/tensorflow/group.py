@@ -19,11 +19,13 @@ from isotrain.adapters.tensorflow.program import (
     random_streams,
 )
 from isotrain.adapters.tensorflow.state import to_numpy
+from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.core.data import Batch
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
 from isotrain.core.sources import map_tree
 from isotrain.core.spec import TrainingSpec
+from isotrain.core.traits import LayerTrait
 
 Pieces = tuple[tuple[Piece, ...], ...]
 """Per local replica its slices."""
@@ -52,6 +54,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             exchange: Ties them to all others.
         """
         self.strategy = strategy
+        self._precision = spec.precision
         self._exchange = exchange
         self.replicas = exchange.replicas
         self.local_replicas = exchange.local_replicas
@@ -178,6 +181,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return self._exchange.all_reduce(tensors, "sum")
 
         return self._on_replicas(lambda position: self._program.collect(phase, total))[0]
+
+    def traits(self) -> list[LayerTrait]:
+        return model_traits(self.model, self._precision)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         if self._rate >= 0:

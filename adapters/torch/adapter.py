@@ -34,6 +34,7 @@ class TorchDDP(Adapter):
         "nccl": "NVIDIA's collectives, for GPUs",
         "mpi": "where torch itself was built with MPI",
     }
+    synchronised_statistics = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     replicas_per_process = "one"
     supported = frozenset(Capability)
     unsupported = {}

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from isotrain.adapters import portable
+from isotrain.adapters import keras_traits, portable
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program, to_numpy
+from isotrain.adapters.torch.traits import model_traits
 from isotrain.core.adapter import Setting
 from isotrain.core.data import Batch, Slice
 from isotrain.core.environment import ProcessContext
@@ -23,6 +24,7 @@ from isotrain.core.errors import SpecError
 from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
 from isotrain.core.sources import map_tree
 from isotrain.core.spec import TrainingSpec
+from isotrain.core.traits import LayerTrait
 
 
 def build_program(spec: TrainingSpec, device: torch.device) -> Program:
@@ -212,6 +214,12 @@ class TorchReplicaGroup(ReplicaGroup):
             results[metric.name] = float(metric.result())
             metric.reset_state()
         return results
+
+    def traits(self) -> list[LayerTrait]:
+        model = self.model
+        if isinstance(model, keras.Layer):
+            return keras_traits.model_traits(model, self._spec.precision)
+        return model_traits(model)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         return self._program.read_state(kinds)

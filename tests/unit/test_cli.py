@@ -35,7 +35,7 @@ from isotrain.core.plan import Plan
 from isotrain.core.registry import plugin_host
 from isotrain.core.report import PLAN_GROUPS, strategies
 
-COMMANDS = ("run", "plan", "backends", "strategies", "doctor", "schema")
+COMMANDS = ("run", "plan", "check", "backends", "strategies", "doctor", "schema")
 MODULE = """
 import numpy as np
 import isotrain
@@ -120,7 +120,7 @@ def test_help_of_each_command_has_an_example(
 def test_every_command_is_implemented() -> None:
     for command in COMMANDS:
         assert callable(getattr(commands, command))
-        arguments = ["spec.yaml", "--backend", "x"] if command in ("run", "plan") else []
+        arguments = ["spec.yaml", "--backend", "x"] if command in ("run", "plan", "check") else []
         assert parser().parse_args([command, *arguments]).command == command
 
 
@@ -165,6 +165,10 @@ def test_exit_codes_are_documented() -> None:
         (["plan", "small.json"], "--backend"),
         (["plan", "small.json", "--diff", "torch-ddp@x", "torch-ddp"], "REPLICAS"),
         (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
+        (["check", "small.json"], "--backend"),
+        (["check", "small.json", "--backend", "torch-ddp", "--replicas", "1,0"], "at least 1"),
+        (["check", "small.json", "--backend", "torch-ddp", "--ignore", "ISO99"], "ISO"),
+        (["check", "small.json", "--backend", "torch-ddp", "--set", "ignore=[ISO99]"], "ignore.0"),
     ],
 )
 def test_wrong_usage(
@@ -348,6 +352,40 @@ def test_what_differs_between_plans(folder: Path) -> None:
     assert "| local_batches" in text
     same = isotrain(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
     assert same == "torch-ddp and torch-ddp: no difference\n"
+
+
+def test_a_check_says_by_its_exit_code_what_it_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    command = ["check", "small.json", "--backend", "torch-ddp", "--no-measure", "--ignore", "ISO4"]
+    assert main(command) == ExitCode.OK
+    assert "nothing found" in capsys.readouterr().out
+    noted = [*command, "--set", "shuffle=false"]
+    assert main(noted) == ExitCode.OK
+    assert main([*noted, "--strict"]) == ExitCode.FINDINGS
+    assert "ISO214 note" in capsys.readouterr().out
+    warned = [*command, "--replicas", "1,2", "--set", "loss.reduction=sum", "--json"]
+    assert main(warned) == ExitCode.FINDINGS
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == ["torch-ddp@1", "torch-ddp@2"]
+    assert [each["code"] for each in found["findings"]] == ["ISO301"]
+    assert main([*warned, "--ignore", "ISO301,ISO302"]) == ExitCode.OK
+
+
+def test_nccl_without_gpus_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    backends = ["torch-ddp:nccl", "tf-mirrored:nccl", "horovod-torch:nccl", "horovod-tf:gloo"]
+    named = [word for backend in backends for word in ("--backend", backend)]
+    arguments = ["check", "small.json", *named, "--replicas", "2", "--no-measure", "--json"]
+    assert main(arguments) == ExitCode.FINDINGS
+    found = json.loads(capsys.readouterr().out)["findings"]
+    refused = {target for each in found if each["code"] == "ISO402" for target in each["targets"]}
+    assert refused == {f"{backend}@2" for backend in backends[:3]}
 
 
 def test_schema_accepts_a_spec_and_refuses_a_wrong_one(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""What the layers of a Keras model do that bears on whether runs agree.
+
+Imported by adapters only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from isotrain.core.traits import LayerTrait, Trait
+
+_RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
+_WIDE = "float64"
+
+
+def model_traits(model: keras.Layer, precision: str) -> list[LayerTrait]:
+    """Lists the traits of a Keras model.
+
+    Args:
+        model: The built model.
+        precision: The spec's.
+    """
+    return layer_traits(model._flatten_layers(), precision)
+
+
+def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTrait]:
+    """Lists the traits of each layer, seen on its own.
+
+    Args:
+        layers: Every layer, also those inside others.
+        precision: The spec's.
+    """
+    return [
+        LayerTrait(trait, layer.path or layer.name, type(layer).__name__)
+        for layer in layers
+        for trait in _of_layer(layer, precision)
+    ]
+
+
+def _of_layer(layer: keras.Layer, precision: str) -> Iterator[Trait]:
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        yield Trait.GLOBAL_STATISTICS if layer.synchronized else Trait.LOCAL_STATISTICS
+    if layer._seed_generators and not _never_draws(layer):
+        yield Trait.RANDOM
+    if precision == _WIDE and layer.weights and _computes_narrowly(layer):
+        yield Trait.NARROW
+
+
+def _never_draws(layer: keras.Layer) -> bool:
+    """Whether all of a layer's rates are 0: some make a generator all the same."""
+    rates = [getattr(layer, name, None) for name in _RATES]
+    numbers = [rate for rate in rates if isinstance(rate, int | float)]
+    return bool(numbers) and not any(numbers)
+
+
+def _computes_narrowly(layer: keras.Layer) -> bool:
+    kind: Any = layer.compute_dtype
+    return keras.backend.is_float_dtype(kind) and kind != _WIDE

@@ -1,0 +1,34 @@
+"""What the layers of a TensorFlow model do that bears on whether runs agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters import keras_traits
+from isotrain.core.traits import LayerTrait, Trait
+
+
+def model_traits(model: Any, precision: str) -> list[LayerTrait]:
+    """Lists the traits of a Keras model, or of a tf.Module and the Keras layers that it holds.
+
+    Args:
+        model: The built model.
+        precision: The spec's.
+    """
+    if isinstance(model, keras.Layer):
+        return keras_traits.model_traits(model, precision)
+    held = model._flatten(predicate=lambda part: isinstance(part, keras.Layer))
+    inner = [layer for outer in held for layer in outer._flatten_layers()]
+    found = keras_traits.layer_traits(dict.fromkeys(inner), precision)
+    kind = type(model).__name__
+    if precision == "float64" and any(_is_narrow(v) for v in model.trainable_variables):
+        found.append(LayerTrait(Trait.NARROW, "model", kind))
+    return [*found, LayerTrait(Trait.HIDDEN, "model", kind)]
+
+
+def _is_narrow(variable: Any) -> bool:
+    kind = tf.as_dtype(variable.dtype)
+    return kind.is_floating and kind != tf.float64

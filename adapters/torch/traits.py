@@ -1,0 +1,39 @@
+"""What the modules of a native torch model do that bears on whether runs agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from isotrain.core.traits import LayerTrait, Trait
+
+
+def model_traits(model: nn.Module) -> list[LayerTrait]:
+    """Lists the traits of a model; what its `forward` calls as plain functions is not seen."""
+    return [
+        LayerTrait(trait, name or "model", type(module).__name__)
+        for name, module in model.named_modules()
+        for trait in _of_module(module)
+    ]
+
+
+def _of_module(module: nn.Module) -> Iterator[Trait]:
+    if isinstance(module, nn.SyncBatchNorm):
+        yield Trait.GLOBAL_STATISTICS
+    elif isinstance(module, _BatchNorm):
+        yield Trait.LOCAL_STATISTICS
+    if _draws(module):
+        yield Trait.RANDOM
+
+
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)

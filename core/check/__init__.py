@@ -1,0 +1,1 @@
+"""Says before anything starts what will make results differ between backends or replica counts."""

@@ -1,0 +1,127 @@
+"""The check: plans every target, looks at data and model once per framework, asks every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from isotrain.core.alone import look
+from isotrain.core.check import batch_rules, machine_rules, model_rules
+from isotrain.core.check.codes import CODES, nearest
+from isotrain.core.check.findings import CheckResult, gathered, without_silenced
+from isotrain.core.check.subject import Hit, Sight, Subject, Target
+from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.registry import PluginHost, plugin_host
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_io import load_spec
+from isotrain.core.training import examine
+
+if TYPE_CHECKING:
+    from isotrain.core.api import SpecLike
+
+_RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
+    model_rules.layers,
+    model_rules.per_framework,
+    model_rules.weight_decay,
+    model_rules.loss,
+    model_rules.metrics,
+    model_rules.strategy,
+    batch_rules.local_batch,
+    batch_rules.rate,
+    batch_rules.shares,
+    batch_rules.length,
+    batch_rules.data,
+    machine_rules.devices,
+    machine_rules.remarks,
+)
+
+
+def check(
+    spec: SpecLike,
+    *,
+    backends: str | Sequence[str],
+    replicas: int | Sequence[int] | None = None,
+    ignore: Sequence[str] = (),
+    measure: bool = True,
+) -> CheckResult:
+    """Says what will make results differ between backends or replica counts, before anything starts.
+
+    Args:
+        spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
+        backends: `NAME` or `NAME:COLLECTIVE`, one or several.
+        replicas: How many, one number or several; left out: one per usable GPU, or one.
+        ignore: Codes or groups of codes to leave out, besides those of the spec's `ignore`.
+        measure: Whether to load the data and build the model, once per framework and in a process of
+            its own, for the rules that need them.
+
+    Returns:
+        The findings, the most severe first, each with the targets it holds for.
+
+    Raises:
+        SpecError: The spec is wrong.
+        PlanError: A code in `ignore` is unknown, or a number of replicas is below 1.
+        IsotrainError: There is no such backend or collective.
+    """
+    given, host = load_spec(spec), plugin_host()
+    names = [backends] if isinstance(backends, str) else list(backends)
+    counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
+    _require_known(names, counts, ignore)
+    planned = machine_rules.planned(given, names, counts, host)
+    hits = [each for each in planned if isinstance(each, Hit)]
+    targets = [each for each in planned if isinstance(each, Target)]
+    if targets:
+        hits += _hits(given, targets, measure, host)
+    asked = [each.label if isinstance(each, Target) else each.targets[0] for each in planned]
+    kept, silenced = without_silenced(gathered(hits, asked), (*given.ignore, *ignore))
+    return CheckResult(given.name, tuple(asked), measure, kept, silenced)
+
+
+def _require_known(
+    backends: Sequence[str], replicas: Sequence[int | None], ignore: Iterable[str]
+) -> None:
+    if not backends or not replicas:
+        raise PlanError("check: name at least one backend, and one number of replicas or none.")
+    for count in replicas:
+        if count is not None and count < 1:
+            raise PlanError(f"replicas: expected at least 1, received {count}.")
+    for code in ignore:
+        if code not in CODES:
+            near = nearest(code)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise PlanError(f"ignore: unknown code {code!r}.{hint} docs/check.md lists all codes.")
+
+
+def _hits(
+    spec: TrainingSpec, targets: Sequence[Target], measure: bool, host: PluginHost
+) -> Iterator[Hit]:
+    sights: dict[str, Sight] = {}
+    if measure:
+        for framework, own in _by_framework(targets).items():
+            found = _seen(spec, own, host)
+            if isinstance(found, Hit):
+                yield found
+            else:
+                sights[framework] = found
+    strategy = host.strategy(spec.strategy.name, spec.strategy.options)
+    subject = Subject(spec, tuple(targets), strategy, sights)
+    for rule in _RULES:
+        yield from rule(subject)
+
+
+def _by_framework(targets: Iterable[Target]) -> dict[str, list[Target]]:
+    groups: dict[str, list[Target]] = {}
+    for target in targets:
+        groups.setdefault(target.plan.framework, []).append(target)
+    return groups
+
+
+def _seen(spec: TrainingSpec, targets: Sequence[Target], host: PluginHost) -> Sight | Hit:
+    """Loads data and builds the model as a run would, but for rules that would end it there."""
+    if spec.drop_remainder:
+        spec = spec.replace(drop_remainder=False)
+    try:
+        found = look(examine, spec, targets[0].plan.backend, host)
+    except RunFailedError as error:
+        labels = tuple(target.label for target in targets)
+        return Hit("ISO502", "model", str(error), labels)
+    return Sight.from_dict(found)

@@ -1,0 +1,379 @@
+"""Every code that a check can give: what it means, why it matters here, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How much a finding matters, most first."""
+
+    ERROR = "error"
+    """The run does not start, or does not get past its first step."""
+    WARNING = "warning"
+    """Results will differ between the targets, or the run is probably not what was meant."""
+    NOTE = "note"
+    """Worth knowing; it makes no difference between the targets, or only what was asked for."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one code stands for.
+
+    Attributes:
+        code: `ISO` and three digits; the first is the group's.
+        severity: Of its findings.
+        title: What was found, in one line.
+        reason: What follows from it in isotrain.
+        fix: What to do.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    reason: str
+    fix: str
+
+    @property
+    def group(self) -> str:
+        """The part of the code that its whole group shares."""
+        return self.code[:4]
+
+
+GROUPS = {
+    "ISO1": "the model",
+    "ISO2": "batches, data and learning rate",
+    "ISO3": "loss, metrics, optimizer and strategy",
+    "ISO4": "the machine that the check runs on",
+    "ISO5": "what stops a run anywhere, and remarks of backends",
+}
+"""Start of a code to what such codes are about."""
+
+_ERROR, _WARNING, _NOTE = Severity
+
+_ALL = (
+    Rule(
+        "ISO101",
+        _WARNING,
+        "a layer normalises over the local batch",
+        "In training, each replica normalises with the mean and variance of its own local batch, not of"
+        " the global batch. So the loss curve depends on the number of replicas, on every backend alike."
+        " The moving statistics, which evaluation uses, are averaged over the replicas in every step.",
+        "Use a layer that normalises each sample on its own (layer or group normalisation), or"
+        " synchronised batch normalisation on a backend that has it; or compare only runs with equally"
+        " many replicas.",
+    ),
+    Rule(
+        "ISO102",
+        _WARNING,
+        "a layer draws random numbers on each replica",
+        "Each replica draws its own numbers for its local batch (two replicas must not drop the same"
+        " units). Which numbers a sample meets depends on the number of replicas, so curves agree only"
+        " on average.",
+        "Set the layer's rate to 0 to compare exactly. Move augmentation into the spec's transform: its"
+        " draws depend on seed, epoch and sample only.",
+    ),
+    Rule(
+        "ISO103",
+        _WARNING,
+        "a layer draws random numbers that differ between frameworks",
+        "The layer is seeded equally everywhere, but each framework makes other numbers of the same seed."
+        " Backends of one framework draw the same ones.",
+        "Set the layer's rate to 0 to compare frameworks exactly. Move augmentation into the spec's"
+        " transform, which draws the same under every framework.",
+    ),
+    Rule(
+        "ISO104",
+        _WARNING,
+        "synchronised normalisation is not synchronised on this backend",
+        "The layer asks for statistics of the global batch, and the backend has no way to give them: the"
+        " layer goes on with its local batch without a word, or stops the run.",
+        "Use a backend that synchronises it (the finding leaves it out), or a layer that normalises each"
+        " sample on its own.",
+    ),
+    Rule(
+        "ISO105",
+        _WARNING,
+        "part of the model computes in fewer bits than the spec's precision",
+        "The layer or its variables have a type of their own, so a float64 run rounds there as a run"
+        " with fewer bits does, and agrees with others only that far.",
+        "Let the layer take the type of the spec's precision: leave its dtype out, and create the"
+        " variables of a native model in float64.",
+    ),
+    Rule(
+        "ISO106",
+        _WARNING,
+        "the model is given per framework",
+        "Frameworks train models of their own. isotrain gives them the same samples in the same order, but"
+        " initial weights and the arithmetic of the layers are each model's own.",
+        "Give one portable (Keras) model to compare frameworks exactly, or copy the initial weights from"
+        " one model to the other with write_state.",
+    ),
+    Rule(
+        "ISO107",
+        _NOTE,
+        "nobody can look inside of part of the model",
+        "What it computes outside of known layers is not visible before it runs: it may normalise over the"
+        " local batch, or draw random numbers.",
+        "Look for these yourself, or give a model of known layers.",
+    ),
+    Rule(
+        "ISO108",
+        _NOTE,
+        "a layer normalises over micro-batches",
+        "With accumulate, each micro-batch is normalised on its own, so the result depends on accumulate"
+        " although gradients are accumulated exactly.",
+        "Use a layer that normalises each sample on its own, or accumulate: 1.",
+    ),
+    Rule(
+        "ISO201",
+        _WARNING,
+        "the global batch grows with the replicas",
+        "local_batch fixes one replica's share. Runs with other numbers of replicas take other global"
+        " batches, fewer steps in an epoch, and other loss curves.",
+        "Give global_batch instead; each replica then gets its share of it.",
+    ),
+    Rule(
+        "ISO202",
+        _WARNING,
+        "the learning rate is not scaled to the global batch",
+        "The global batch is not the one that the rate was chosen for, and scaling.rule none leaves the"
+        " rate as it is.",
+        "Set scaling to {rule: linear, base_batch: N} or sqrt, where N is the global batch that"
+        " optimizer.lr was chosen for; or choose the rate anew.",
+    ),
+    Rule(
+        "ISO203",
+        _NOTE,
+        "the learning rate is scaled up much, without a warm-up",
+        "Rates of many times the base rate often diverge in the first epochs; the linear rule was"
+        " proposed together with a warm-up (Goyal et al. 2017).",
+        "Give the schedule warmup_epochs or warmup_steps.",
+    ),
+    Rule(
+        "ISO204",
+        _NOTE,
+        "the linear rule scales an adaptive optimizer",
+        "Steps of Adam and its kin hardly depend on the size of the gradients; for them the square root"
+        " of the batch is the better founded rule (Malladi et al. 2022).",
+        "Set scaling.rule to sqrt.",
+    ),
+    Rule(
+        "ISO205",
+        _NOTE,
+        "the global batch does not divide by the replicas",
+        "Local batches differ by one sample. Loss, gradients and metrics stay exact means over the global"
+        " batch, because every replica is weighted by its samples; but replicas with fewer wait for the"
+        " others, and layers that use the local batch see unequal ones.",
+        "Choose a global batch that is a multiple of the replicas.",
+    ),
+    Rule(
+        "ISO206",
+        _WARNING,
+        "there are replicas without samples",
+        "A step has fewer samples than there are replicas. The others compute on a placeholder of weight"
+        " 0: the result is right, and they do nothing for it.",
+        "Use fewer replicas or a larger global batch; with fewer samples than replicas, use one replica.",
+    ),
+    Rule(
+        "ISO207",
+        _NOTE,
+        "accumulation does not divide the local batch",
+        "Micro-batches differ by one sample. They are weighted by their samples, so the gradient is exact;"
+        " the step may compute a little longer, and layers that use the batch see unequal ones.",
+        "Choose a global batch that is a multiple of replicas times accumulate.",
+    ),
+    Rule(
+        "ISO208",
+        _WARNING,
+        "there are micro-batches without samples",
+        "A replica's share has fewer samples than accumulate. Those left over are placeholders of weight"
+        " 0, computed for nothing.",
+        "Lower accumulate, or raise the global batch.",
+    ),
+    Rule(
+        "ISO209",
+        _NOTE,
+        "the last batch of an epoch leaves replicas without samples",
+        "It has fewer samples than there are replicas, and the others compute on a placeholder of weight"
+        " 0. Means stay exact. Layers that normalise over the batch see a single sample.",
+        "Choose a global batch that leaves a larger rest or none, or set drop_remainder.",
+    ),
+    Rule(
+        "ISO210",
+        _WARNING,
+        "the data fixes its own order",
+        "A data source that shards itself decides which samples are in a batch, and may decide otherwise"
+        " for another number of replicas. isotrain's promise on the order of samples does not hold for it.",
+        "Give arrays, memory-mapped files or a source that can be indexed; or let the stream give every"
+        " number of replicas the same global batches.",
+    ),
+    Rule(
+        "ISO211",
+        _NOTE,
+        "steps is not a whole number of epochs",
+        "The run ends inside of an epoch: some samples are seen once more than others, and the last metrics"
+        " are means over part of an epoch.",
+        "Choose a multiple of the steps of an epoch, or give epochs.",
+    ),
+    Rule(
+        "ISO212",
+        _WARNING,
+        "there are fewer samples than the global batch",
+        "Every step takes all samples, and they are fewer than the global batch. Scaling of"
+        " the rate goes by the global batch of the spec all the same.",
+        "Choose a global batch of at most the number of samples.",
+    ),
+    Rule(
+        "ISO213",
+        _ERROR,
+        "there is not one full global batch",
+        "There are fewer samples than the global batch, and drop_remainder leaves out the partial batch"
+        " that they make: the run has no step.",
+        "Choose a smaller global batch, or set drop_remainder to false.",
+    ),
+    Rule(
+        "ISO214",
+        _NOTE,
+        "the samples are not shuffled",
+        "Every epoch takes the samples in the order of the data, and each replica gets neighbours. Sorted"
+        " data makes one-sided batches, above all for layers that normalise over the local batch.",
+        "Set shuffle to true, or store the samples in a random order.",
+    ),
+    Rule(
+        "ISO215",
+        _WARNING,
+        "some samples are never seen",
+        "drop_remainder leaves out the end of every epoch, and without shuffling that is always the same"
+        " samples. Which ones depends on the global batch.",
+        "Set shuffle to true or drop_remainder to false.",
+    ),
+    Rule(
+        "ISO301",
+        _WARNING,
+        "the loss is a sum instead of a mean",
+        "isotrain takes what a loss gives as the mean over its slice, and averages that over slices and"
+        " replicas. A sum shrinks with the number of replicas and of micro-batches, and the gradients"
+        " with it.",
+        "Leave the loss's reduction out, and scale the learning rate instead.",
+    ),
+    Rule(
+        "ISO302",
+        _NOTE,
+        "a metric is your own",
+        "Metrics are exact over all replicas where their state adds up: isotrain sums each variable of a"
+        " metric over the replicas, and then computes the result. That holds for Keras' metrics and for"
+        " functions with one value per sample. It does not for a state such as a maximum, nor for a"
+        " function that returns one number: each slice then counts as one sample.",
+        "Return one value per sample, or keep sums and counts as the metric's state; then silence this.",
+    ),
+    Rule(
+        "ISO303",
+        _WARNING,
+        "part of the training is given per framework",
+        "Frameworks use another loss, objective or optimizer. Whether these mean the same is not checked.",
+        "Give one for all frameworks, or see to it that they agree; then silence this.",
+    ),
+    Rule(
+        "ISO304",
+        _WARNING,
+        "weight decay has two meanings",
+        "Keras optimizers decouple weight decay from the gradient, and torch's own, which train a native"
+        " torch model, add it to the gradient (adamw aside).",
+        "Use adamw, which means the same in both, or a portable model, or no weight decay.",
+    ),
+    Rule(
+        "ISO305",
+        _WARNING,
+        "the strategy lets replicas take steps of their own",
+        "Replicas update their weights from their own slices, and only meet now and then. The loss curve"
+        " depends on the number of replicas by design.",
+        "Use data-parallel where results must agree.",
+    ),
+    Rule(
+        "ISO401",
+        _ERROR,
+        "the backend cannot be used here",
+        "Its packages are missing, or do not fit together.",
+        "Do what the finding says; isotrain doctor tries every backend.",
+    ),
+    Rule(
+        "ISO402",
+        _ERROR,
+        "the collective cannot work here",
+        "A run with it is refused. NCCL, for one, exchanges between GPUs only; some frameworks would"
+        " take another collective without a word, and isotrain does not let them.",
+        "Leave the collective out: one that works is then chosen. Or use a machine that has what it needs.",
+    ),
+    Rule(
+        "ISO403",
+        _WARNING,
+        "there are more replicas than GPUs",
+        "With device auto, all replicas then run on CPUs. The results agree, but take much longer.",
+        "Use at most as many replicas as GPUs; device: gpu makes too many of them an error.",
+    ),
+    Rule(
+        "ISO404",
+        _WARNING,
+        "there are more replicas than CPU cores",
+        "Replicas take turns on the cores. The results are the same, but the times say nothing about"
+        " the backend, and a slow step may look like a lost process.",
+        "Use at most as many replicas as cores.",
+    ),
+    Rule(
+        "ISO405",
+        _NOTE,
+        "there are more threads than CPU cores",
+        "Replicas times threads is more than the cores, so threads take turns; that costs time.",
+        "Leave threads out: the cores are then shared equally.",
+    ),
+    Rule(
+        "ISO406",
+        _ERROR,
+        "there are fewer GPUs than the run needs",
+        "The spec says device: gpu, so the run is refused rather than moved to CPUs.",
+        "Use at most as many replicas as GPUs, or device: auto.",
+    ),
+    Rule(
+        "ISO501",
+        _ERROR,
+        "the run is refused",
+        "Spec, backend, strategy and replicas do not fit together.",
+        "Do what the finding says; isotrain strategies lists the pairs that fit.",
+    ),
+    Rule(
+        "ISO502",
+        _ERROR,
+        "the model or the data cannot be made",
+        "A process of its own loaded the data and built the model as a run does, and failed. What needs"
+        " them was not checked.",
+        "Mend what the finding quotes, or check without them (--no-measure).",
+    ),
+    Rule(
+        "ISO503",
+        _NOTE,
+        "the backend honours the spec in its own way",
+        "The backend's own remark, which a plan shows too.",
+        "Read the remark; change the option that it is about if that matters to you.",
+    ),
+)
+
+RULES = {rule.code: rule for rule in _ALL}
+"""Every rule by its code."""
+
+CODES = (*GROUPS, *RULES)
+"""What can be silenced: groups and single codes."""
+
+
+def is_silenced(code: str, silenced: Iterable[str]) -> bool:
+    """Whether a code is among those silenced, or in a group that is."""
+    return any(code.startswith(given) for given in silenced)
+
+
+def nearest(code: str) -> str | None:
+    """The known code that is most like an unknown one."""
+    found = difflib.get_close_matches(code.upper(), CODES, n=1, cutoff=0.5)
+    return found[0] if found else None

@@ -1,0 +1,91 @@
+"""Rules about backends and the machine, and the targets that can be planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from isotrain.core import hardware
+from isotrain.core.check.subject import Hit, Subject, Target
+from isotrain.core.errors import BackendUnavailableError, PlanError
+from isotrain.core.plan import make_plan, split_backend
+from isotrain.core.registry import PluginHost
+from isotrain.core.spec import TrainingSpec
+
+
+def planned(
+    spec: TrainingSpec, backends: Sequence[str], replicas: Sequence[int | None], host: PluginHost
+) -> list[Target | Hit]:
+    """Plans every pair of backend and replicas; a pair that is refused is a hit.
+
+    Raises:
+        IsotrainError: There is no such backend, collective or strategy.
+    """
+    found: dict[str, Target | Hit] = {}
+    for backend in backends:
+        name, collective = split_backend(backend)
+        adapter = host.backend(name)
+        adapter.known_collective(collective)
+        for count in replicas:
+            try:
+                plan = make_plan(spec, backend=backend, replicas=count, host=host)
+            except PlanError as error:
+                label = backend if count is None else f"{backend}@{count}"
+                found[label] = _refused(error, label, spec, backend, count, host)
+            else:
+                label = f"{backend}@{plan.replicas}"
+                found[label] = Target(label, adapter, plan)
+    return list(found.values())
+
+
+def _refused(
+    error: PlanError,
+    label: str,
+    spec: TrainingSpec,
+    backend: str,
+    replicas: int | None,
+    host: PluginHost,
+) -> Hit:
+    """Finds what is to blame by leaving it out."""
+    name, collective = split_backend(backend)
+    code, field = "ISO501", "backend"
+    if isinstance(error, BackendUnavailableError):
+        code = "ISO401"
+    elif spec.device == "gpu" and _fits(spec.replace(device="auto"), name, replicas, host):
+        code, field = "ISO406", "device"
+    elif collective is not None and _fits(spec, name, replicas, host):
+        code = "ISO402"
+    return Hit(code, field, str(error), (label,))
+
+
+def _fits(spec: TrainingSpec, backend: str, replicas: int | None, host: PluginHost) -> bool:
+    try:
+        make_plan(spec, backend=backend, replicas=replicas, host=host)
+    except PlanError:
+        return False
+    return True
+
+
+def devices(subject: Subject) -> Iterator[Hit]:
+    """More replicas or threads than there are devices or cores."""
+    cores = hardware.cores()
+    for target in subject.targets:
+        plan, where = target.plan, (target.label,)
+        if plan.device != "cpu":
+            continue
+        gpus = 0 if subject.spec.device == "cpu" else target.adapter.accelerators()
+        if gpus:
+            words = f"{plan.replicas} replicas, {gpus} GPUs"
+            yield Hit("ISO403", "replicas", words, where)
+        if plan.replicas > cores:
+            words = f"{plan.replicas} replicas, {cores} cores"
+            yield Hit("ISO404", "replicas", words, where)
+        elif plan.replicas * plan.threads > cores:
+            words = f"{plan.replicas} replicas of {plan.threads} threads, {cores} cores"
+            yield Hit("ISO405", "threads", words, where)
+
+
+def remarks(subject: Subject) -> Iterator[Hit]:
+    """What backends honour in their own way."""
+    for target in subject.targets:
+        for remark in target.adapter.check(subject.spec, replicas=target.replicas):
+            yield Hit("ISO503", "backend", remark, (target.label,))

@@ -1,0 +1,110 @@
+"""Rules about the model's layers, the loss, metrics, optimizer and strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from isotrain.core import references
+from isotrain.core.capabilities import Capability
+from isotrain.core.check.subject import Hit, Subject, Target, labels
+from isotrain.core.spec_fields import Component
+from isotrain.core.traits import Trait
+
+_SUM = "sum"
+_SAME_DECAY = "adamw"
+
+
+def layers(subject: Subject) -> Iterator[Hit]:
+    """Layers that depend on the local batch, on random numbers or on their own type."""
+    yield from _about_layers(subject, "ISO101", Trait.LOCAL_STATISTICS, subject.several)
+    yield from _about_layers(subject, "ISO102", Trait.RANDOM, subject.several)
+    if len(subject.frameworks) > 1:
+        yield from _about_layers(subject, "ISO103", Trait.RANDOM, subject.targets)
+    unsynchronised = [
+        target
+        for target in subject.several
+        if target.plan.device not in target.adapter.synchronised_statistics
+    ]
+    yield from _about_layers(subject, "ISO104", Trait.GLOBAL_STATISTICS, unsynchronised)
+    yield from _about_layers(subject, "ISO105", Trait.NARROW, subject.targets)
+    yield from _about_layers(subject, "ISO107", Trait.HIDDEN, subject.targets)
+    if subject.spec.accumulate > 1:
+        yield from _about_layers(subject, "ISO108", Trait.LOCAL_STATISTICS, subject.targets)
+
+
+def _about_layers(
+    subject: Subject, code: str, trait: Trait, targets: Iterable[Target]
+) -> Iterator[Hit]:
+    for found, where in subject.with_layers(trait, targets):
+        count = "1 layer" if len(found) == 1 else f"{len(found)} layers"
+        yield Hit(code, "model", count, labels(where), found)
+
+
+def per_framework(subject: Subject) -> Iterator[Hit]:
+    """Fields whose value is another for another framework of the targets."""
+    spec, frameworks = subject.spec, subject.frameworks
+    fields = {
+        "model": spec.model,
+        "loss": spec.loss,
+        "objective": spec.objective,
+        "optimizer.custom": getattr(spec.optimizer, "custom", None),
+    }
+    for name, value in fields.items():
+        given = _described(value, frameworks)
+        if len(set(given.values())) > 1:
+            detail = ", ".join(f"{framework}: {text}" for framework, text in given.items())
+            code = "ISO106" if name == "model" else "ISO303"
+            yield Hit(code, name, detail, labels(subject.targets))
+
+
+def _described(value: Any, frameworks: Iterable[str]) -> dict[str, str]:
+    """What a table holds for each framework, in words; nothing where it is no table."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {name: _words(value[name]) for name in frameworks if name in value}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Component):
+        return f"{value.label} {value.options}" if value.options else value.label
+    return references.describe(value)
+
+
+def weight_decay(subject: Subject) -> Iterator[Hit]:
+    """Weight decay of optimizers that frameworks bring themselves."""
+    optimizer = subject.spec.optimizer
+    decay = getattr(optimizer, "weight_decay", 0.0)
+    native = isinstance(subject.spec.model, Mapping) and len(subject.frameworks) > 1
+    if decay and native and optimizer.name != _SAME_DECAY:
+        detail = f"{decay:g} with {optimizer.name}"
+        yield Hit("ISO304", "optimizer.weight_decay", detail, labels(subject.targets))
+
+
+def loss(subject: Subject) -> Iterator[Hit]:
+    """A loss that is reduced to a sum."""
+    spec = subject.spec
+    shared = subject.targets if spec.accumulate > 1 else subject.several
+    summed = [target for target in shared if _is_summed(spec.loss, target.plan.framework)]
+    if summed:
+        yield Hit("ISO301", "loss", "reduction: sum", labels(summed))
+
+
+def _is_summed(given: Any, framework: str) -> bool:
+    chosen = given.get(framework) if isinstance(given, Mapping) else given
+    return isinstance(chosen, Component) and chosen.options.get("reduction") == _SUM
+
+
+def metrics(subject: Subject) -> Iterator[Hit]:
+    """Metrics that are a person's own."""
+    if not subject.several:
+        return
+    for index, metric in enumerate(subject.spec.metrics):
+        if metric.is_reference:
+            yield Hit("ISO302", f"metrics.{index}", metric.label, labels(subject.several))
+
+
+def strategy(subject: Subject) -> Iterator[Hit]:
+    """A strategy that does not keep the replicas equal."""
+    if subject.several and Capability.LOCAL_STEP in subject.strategy.requires:
+        yield Hit("ISO305", "strategy", subject.spec.strategy.name, labels(subject.several))

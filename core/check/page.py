@@ -1,0 +1,43 @@
+"""Writes the codes into their page: `python -m isotrain.core.check.page docs/check.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from isotrain.core.check.codes import GROUPS, RULES, Rule
+
+_START, _END = "<!-- codes -->\n", "<!-- /codes -->"
+
+
+def codes() -> str:
+    """Every code with its severity, reason and fix, by group, as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    for start, about in GROUPS.items():
+        yield f"### {start}: {about}\n"
+        for rule in RULES.values():
+            if rule.group == start:
+                yield from _entry(rule)
+
+
+def _entry(rule: Rule) -> Iterator[str]:
+    yield f"#### {rule.code}\n"
+    yield f"*{str(rule.severity).capitalize()}*: **{rule.title}.**\n"
+    yield f"{rule.reason}\n"
+    yield f"What to do: {rule.fix}\n"
+
+
+def updated(page: str) -> str:
+    """A page with the codes as they are declared now between its two marks."""
+    before, _, rest = page.partition(_START)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_START}{codes()}{_END}{after}"
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(updated(file.read_text(encoding="utf-8")), encoding="utf-8")

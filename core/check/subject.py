@@ -1,0 +1,129 @@
+"""What a check looks at: the spec, the runs it would be, and what was seen of data and model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from isotrain.core.adapter import Adapter
+from isotrain.core.plan import Plan
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.strategy import Strategy
+from isotrain.core.traits import LayerTrait, Trait
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One run that was asked about, and that can be planned.
+
+    Attributes:
+        label: `NAME[:COLLECTIVE]@REPLICAS`.
+        adapter: The backend's.
+        plan: Of the run.
+    """
+
+    label: str
+    adapter: Adapter
+    plan: Plan
+
+    @property
+    def replicas(self) -> int:
+        """Of the model, in all."""
+        return self.plan.replicas
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a process of one framework saw.
+
+    Attributes:
+        samples: In the training data; None for a stream.
+        traits: Of the model's layers.
+    """
+
+    samples: int | None
+    traits: tuple[LayerTrait, ...]
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
+        """Makes it from what the process returned."""
+        traits = (
+            LayerTrait(Trait(each["trait"]), each["layer"], each["kind"])
+            for each in fields["traits"]
+        )
+        return cls(fields["samples"], tuple(traits))
+
+    def layers(self, trait: Trait) -> tuple[str, ...]:
+        """The layers that have a trait, each with its class."""
+        return tuple(f"{t.layer} ({t.kind})" for t in self.traits if t.trait == trait)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One thing that a rule found.
+
+    Attributes:
+        code: The rule's.
+        field: Of the spec, or `backend` or `replicas`.
+        detail: The numbers and names of this case.
+        targets: Labels of those it holds for.
+        layers: Of the model, where it is about some.
+    """
+
+    code: str
+    field: str
+    detail: str
+    targets: tuple[str, ...]
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything that rules look at.
+
+    Attributes:
+        spec: What would be trained.
+        targets: Where.
+        strategy: The spec's.
+        sights: By framework; empty where nothing was started.
+    """
+
+    spec: TrainingSpec
+    targets: tuple[Target, ...]
+    strategy: Strategy
+    sights: Mapping[str, Sight] = field(default_factory=dict)
+
+    @property
+    def several(self) -> tuple[Target, ...]:
+        """The targets with more than one replica."""
+        return tuple(target for target in self.targets if target.replicas > 1)
+
+    @property
+    def frameworks(self) -> list[str]:
+        """The frameworks of all targets, each once."""
+        return list(dict.fromkeys(target.plan.framework for target in self.targets))
+
+    def with_layers(
+        self, trait: Trait, targets: Iterable[Target]
+    ) -> Iterator[tuple[tuple[str, ...], list[Target]]]:
+        """Groups targets by the layers of that trait which their framework's model has."""
+        groups: dict[tuple[str, ...], list[Target]] = {}
+        for target in targets:
+            sight = self.sights.get(target.plan.framework)
+            layers = sight.layers(trait) if sight else ()
+            if layers:
+                groups.setdefault(layers, []).append(target)
+        yield from groups.items()
+
+    def with_samples(self) -> Iterator[tuple[Target, int]]:
+        """The targets whose number of samples is known, with that number."""
+        for target in self.targets:
+            sight = self.sights.get(target.plan.framework)
+            if sight is not None and sight.samples is not None:
+                yield target, sight.samples
+
+
+def labels(targets: Iterable[Target]) -> tuple[str, ...]:
+    """The labels of targets."""
+    return tuple(target.label for target in targets)

@@ -1,0 +1,36 @@
+"""What a model's layers do that bears on whether runs agree, in words of no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Trait(StrEnum):
+    """One thing that a layer does in training."""
+
+    LOCAL_STATISTICS = "local-statistics"
+    """Normalises with the mean and variance of the samples it is called with."""
+    GLOBAL_STATISTICS = "global-statistics"
+    """Asks to normalise with those of the global batch."""
+    RANDOM = "random"
+    """Draws random numbers from the framework's generator."""
+    NARROW = "narrow"
+    """Computes in fewer bits than the spec's precision."""
+    HIDDEN = "hidden"
+    """May do any of these: nobody can look inside."""
+
+
+@dataclass(frozen=True)
+class LayerTrait:
+    """A trait of one layer.
+
+    Attributes:
+        trait: What it does.
+        layer: Its name in the model; the model's own class for the model as a whole.
+        kind: Its class.
+    """
+
+    trait: Trait
+    layer: str
+    kind: str

@@ -1,0 +1,152 @@
+"""The check on real models and data, and the truth of what it says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.check.codes import Severity
+
+RNG = np.random.default_rng(0)
+SAMPLES = isotrain.DataSet((RNG.normal(size=(30, 4)), RNG.normal(size=(30, 1))))
+SPEC: dict[str, Any] = {
+    "data": SAMPLES,
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "global_batch": 12,
+    "steps": 3,
+    "precision": "float64",
+    "evaluation": {"every_epochs": 0},
+    "ignore": ["ISO4"],
+}
+
+
+def portable(
+    rate: float = 0.0, synchronized: bool = False, frozen: bool = False, dtype: Any = None
+) -> Any:
+    import keras
+
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(5, dtype=dtype, name="narrow")(inputs)
+    normal = keras.layers.BatchNormalization(synchronized=synchronized, name="normal")
+    normal.trainable = not frozen
+    inner = keras.Sequential([keras.layers.Dropout(rate, name="drop")], name="inner")
+    steps = keras.layers.Reshape((5, 1))(inner(normal(hidden)))
+    steps = keras.layers.LSTM(2, name="memory")(steps)
+    return keras.Model(inputs, keras.layers.Dense(1)(steps))
+
+
+def torch_net() -> Any:
+    from torch import nn
+
+    parts = [nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.0))]
+    return nn.Sequential(*parts, nn.Linear(5, 1))
+
+
+def tf_net() -> Any:
+    import keras
+    import tensorflow as tf
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable(tf.ones((4, 1)))
+            self.parts = [keras.layers.Dropout(0.5, name="drop")]
+
+        def __call__(self, inputs: Any) -> Any:
+            return self.parts[0](tf.cast(inputs, tf.float32) @ self.weight)
+
+    return Net()
+
+
+def no_net() -> Any:
+    raise ValueError("no such layer")
+
+
+def layers(result: isotrain.CheckResult) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of findings about layers, the layers and the targets by code."""
+    return {found.code: (found.layers, found.targets) for found in result if found.layers}
+
+
+@pytest.mark.slow
+def test_layers_of_a_portable_model() -> None:
+    spec = {**SPEC, "model": portable, "model_args": {"rate": 0.5, "dtype": "float32"}}
+    result = isotrain.check(spec, backends=["torch-ddp", "tf-mirrored"], replicas=[1, 2])
+    assert result.targets == ("torch-ddp@1", "torch-ddp@2", "tf-mirrored@1", "tf-mirrored@2")
+    several = ("torch-ddp@2", "tf-mirrored@2")
+    assert layers(result) == {
+        "ISO101": (("normal (BatchNormalization)",), several),
+        "ISO102": (("drop (Dropout)",), several),
+        "ISO103": (("drop (Dropout)",), result.targets),
+        "ISO105": (("narrow (Dense)",), result.targets),
+    }
+
+
+@pytest.mark.slow
+def test_a_model_without_such_layers_has_no_findings() -> None:
+    spec = {**SPEC, "model": portable, "model_args": {"frozen": True}}
+    assert not list(isotrain.check(spec, backends="torch-ddp", replicas=2))
+
+
+@pytest.mark.slow
+def test_parts_of_native_models() -> None:
+    spec = {**SPEC, "model": {"torch": torch_net, "tensorflow": tf_net}}
+    result = isotrain.check(spec, backends=["torch-ddp", "tf-mirrored"], replicas=2)
+    torch, tensorflow = ("torch-ddp@2",), ("tf-mirrored@2",)
+    pairs = {(found.code, found.layers, found.targets) for found in result if found.layers}
+    assert pairs == {
+        ("ISO101", ("1 (BatchNorm1d)",), torch),
+        ("ISO102", ("2.0 (Dropout)",), torch),
+        ("ISO102", ("drop (Dropout)",), tensorflow),
+        ("ISO103", ("2.0 (Dropout)",), torch),
+        ("ISO103", ("drop (Dropout)",), tensorflow),
+        ("ISO105", ("model (Net)",), tensorflow),
+        ("ISO107", ("model (Net)",), tensorflow),
+    }
+    assert "ISO106" in {found.code for found in result}
+
+
+def test_a_model_that_cannot_be_built_is_a_finding() -> None:
+    spec = {**SPEC, "model": no_net, "shuffle": False}
+    result = isotrain.check(spec, backends="torch-ddp", replicas=[1, 2])
+    assert [found.code for found in result] == ["ISO502", "ISO214"]
+    assert "ValueError: no such layer" in result.of(Severity.ERROR)[0].detail
+
+
+class Stream:
+    """Two global batches an epoch, of a stream that shards itself."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def iterate(self, *, epoch: int, seed: int, replica: int, replicas: int) -> Iterator[Any]:
+        for _ in range(2):
+            yield np.ones((12 // replicas, 4)), np.ones((12 // replicas, 1))
+
+
+@pytest.mark.slow
+def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
+    spec = {**SPEC, "model": portable, "model_args": {"frozen": True}}
+    streamed = isotrain.check({**spec, "data": Stream()}, backends="torch-ddp", replicas=[1, 2])
+    assert [(found.code, found.targets) for found in streamed] == [("ISO210", ("torch-ddp@2",))]
+    dropped = {**spec, "global_batch": 31, "drop_remainder": True}
+    (found,) = isotrain.check(dropped, backends="torch-ddp")
+    assert (found.code, found.detail) == ("ISO213", "30 samples, global batch 31")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tf-mirrored", "horovod-tf"])
+def test_where_synchronised_normalisation_is_synchronised(backend: str) -> None:
+    spec = {**SPEC, "model": portable, "model_args": {"synchronized": True}}
+    losses = [
+        isotrain.run(spec, backend=backend, replicas=count, on_event=lambda event: None)
+        for count in (1, 2)
+    ]
+    one, two = (result.history.loss for result in losses)
+    found = {finding.code for finding in isotrain.check(spec, backends=backend, replicas=2)}
+    assert np.allclose(one, two, rtol=1e-9) == ("ISO104" not in found)
+    assert ("ISO104" in found) == (backend == "horovod-tf")

@@ -1,0 +1,399 @@
+"""Every code of the check has a spec that triggers it and one that does not; nothing is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from isotrain.core.adapter import Adapter, Examination, Usability
+from isotrain.core.capabilities import Capability
+from isotrain.core.check import checking, machine_rules, page, report
+from isotrain.core.check.checking import check
+from isotrain.core.check.codes import CODES, GROUPS, RULES, Severity
+from isotrain.core.check.findings import CheckResult
+from isotrain.core.errors import (
+    IsotrainError,
+    PlanError,
+    RunFailedError,
+    SpecError,
+    UnsupportedError,
+)
+from isotrain.core.registry import PluginHost
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_io import json_schema
+from isotrain.core.strategy import Strategy
+from isotrain.core.traits import LayerTrait, Trait
+
+PAGE = Path(__file__).parents[2] / "docs" / "check.md"
+CORES = 4
+
+
+class First(Adapter):
+    """An adapter that declares and never starts; its wire works between CPUs, its beam never."""
+
+    name = "first"
+    framework = "one"
+    summary = "for tests"
+    collectives = {"auto": "picks wire", "wire": "a wire", "beam": "between GPUs"}
+    replicas_per_process = "one"
+    supported = frozenset(Capability) - {Capability.BROADCAST}
+    unsupported = {Capability.BROADCAST: "not built"}
+    options = {"size": "of a bucket"}
+    gpus = 0
+
+    def usability(self) -> Usability:
+        return Usability(True, "1.0")
+
+    def examine(self) -> Examination:
+        return Examination(self.usability())
+
+    def accelerators(self) -> int:
+        return self.gpus
+
+    def resolve_collective(self, requested: str | None, *, device: Any, replicas: int) -> str:
+        if requested == "beam":
+            raise UnsupportedError("beam exchanges between GPUs")
+        return "wire"
+
+    def environment(self, spec: Any, **resolved: Any) -> dict[str, str]:
+        return {}
+
+    def start(self, spec: Any, setting: Any, context: Any) -> Any:
+        raise AssertionError("a check starts nothing here")
+
+
+class Synchronising(First):
+    name = "synchronising"
+    synchronised_statistics = frozenset({"cpu"})  # type: ignore[assignment]
+
+
+class Second(First):
+    name = "second"
+    framework = "two"
+
+
+class Missing(First):
+    name = "missing"
+
+    def usability(self) -> Usability:
+        return Usability(False, None, "it is not installed", "install it")
+
+
+class WithGPUs(First):
+    name = "with-gpus"
+    gpus = 2
+
+
+class Remarking(First):
+    name = "remarking"
+
+    def check(self, spec: Any, *, replicas: int) -> list[str]:
+        return ["it rounds"]
+
+
+class _Local(Strategy):
+    name = "alone"
+    summary = "for tests"
+    requires = frozenset({Capability.LOCAL_STEP})
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        raise AssertionError("a check takes no step")
+
+
+class _Demanding(_Local):
+    name = "demanding"
+    requires = frozenset({Capability.BROADCAST})
+
+
+def own_metric(targets: Any, predictions: Any) -> Any:
+    return targets
+
+
+def other(*given: Any) -> Any:
+    return given
+
+
+@dataclass
+class Scene:
+    """What is checked: the spec's fields, where, and what a process would see.
+
+    Attributes:
+        fields: Of the spec, besides those of a sound one.
+        backends: Asked for.
+        replicas: Asked for.
+        traits: Of the one layer that the model has.
+        samples: In the data; None for a stream.
+        fails: Whether the process that looks at data and model fails.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    backends: tuple[str, ...] = ("first",)
+    replicas: tuple[int, ...] = (1, 2)
+    traits: tuple[Trait, ...] = ()
+    samples: int | None = 96
+    fails: bool = False
+
+
+Check = Callable[..., CheckResult]
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Checks a scene under adapters that never start."""
+    host = PluginHost(entry_points=False)
+    for adapter in (First, Synchronising, Second, Missing, WithGPUs, Remarking):
+        host.backends.add(adapter)
+    for strategy in (_Local, _Demanding):
+        host.strategies.add(strategy)
+    monkeypatch.setattr(checking, "plugin_host", lambda: host)
+    monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
+
+    def run(scene: Scene, **options: Any) -> CheckResult:
+        def look(work: Any, spec: TrainingSpec, backend: str, host: PluginHost) -> dict[str, Any]:
+            assert not spec.drop_remainder
+            if scene.fails:
+                raise RunFailedError("no such layer")
+            traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
+            return {"samples": scene.samples, "traits": traits}
+
+        monkeypatch.setattr(checking, "look", look)
+        return check(
+            spec(**scene.fields), backends=scene.backends, replicas=scene.replicas, **options
+        )
+
+    return run
+
+
+def spec(**fields: Any) -> TrainingSpec:
+    sound = {
+        "name": "sound",
+        "model": dict,
+        "data": dict,
+        "loss": "mean_squared_error",
+        "metrics": ["accuracy"],
+        "optimizer": {"name": "sgd", "lr": 0.5},
+        "global_batch": 24,
+        "epochs": 3,
+    }
+    return TrainingSpec(**{k: v for k, v in {**sound, **fields}.items() if v is not None})
+
+
+def scaled(rule: str, batch: int = 24, **fields: Any) -> dict[str, Any]:
+    """Fields of a spec whose rate is for 3 samples unless it says otherwise."""
+    return {"scaling": {"rule": rule, "base_batch": 3}, "global_batch": batch, **fields}
+
+
+ADAM = {"name": "adam", "lr": 0.1}
+WARM = {"name": "constant", "warmup_epochs": 1}
+BOTH = ("first", "second")
+TABLE = {"one": dict, "two": other}
+OWN = {"one": "mse", "two": "mae"}
+DECAY = {"name": "sgd", "lr": 0.1, "weight_decay": 0.1}
+DECOUPLED = {"name": "adamw", "lr": 0.1}
+SUMMED = {"name": "mean_squared_error", "reduction": "sum"}
+MEAN = {"name": "mean_squared_error", "reduction": "sum_over_batch_size"}
+LOCAL = (Trait.LOCAL_STATISTICS,)
+GLOBAL = (Trait.GLOBAL_STATISTICS,)
+RANDOM = (Trait.RANDOM,)
+CASES: dict[str, tuple[Scene, Scene]] = {
+    "ISO101": (Scene(traits=LOCAL), Scene(traits=LOCAL, replicas=(1,))),
+    "ISO102": (Scene(traits=RANDOM), Scene(traits=RANDOM, replicas=(1,))),
+    "ISO103": (Scene(traits=RANDOM, backends=BOTH), Scene(traits=RANDOM)),
+    "ISO104": (Scene(traits=GLOBAL), Scene(traits=GLOBAL, backends=("synchronising",))),
+    "ISO105": (Scene(traits=(Trait.NARROW,)), Scene(traits=LOCAL)),
+    "ISO106": (Scene({"model": TABLE}, BOTH), Scene({"model": TABLE})),
+    "ISO107": (Scene(traits=(Trait.HIDDEN,)), Scene(traits=LOCAL)),
+    "ISO108": (Scene({"accumulate": 2}, traits=LOCAL), Scene(traits=LOCAL)),
+    "ISO201": (Scene({"global_batch": None, "local_batch": 8}), Scene()),
+    "ISO202": (Scene(scaled("none")), Scene(scaled("none", 3), replicas=(1,))),
+    "ISO203": (Scene(scaled("linear")), Scene(scaled("linear", schedule=WARM))),
+    "ISO204": (Scene(scaled("linear", optimizer=ADAM)), Scene(scaled("sqrt", optimizer=ADAM))),
+    "ISO205": (Scene({"global_batch": 25}), Scene({"global_batch": 25}, replicas=(1, 5))),
+    "ISO206": (Scene(samples=1), Scene(samples=2)),
+    "ISO207": (Scene({"accumulate": 5}), Scene({"accumulate": 3})),
+    "ISO208": (Scene({"accumulate": 13}), Scene({"accumulate": 12})),
+    "ISO209": (Scene(samples=97), Scene({"drop_remainder": True}, samples=97)),
+    "ISO210": (Scene(samples=None), Scene(samples=None, replicas=(1,))),
+    "ISO211": (Scene({"epochs": None, "steps": 5}), Scene({"epochs": None, "steps": 8})),
+    "ISO212": (Scene(samples=23), Scene(samples=24)),
+    "ISO213": (Scene({"drop_remainder": True}, samples=23), Scene(samples=23)),
+    "ISO214": (Scene({"shuffle": False}), Scene()),
+    "ISO215": (
+        Scene({"shuffle": False, "drop_remainder": True}, samples=97),
+        Scene({"drop_remainder": True}, samples=97),
+    ),
+    "ISO301": (Scene({"loss": SUMMED}), Scene({"loss": MEAN})),
+    "ISO302": (Scene({"metrics": [own_metric]}), Scene({"metrics": ["mae"]})),
+    "ISO303": (Scene({"loss": OWN}, BOTH), Scene({"loss": {"one": "mse", "two": "mse"}}, BOTH)),
+    "ISO304": (
+        Scene({"model": TABLE, "optimizer": DECAY}, BOTH),
+        Scene({"model": TABLE, "optimizer": DECOUPLED}, BOTH),
+    ),
+    "ISO305": (Scene({"strategy": "alone"}), Scene({"strategy": "alone"}, replicas=(1,))),
+    "ISO401": (Scene(backends=("first", "missing")), Scene()),
+    "ISO402": (Scene(backends=("first:beam",)), Scene(backends=("first:wire",))),
+    "ISO403": (Scene(backends=("with-gpus",), replicas=(3,)), Scene(backends=("with-gpus",))),
+    "ISO404": (Scene(replicas=(CORES + 1,)), Scene(replicas=(CORES,))),
+    "ISO405": (Scene({"threads": 3}), Scene({"threads": 2})),
+    "ISO406": (
+        Scene({"device": "gpu"}, ("with-gpus",), replicas=(3,)),
+        Scene({"device": "gpu"}, ("with-gpus",)),
+    ),
+    "ISO501": (Scene({"strategy": "demanding"}), Scene()),
+    "ISO502": (Scene(fails=True), Scene()),
+    "ISO503": (Scene(backends=("remarking",)), Scene()),
+}
+
+
+def found(result: CheckResult) -> set[str]:
+    return {finding.code for finding in result}
+
+
+def test_every_code_has_a_case() -> None:
+    assert list(CASES) == list(RULES)
+    assert {rule.group for rule in RULES.values()} == set(GROUPS)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_spec_triggers_the_code_and_another_does_not(checked: Check, code: str) -> None:
+    wrong, right = CASES[code]
+    assert code in found(checked(wrong))
+    assert code not in found(checked(right))
+
+
+def test_a_sound_spec_has_no_findings(checked: Check) -> None:
+    result = checked(Scene(backends=BOTH))
+    assert not len(result)
+    assert result.targets == ("first@1", "first@2", "second@1", "second@2")
+    words = "sound on first@1, first@2, second@1, second@2: nothing found\n"
+    assert report.text(result) == words
+    assert "nothing found" in result._repr_html_()
+
+
+def test_a_finding_names_the_targets_it_holds_for(checked: Check) -> None:
+    result = checked(Scene({"global_batch": 25}, BOTH, (1, 2, 3), traits=LOCAL))
+    by_case = {(each.code, each.detail): each.targets for each in result}
+    several = ("first@2", "first@3", "second@2", "second@3")
+    assert by_case["ISO101", "1 layer"] == several
+    assert by_case["ISO205", "25 samples over 2 replicas"] == ("first@2", "second@2")
+    assert by_case["ISO205", "25 samples over 3 replicas"] == ("first@3", "second@3")
+
+
+def test_findings_come_most_severe_first(checked: Check) -> None:
+    fields = {"shuffle": False, "accumulate": 13}
+    result = checked(Scene(fields, ("missing", "first"), traits=LOCAL))
+    order = [each.severity for each in result]
+    assert order == sorted(order, key=list(Severity).index)
+    assert {*order} == {*Severity}
+    text = report.text(result)
+    assert text.startswith("ISO401 error: the backend cannot be used here\n")
+    assert text.index("ISO101 warning") < text.index("ISO214 note")
+    assert "model  1 layer: dense/x (X)\n" in text
+    assert text.endswith("1 error, 2 warnings, 3 notes\n")
+
+
+@pytest.mark.parametrize("where", ["spec", "call"])
+@pytest.mark.parametrize("given", ["ISO214", "ISO2"])
+def test_a_code_or_its_group_is_silenced(checked: Check, where: str, given: str) -> None:
+    fields: dict[str, Any] = {"shuffle": False}
+    options: dict[str, Any] = {}
+    if where == "spec":
+        fields["ignore"] = [given]
+    else:
+        options["ignore"] = [given]
+    result = checked(Scene(fields, traits=LOCAL), **options)
+    assert found(result) == {"ISO101"}
+    assert result.silenced == {"ISO214": 1}
+    assert "silenced: ISO214" in report.text(result)
+
+
+@pytest.mark.parametrize("code", ["ISO999x", "iso214", "ISO21"])
+def test_an_unknown_code_is_an_error_with_the_nearest(checked: Check, code: str) -> None:
+    with pytest.raises(PlanError, match=f"unknown code '{code}'.* Did you mean 'ISO"):
+        checked(Scene(), ignore=[code])
+    with pytest.raises(SpecError, match=f"ignore.0: got '{code}'.*did you mean 'ISO"):
+        spec(ignore=[code])
+    with pytest.raises(SpecError, match="a list of codes"):
+        spec(ignore="ISO101")
+
+
+def test_the_schema_knows_the_codes() -> None:
+    schema = json_schema()
+    text = {"model": "a:b", "data": "a:b", "loss": "mse", "optimizer": "adam"}
+    sound = {**text, "global_batch": 8, "epochs": 1, "ignore": ["ISO101", "ISO4"]}
+    jsonschema.validate(sound, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**sound, "ignore": ["ISO999"]}, schema)
+    assert schema["properties"]["ignore"]["items"]["enum"] == list(CODES)
+
+
+def test_the_result_is_json(checked: Check) -> None:
+    result = checked(Scene({"shuffle": False, "ignore": ["ISO214"]}, traits=RANDOM))
+    fields = json.loads(result.to_json())
+    assert fields == json.loads(json.dumps(result.to_dict()))
+    assert fields["format"] == 1
+    assert fields["counts"] == {"error": 0, "warning": 1, "note": 0}
+    assert fields["silenced"] == {"ISO214": 1}
+    (finding,) = fields["findings"]
+    assert finding["layers"] == ["dense/x (X)"]
+    assert finding["targets"] == ["first@2"]
+    assert finding["reason"] == RULES["ISO102"].reason
+
+
+def test_a_notebook_shows_a_table(checked: Check) -> None:
+    shown = checked(Scene({"metrics": [own_metric]}))._repr_html_()
+    assert ">ISO302</td>" in shown
+    assert "<table>" in shown
+    assert "<lambda>" not in checked(Scene({"metrics": [lambda t, p: t]}))._repr_html_()
+
+
+def test_what_needs_the_model_is_left_out_without_measuring(checked: Check) -> None:
+    result = checked(Scene({"shuffle": False}, traits=LOCAL, fails=True), measure=False)
+    assert found(result) == {"ISO214"}
+    assert not result.measured
+    assert "--no-measure" in report.text(result)
+
+
+def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:
+    result = checked(Scene({"shuffle": False}, fails=True))
+    assert found(result) == {"ISO502", "ISO214"}
+    assert result.of(Severity.ERROR)[0].detail == "no such layer"
+
+
+@pytest.mark.parametrize(
+    ("scene", "words"),
+    [
+        (Scene(backends=("frst",)), "Did you mean 'first'"),
+        (Scene(backends=("first:wir",)), "Did you mean 'wire'"),
+        (Scene(backends=()), "at least one backend"),
+        (Scene(replicas=(0,)), "at least 1"),
+        (Scene({"strategy": "lone"}), "'alone'"),
+    ],
+)
+def test_wrong_questions_are_errors(checked: Check, scene: Scene, words: str) -> None:
+    with pytest.raises(IsotrainError, match=words):
+        checked(scene)
+
+
+def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) -> None:
+    scene = Scene(replicas=(2,))
+    checked(scene)
+    traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
+    monkeypatch.setattr(checking, "look", lambda *given: {"samples": 96, "traits": traits})
+    (finding,) = check(spec(), backends="first", replicas=2)
+    assert len(finding.layers) == 7
+    assert finding.case.endswith("drop4 (X) and 2 more")
+
+
+def test_the_page_has_every_code_as_declared() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page.updated(text) == text, "python -m isotrain.core.check.page docs/check.md"
+    for rule in RULES.values():
+        assert rule.reason in text
+        assert rule.fix in text
