@@ -1,0 +1,67 @@
+"""The HTML report of a comparison, and its plots as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isotrain.core.comparison.drawing import png, svg_file
+from isotrain.core.comparison.page import render
+from isotrain.core.comparison.plots import Plot, plots_of
+from isotrain.core.comparison.records import Comparison
+from isotrain.core.errors import IsotrainError
+
+REPORT_FILE = "report.html"
+PLOTS_FOLDER = "plots"
+
+
+def page(comparison: Comparison) -> str:
+    """The report as the text of one HTML page that loads nothing from anywhere.
+
+    Raises:
+        IsotrainError: A package that the report needs is not installed.
+    """
+    return render(comparison)
+
+
+def write_report(comparison: Comparison, folder: Path) -> Path:
+    """Writes `report.html`, and every plot as `plots/NAME.svg` and `plots/NAME.png`.
+
+    A reader never sees half of a file. A plot for which there is nothing to draw has no files.
+
+    Args:
+        comparison: What to report.
+        folder: Where to; made if need be.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        IsotrainError: A package that the report needs is not installed, or a file cannot be written.
+    """
+    plots = plots_of(comparison)
+    html = render(comparison, plots).encode(errors="replace")
+    target = folder / REPORT_FILE
+    try:
+        (folder / PLOTS_FOLDER).mkdir(parents=True, exist_ok=True)
+        for plot in plots:
+            _write_plot(plot, folder / PLOTS_FOLDER)
+        _write(target, html)
+    except OSError as error:
+        raise IsotrainError(f"the report cannot be written to {folder}: {error}.") from error
+    return target
+
+
+def _write_plot(plot: Plot, folder: Path) -> None:
+    paths = folder / f"{plot.name}.svg", folder / f"{plot.name}.png"
+    if plot.draw is None:
+        for path in paths:
+            path.unlink(missing_ok=True)  # of an earlier report
+        return
+    _write(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
+    _write(paths[1], png(plot.draw))
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
