@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from isotrain import __version__
+from isotrain.core.comparison.arguments import describe_compare, describe_report
 from isotrain.core.errors import BackendUnavailableError, IsotrainError, RunFailedError
 from isotrain.core.exit_codes import ExitCode
 
@@ -47,6 +48,18 @@ examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
   isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
   isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2"""
+_COMPARE_EXAMPLES = """\
+examples:
+  isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today --resume
+  isotrain compare digits.yaml --backend torch-ddp --against before --fail-if-slower 5%
+  isotrain compare digits.yaml --backend torch-ddp --backend tf-multiworker:ring \\
+      --python tf-multiworker=/home/me/tensorflow/bin/python"""
+_REPORT_EXAMPLES = """\
+examples:
+  isotrain report comparisons/digits-20260102-030405
+  isotrain report today --json"""
 _CHECK_EXAMPLES = """\
 examples:
   isotrain check digits.yaml --backend torch-ddp --replicas 1,2
@@ -213,6 +226,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _describe_run(_add(commands, "run", "train a spec under a backend", _RUN_EXAMPLES))
     _describe_plan(_add(commands, "plan", "show what a run would do", _PLAN_EXAMPLES))
+    _describe_compare(_add(commands, "compare", "measure backends side by side", _COMPARE_EXAMPLES))
+    describe_report(_add(commands, "report", "show a comparison again", _REPORT_EXAMPLES))
     _describe_check(_add(commands, "check", "warn of what makes results differ", _CHECK_EXAMPLES))
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
@@ -226,6 +241,9 @@ _DESCRIPTIONS = {
     " standard error, the result to standard output.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
+    "compare": "Measures every backend with every number of replicas, in fresh processes, in turn and\n"
+    "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
+    "report": "Makes the report of a comparison again from its stored results, and prints its tables.",
     "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
     "replicas, why, and what to do. Ends with 4 when there are errors or warnings.",
     "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
@@ -277,6 +295,11 @@ def _describe_plan(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start no process to count samples, parameters and bytes",
     )
+
+
+def _describe_compare(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    describe_compare(command)
 
 
 def _describe_check(command: argparse.ArgumentParser) -> None:

@@ -105,6 +105,20 @@ def _plan(
         return api.measured_plan(spec, backend=backend, replicas=replicas)
 
 
+def compare(options: argparse.Namespace) -> ExitCode:
+    """Compares backends, and prints what was found."""
+    from isotrain.core.comparison import command
+
+    return command.compare(_spec(options), options)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Makes the report of a comparison again, and prints it."""
+    from isotrain.core.comparison import command
+
+    command.report(options)
+
+
 def check(options: argparse.Namespace) -> ExitCode | None:
     """Prints what will make results differ."""
     from isotrain.core.check.checking import check as checked

@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     UNAVAILABLE = 3
     FINDINGS = 4
+    SLOWER = 5
     HANGUP = 129
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141

@@ -43,7 +43,7 @@ def launch_local(
         PlanError: A port that was asked for is in use.
         IsotrainError: The job cannot be sent to other processes.
     """
-    _refuse_nesting()
+    refuse_nesting()
     with contextlib.ExitStack() as cleanup:
         ports = cleanup.enter_context(contextlib.closing(Ports()))
         addresses = ports.take(len(job.plan.processes), first_port)
@@ -124,7 +124,12 @@ def contexts(
     ]
 
 
-def _refuse_nesting() -> None:
+def refuse_nesting() -> None:
+    """Refuses to start a run from inside of a process that belongs to one.
+
+    Raises:
+        IsotrainError: This is such a process.
+    """
     if VARIABLE in os.environ:
         raise IsotrainError(
             "a run was asked for inside of a process that belongs to a run. A module that the run"

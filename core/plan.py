@@ -266,7 +266,14 @@ def with_measures(
 
 def differences(first: Plan, second: Plan) -> list[tuple[str, Any, Any]]:
     """The fields in which two plans differ: name, the first's value, the second's."""
-    one, two = flat(first.to_dict()), flat(second.to_dict())
+    return plain_differences(first.to_dict(), second.to_dict())
+
+
+def plain_differences(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """As `differences`, of plans as plain values."""
+    one, two = flat(first), flat(second)
     keys = [*one, *(key for key in two if key not in one)]
     return [(key, one.get(key), two.get(key)) for key in keys if one.get(key) != two.get(key)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -178,6 +179,10 @@ class Session:
             loss=float(loss),
             samples_per_s=self.stopwatch.samples_per_second,
         )
+
+    def report_no_progress(self) -> None:
+        """Sends no progress from here on: reading the loss for it waits for the device. Local."""
+        self._next_report = math.inf
 
     def metrics(self) -> dict[str, float]:
         """Gives the training metrics over all samples since the last call, and starts them anew."""

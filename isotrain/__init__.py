@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from isotrain.core.capabilities import Capability
     from isotrain.core.check.checking import check
     from isotrain.core.check.findings import CheckResult, Finding
+    from isotrain.core.comparison.api import compare
+    from isotrain.core.comparison.records import Comparison
     from isotrain.core.data import DataSet
     from isotrain.core.errors import (
         BackendUnavailableError,
@@ -47,6 +49,7 @@ _ERRORS = (
 _HOMES = {
     "Adapter": "isotrain.core.adapter",
     "Capability": "isotrain.core.capabilities",
+    "Comparison": "isotrain.core.comparison.records",
     "CheckResult": "isotrain.core.check.findings",
     "DataSet": "isotrain.core.data",
     "Finding": "isotrain.core.check.findings",
@@ -57,6 +60,7 @@ _HOMES = {
     "Strategy": "isotrain.core.strategy",
     "TrainingSpec": "isotrain.core.spec",
     **dict.fromkeys(_ERRORS, "isotrain.core.errors"),
+    "compare": "isotrain.core.comparison.api",
     "check": "isotrain.core.check.checking",
     "hookimpl": "isotrain.core.hookspecs",
     "launch": "isotrain.core.api",
@@ -74,6 +78,7 @@ __all__ = [
     "Adapter",
     "BackendUnavailableError",
     "Capability",
+    "Comparison",
     "CheckResult",
     "DataError",
     "DataSet",
@@ -90,6 +95,7 @@ __all__ = [
     "Strategy",
     "TrainingSpec",
     "UnsupportedError",
+    "compare",
     "check",
     "hookimpl",
     "launch",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from isotrain.core.errors import IsotrainError
+from isotrain.core.json_text import json_page
 
 FORMAT = 1
 COMPARISON_FILE = "comparison.json"
@@ -66,7 +68,12 @@ class Repeat:
         first_step_s: Seconds from the command to the end of the first step.
         peak_memory_bytes: Resident memory at its highest, per process by rank.
         cpu_s: Processor seconds of all processes over the timed blocks.
-        communication_s: Seconds per step in exchanges, or None where they cannot be told apart.
+        communication_s: Seconds that one all-reduce of the gradient's size takes by itself, between
+            steps; None with one replica.
+        block_samples: Samples of every timed block.
+        steady: Whether a steady state was found; otherwise the blocks are the later half of those
+            that the limit left time for.
+        run_s: Seconds of the whole run, the start and end of its processes included.
     """
 
     order: int
@@ -79,6 +86,9 @@ class Repeat:
     peak_memory_bytes: list[int]
     cpu_s: float
     communication_s: float | None
+    block_samples: list[int] = field(default_factory=list)
+    steady: bool = True
+    run_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,18 +115,20 @@ class Cell:
         cpu_s_per_sample: Processor seconds of all processes.
         speedup: Throughput relative to one replica of the same backend and strategy; None without that cell.
         efficiency: `speedup` divided by `replicas`.
-        communication_s: Seconds per step in exchanges, or None where they cannot be told apart.
+        communication_s: Seconds that one all-reduce of the gradient's size takes by itself, between
+            steps; None with one replica.
         bus_bandwidth: Bytes per second that every link carries, `2 (n - 1) / n * bytes / time` for an
             all-reduce of `bytes` over n replicas, measured by itself on the gradient's size; None with one.
         exchanged_bytes: Bytes that each replica sends per step, from the plan.
-        losses: Mean loss of every step's global batch, of the parity run.
+        losses: Mean loss of every global batch of the first steps of the training.
         final_loss: The last of them.
-        metrics: Final metrics by name.
+        metrics: Over the same steps, by name; after them, the evaluation's as `validation_<name>`.
         loss_difference: Largest relative difference of `losses` to the reference cell's.
         timeline: A typical step.
         plan: The plan it followed.
         plan_differences: What differs from the reference cell's plan: rows of field, its value, ours.
         versions: Packages it ran with.
+        remarks: What limits the numbers above.
     """
 
     name: str
@@ -149,6 +161,7 @@ class Cell:
     plan: dict[str, Any] = field(default_factory=dict)
     plan_differences: list[tuple[str, Any, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -167,6 +180,30 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What became of a cell since an earlier comparison.
+
+    Attributes:
+        cell: Its name.
+        samples_per_s: Throughput now relative to then; below 1 is slower. None where one of the two
+            has no figure, as for all that follow.
+        first_step_s: Time to the first step now relative to then.
+        peak_memory_bytes: Memory of the largest process now relative to then.
+        loss_difference: Largest relative difference between the losses then and now.
+        slower: Whether it is slower by more than the margin, the whole interval beyond it.
+        note: Why there is no figure, or what else differs between then and now.
+    """
+
+    cell: str
+    samples_per_s: Estimate | None = None
+    first_step_s: Estimate | None = None
+    peak_memory_bytes: Estimate | None = None
+    loss_difference: float | None = None
+    slower: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Everything that one comparison measured.
 
@@ -180,6 +217,7 @@ class Comparison:
         settings: How it was measured: repeats, steps, seed, threads, time budget.
         cells: In the order they were asked for.
         verdict: Which to take.
+        changes: Since an earlier comparison, where one was given.
     """
 
     name: str
@@ -191,6 +229,7 @@ class Comparison:
     settings: dict[str, Any]
     cells: list[Cell]
     verdict: Verdict
+    changes: list[Change] = field(default_factory=list)
 
     def cell(self, name: str) -> Cell:
         """The cell of that name.
@@ -207,26 +246,75 @@ class Comparison:
         """The comparison as plain JSON values."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
+    def to_json(self) -> str:
+        """The comparison as JSON text: what `comparison.json` holds."""
+        return json_page(self.to_dict()) + "\n"
+
+    def to_csv(self) -> str:
+        """A row per cell, the ends of every interval in columns of their own."""
+        from isotrain.core.comparison import flat
+
+        return flat.csv_text(self.cells)
+
+    def to_html(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes the report and its plots into a folder; returns the path of the report."""
+        from isotrain.core.comparison import report
+
+        return report.write_report(self, Path(folder))
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row per cell, as in `to_csv`.
+
+        Raises:
+            IsotrainError: pandas is not installed.
+        """
+        from isotrain.core.comparison import flat
+
+        return flat.data_frame(self.cells)
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        from isotrain.core.comparison import text
+
+        return text.html(self)
+
 
 def from_dict(fields: Mapping[str, Any]) -> Comparison:
     """Makes a comparison of what `Comparison.to_dict` gave."""
     plain = {name: value for name, value in fields.items() if name != "format"}
     cells = [_cell(cell) for cell in plain.pop("cells")]
-    return Comparison(cells=cells, verdict=Verdict(**plain.pop("verdict")), **plain)
+    changes = [Change(**_estimated(change)) for change in plain.pop("changes", [])]
+    verdict = Verdict(**plain.pop("verdict"))
+    return Comparison(cells=cells, verdict=verdict, changes=changes, **plain)
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:
-    plain = dict(fields)
+    plain = _estimated(fields)
     repeats = [Repeat(**repeat) for repeat in plain.pop("repeats")]
     spans = [Span(**span) for span in plain.pop("timeline")]
     rows = [(row[0], row[1], row[2]) for row in plain.pop("plan_differences")]
-    for name in _ESTIMATES:
-        if plain.get(name) is not None:
-            plain[name] = Estimate(**plain[name])
+    plain["losses"] = [float(loss) for loss in plain["losses"]]
+    plain["metrics"] = {name: float(value) for name, value in plain["metrics"].items()}
+    plain["final_loss"] = _float(plain["final_loss"])
     return Cell(repeats=repeats, timeline=spans, plan_differences=rows, **plain)
 
 
-_ESTIMATES = tuple(f.name for f in dataclasses.fields(Cell) if f.type == "Estimate | None")
+def _estimated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the estimates among the fields of a cell or a change."""
+    found = {
+        name: Estimate(**value) if name in ESTIMATES and value is not None else value
+        for name, value in fields.items()
+    }
+    return {**found, "loss_difference": _float(fields["loss_difference"])}
+
+
+def _float(value: float | str | None) -> float | None:
+    """A number as it was before it became JSON, which has no NaN and writes it as text."""
+    return None if value is None else float(value)
+
+
+ESTIMATES = tuple(f.name for f in dataclasses.fields(Cell) if f.type == "Estimate | None")
+"""The fields of a cell that are estimates; those of a change have the same names."""
 
 
 def read_comparison(path: Path) -> Comparison:

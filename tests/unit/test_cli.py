@@ -35,7 +35,10 @@ from isotrain.core.plan import Plan
 from isotrain.core.registry import plugin_host
 from isotrain.core.report import PLAN_GROUPS, strategies
 
-COMMANDS = ("run", "plan", "check", "backends", "strategies", "doctor", "schema")
+COMMANDS = (
+    *("run", "plan", "compare", "report", "check"),
+    *("backends", "strategies", "doctor", "schema"),
+)
 MODULE = """
 import numpy as np
 import isotrain
@@ -120,7 +123,9 @@ def test_help_of_each_command_has_an_example(
 def test_every_command_is_implemented() -> None:
     for command in COMMANDS:
         assert callable(getattr(commands, command))
-        arguments = ["spec.yaml", "--backend", "x"] if command in ("run", "plan", "check") else []
+        takes_spec = command in ("run", "plan", "compare", "check")
+        arguments = ["spec.yaml", "--backend", "x"] if takes_spec else []
+        arguments += ["folder"] if command == "report" else []
         assert parser().parse_args([command, *arguments]).command == command
 
 
@@ -163,6 +168,13 @@ def test_exit_codes_are_documented() -> None:
         (["run", "small.json", "--backend", "torch-ddp:glu"], "gloo"),
         (["run", "small.json", "--backend", "torch-ddp", "--set", "epochs=-1"], "epochs"),
         (["plan", "small.json"], "--backend"),
+        (["compare", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
+        (["compare", "small.json", "--strategy", "none"], "data-parallel"),
+        (["compare", "small.json", "--reference", "torch-ddp"], "torch-ddp@1"),
+        (["compare", "small.json", "--resume"], "--output"),
+        (["compare", "small.json", "--fail-if-slower", "5%"], "--against"),
+        (["compare", "small.json", "--python", "torch-ddp=/nowhere"], "no program"),
+        (["report", "nowhere"], "no comparison"),
         (["plan", "small.json", "--diff", "torch-ddp@x", "torch-ddp"], "REPLICAS"),
         (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
         (["check", "small.json"], "--backend"),

@@ -1,0 +1,86 @@
+"""What a person calls from Python: compare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from isotrain.core.comparison.engine import Engine, OnProgress
+from isotrain.core.comparison.records import Comparison
+from isotrain.core.comparison.settings import REPEATS, STEPS, Request
+from isotrain.core.spec_io import Source
+
+
+def compare(
+    spec: Source,
+    *,
+    backends: Sequence[str] | None = None,
+    replicas: Sequence[int] = (1,),
+    strategies: Sequence[str] | None = None,
+    repeats: int = REPEATS,
+    time_budget: float | None = None,
+    run_limit: float | None = None,
+    seed: int = 0,
+    steps: int = STEPS,
+    reference: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    against: str | os.PathLike[str] | None = None,
+    margin: float = 0.0,
+    interpreters: Mapping[str, str] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Comparison:
+    """Measures backends against each other on this machine.
+
+    Every run is made in fresh processes; `docs/compare.md` tells what each number means.
+
+    Args:
+        spec: As for `isotrain.run`.
+        backends: `NAME` or `NAME:COLLECTIVE`; left out: all that can be used.
+        replicas: With how many replicas each is measured.
+        strategies: Under which strategies; left out: the spec's.
+        repeats: Runs of each cell. It takes three to tell how runs differ.
+        time_budget: Seconds for all runs; after the first `repeats`, runs are added where the ranking
+            is open.
+        run_limit: Seconds that the timed steps of one run may take, should they not become steady
+            before; left out: 60, or less with a time budget.
+        seed: Of the order of the runs and of the intervals.
+        steps: First steps of the training whose losses are compared.
+        reference: Name of the cell that losses and plans are compared with; left out: the first
+            that finishes.
+        output: New or empty folder for the results; left out: `comparisons/<name>-<time>`.
+        resume: Go on with the comparison that `output` holds.
+        against: An earlier comparison's folder or file; fills `changes`.
+        margin: Share by which a cell must be slower than in `against` to be called so.
+        interpreters: Backend to the path of the Python interpreter that has it.
+        on_progress: Called with a line after each run.
+
+    Returns:
+        All that was measured, cells that failed included. `output` has it too, and is written after
+        every run: also when this call is interrupted.
+
+    Raises:
+        SpecError: The spec is wrong.
+        PlanError: What is asked for does not fit together.
+    """
+    request = Request(
+        backends=backends,
+        replicas=replicas,
+        strategies=strategies,
+        repeats=repeats,
+        time_budget=time_budget,
+        run_limit=run_limit,
+        seed=seed,
+        steps=steps,
+        reference=reference,
+        output=output,
+        resume=resume,
+        against=against,
+        margin=margin,
+        interpreters=interpreters or {},
+    )
+    return Engine(spec, request, on_progress or _silent).run()
+
+
+def _silent(line: str) -> None:
+    """Shows nothing."""

@@ -1,0 +1,128 @@
+"""Which cells a comparison has: every backend with every number of replicas and every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from isotrain.core import hardware
+from isotrain.core.comparison.runner import Runner
+from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.plan import split_backend
+from isotrain.core.registry import PluginHost
+from isotrain.core.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Target:
+    """One cell to measure.
+
+    Attributes:
+        name: As in `Cell`.
+        backend: `NAME` or `NAME:COLLECTIVE`, as asked for.
+        replicas: How many.
+        strategy: Its name.
+        python: The interpreter, where it is not this program's own.
+        plan: What was resolved; empty where it was refused.
+        refusal: Why it cannot be run.
+        unsupported: Whether the refusal is one that the backend declares.
+    """
+
+    name: str
+    backend: str
+    replicas: int
+    strategy: str
+    python: str | None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str | None = None
+    unsupported: bool = False
+
+    @property
+    def backend_name(self) -> str:
+        """The backend without its collective."""
+        return split_backend(self.backend)[0]
+
+
+def targets(
+    spec: TrainingSpec,
+    *,
+    backends: Sequence[str],
+    replicas: Sequence[int],
+    strategies: Sequence[str],
+    runner: Runner,
+) -> list[Target]:
+    """Plans every cell, in the order asked for; cells that would do the same are one.
+
+    Args:
+        spec: With the threads of every cell.
+        backends: `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of them.
+        strategies: Names; one or more.
+        runner: Knows the interpreters.
+    """
+    found: dict[tuple[Any, ...], Target] = {}
+    for strategy in strategies:
+        for backend in backends:
+            for count in replicas:
+                name = f"{backend}@{count}" + (f" {strategy}" if len(strategies) > 1 else "")
+                target = _planned(spec, name, backend, count, strategy, runner)
+                found.setdefault(_identity(target), target)
+    return list(found.values())
+
+
+def _identity(target: Target) -> tuple[Any, ...]:
+    collective = target.plan.get("collective", target.backend)
+    return target.backend_name, collective, target.replicas, target.strategy
+
+
+def _planned(
+    spec: TrainingSpec, name: str, backend: str, replicas: int, strategy: str, runner: Runner
+) -> Target:
+    own = with_strategy(spec, strategy)
+    python = runner.python_of(backend)
+    plan: Mapping[str, Any] = {}
+    refusal = None
+    unsupported = False
+    try:
+        plan = runner.plan(own, backend, replicas)
+    except UnsupportedError as error:
+        refusal, unsupported = str(error), True
+    except Exception as error:  # a backend may be anyone's; the others are to go on
+        refusal = reason_of(error)
+    return Target(name, backend, replicas, strategy, python, plan, refusal, unsupported)
+
+
+def reason_of(error: Exception) -> str:
+    """What to tell of an error that a cell met."""
+    return str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
+
+
+def with_strategy(spec: TrainingSpec, name: str) -> TrainingSpec:
+    """The spec under a strategy; the options in the spec are those of its own one."""
+    return spec if name == spec.strategy.name else spec.replace(strategy=name)
+
+
+def usable_backends(host: PluginHost, interpreters: Mapping[str, str]) -> list[str]:
+    """The backends that can be used here, and those that have an interpreter of their own.
+
+    Raises:
+        PlanError: There is none.
+    """
+    from isotrain.core import listings
+
+    listed = [found["name"] for found in listings.backends(host) if found["usable"]]
+    names = [name for name in host.backends.names() if name in listed or name in interpreters]
+    if not names:
+        raise PlanError(
+            "compare: no backend can be used here; `isotrain doctor` tells why. Install one, or name"
+            " an interpreter that has one with --python BACKEND=PATH."
+        )
+    return names
+
+
+def equal_threads(spec: TrainingSpec, replicas: Sequence[int]) -> TrainingSpec:
+    """Gives every replica of every cell the same number of threads, unless the spec says how many."""
+    if spec.threads is not None:
+        return spec
+    return spec.replace(threads=max(1, hardware.cores() // max(replicas)))

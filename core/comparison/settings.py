@@ -1,0 +1,115 @@
+"""What a comparison is asked for, and how it measures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from isotrain.core.comparison.measure import Measurement
+from isotrain.core.errors import PlanError
+
+REPEATS = 3
+STEPS = 20
+_BLOCKS = 20
+_BLOCK_SECONDS = 0.1
+_RUN_SECONDS = 60.0
+_LEAST_RUN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `isotrain.compare` was asked for; see there."""
+
+    backends: Sequence[str] | None = None
+    replicas: Sequence[int] = (1,)
+    strategies: Sequence[str] | None = None
+    repeats: int = REPEATS
+    time_budget: float | None = None
+    run_limit: float | None = None
+    seed: int = 0
+    steps: int = STEPS
+    reference: str | None = None
+    output: str | os.PathLike[str] | None = None
+    resume: bool = False
+    against: str | os.PathLike[str] | None = None
+    margin: float = 0.0
+    interpreters: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+            PlanError: One is out of its range, or an option lacks the one it belongs to.
+        """
+        counts = [("replicas", count) for count in self.replicas]
+        counts += [("repeats", self.repeats), ("steps", self.steps)]
+        for what, count in counts:
+            if count < 1:
+                raise PlanError(f"compare: expected {what} of 1 or more, received {count}.")
+        if not self.replicas:
+            raise PlanError("compare: expected one number of replicas or more, received none.")
+        for what, seconds in (("time budget", self.time_budget), ("run limit", self.run_limit)):
+            if seconds is not None and seconds <= 0:
+                raise PlanError(f"compare: expected a {what} above 0 s, received {seconds:g} s.")
+        if not 0 <= self.margin < 1:
+            raise PlanError(f"compare: expected a margin from 0 to below 1, got {self.margin}.")
+        if self.resume and self.output is None:
+            raise PlanError("--resume goes on with the comparison in a folder: add --output DIR.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a comparison measures; recorded in it.
+
+    Attributes:
+        backends: `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of them.
+        strategies: Names.
+        interpreters: Backend to the path of its interpreter.
+        repeats: Runs of each cell.
+        time_budget_s: Seconds for all runs; None for no limit.
+        seed: Of the order of the runs and of the intervals.
+        steps: First steps of the training whose losses are compared.
+        threads: Compute threads of every replica.
+        margin: Share by which a cell must be slower than before to be called so.
+        run_seconds: Limit of a run's blocks together.
+        blocks: Steady blocks that end a run.
+        block_seconds: About how long a block takes.
+        spent_s: Seconds that all runs took so far.
+    """
+
+    backends: Sequence[str]
+    replicas: Sequence[int]
+    strategies: Sequence[str]
+    interpreters: Mapping[str, str]
+    repeats: int
+    time_budget_s: float | None
+    seed: int
+    steps: int
+    threads: int
+    margin: float
+    run_seconds: float
+    blocks: int = _BLOCKS
+    block_seconds: float = _BLOCK_SECONDS
+    spent_s: float = 0.0
+
+    def measurement(self, *, evaluate: bool) -> Measurement:
+        """What each process of a run does."""
+        return Measurement(
+            steps=self.steps,
+            evaluate=evaluate,
+            blocks=self.blocks,
+            block_seconds=self.block_seconds,
+            seconds=self.run_seconds,
+        )
+
+
+def run_seconds(request: Request, cells: int) -> float:
+    """The limit of one run's blocks: with a time budget, no run may use up what others need."""
+    if request.run_limit is not None:
+        return request.run_limit
+    if request.time_budget is None:
+        return _RUN_SECONDS
+    share = request.time_budget / (REPEATS * max(1, cells))
+    return min(_RUN_SECONDS, max(_LEAST_RUN_SECONDS, share / 2))

@@ -1,0 +1,226 @@
+"""From the raw measurements of runs to the estimates of every cell."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.comparison.records import ESTIMATES, Cell, Estimate, Repeat, Span
+from isotrain.core.comparison.statistics import LEAST_RUNS, Bootstrap, quantile, rate
+from isotrain.core.plan import plain_differences
+
+_NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
+_FEW_RUNS = (
+    "fewer than {least} runs ({runs}) do not tell how runs differ: the intervals are too narrow"
+)
+
+
+_NO_FIGURES: dict[str, Any] = {
+    **dict.fromkeys(ESTIMATES),
+    "loss_difference": None,
+    "plan_differences": [],
+}
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """When a run was made.
+
+    Attributes:
+        order: Among all runs of the comparison, from 0.
+        began: Unix time.
+        seconds: How long it took.
+    """
+
+    order: int
+    began: float
+    seconds: float
+
+
+def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
+    """Puts together what the processes of one run measured.
+
+    A block takes as long as its slowest process takes; processor time is added up.
+    """
+    ranks = raw["ranks"]
+    main = ranks[0]
+    blocks = main["blocks"]
+    seconds = [max(own) for own in zip(*(r["blocks"]["seconds"] for r in ranks), strict=True)]
+    cpu = [sum(own) for own in zip(*(r["blocks"]["cpu_s"] for r in ranks), strict=True)]
+    steady = main["steady_from"]
+    start = len(seconds) // 2 if steady is None else steady
+    warm_steps = (
+        main["opening_steps"] + sum(main["warm_up"]["steps"]) + sum(blocks["steps"][:start])
+    )
+    warm_seconds = main["opening_s"] + sum(main["warm_up"]["seconds"]) + sum(seconds[:start])
+    step = sum(seconds[start:]) / sum(blocks["steps"][start:])
+    return Repeat(
+        order=times.order,
+        started=times.began,
+        block_steps=main["block_steps"],
+        block_seconds=seconds[start:],
+        warm_up_steps=warm_steps,
+        compile_s=max(0.0, warm_seconds - warm_steps * step),
+        first_step_s=max(r["first_step_at"] for r in ranks) - raw["started"],
+        peak_memory_bytes=[r["peak_memory_bytes"] for r in ranks],
+        cpu_s=sum(cpu[start:]),
+        communication_s=main["all_reduce_s"],
+        block_samples=blocks["samples"][start:],
+        steady=steady is not None,
+        run_s=times.seconds,
+    )
+
+
+def with_run(cell: Cell, raw: Mapping[str, Any], times: RunTimes) -> Cell:
+    """Adds a run to a cell; what it learned is that of its first run."""
+    repeats = [*cell.repeats, repeat_of(raw, times)]
+    cell = replace(cell, status="finished", reason=None, repeats=repeats)
+    if len(repeats) > 1:
+        return cell
+    main = raw["ranks"][0]
+    return replace(
+        cell,
+        collective=main["plan"]["collective"],
+        exchanged_bytes=main["plan"]["exchanged_bytes_per_step"],
+        losses=main["losses"],
+        final_loss=main["losses"][-1],
+        metrics=main["metrics"],
+        timeline=_timeline(raw["ranks"]),
+        plan=main["plan"],
+        versions=main["versions"],
+    )
+
+
+def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """The parts of a step one after the other, for every process."""
+    spans = []
+    for rank, found in enumerate(ranks):
+        start = 0.0
+        for name, seconds in found["timeline"].items():
+            spans.append(Span(f"rank {rank}", name, start, seconds))
+            start += seconds
+    return spans
+
+
+def summarised(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
+    """Gives every finished cell its estimates; the others none.
+
+    Args:
+        cells: With their runs.
+        reference: The cell that losses and plans are compared with.
+        seed: Of the bootstrap.
+    """
+    rates = {c.name: throughput(c, seed) for c in cells if c.status == "finished"}
+    known = next((c for c in cells if c.name == reference and c.status == "finished"), None)
+    return [
+        _related(_estimated(cell, rates[cell.name], seed), _single(cell, cells), rates, known)
+        if cell.name in rates
+        else replace(cell, remarks=[], **_NO_FIGURES)
+        for cell in cells
+    ]
+
+
+def throughput(cell: Cell, seed: int) -> Bootstrap:
+    """Samples per second over the steady blocks of all runs."""
+    runs = [np.array([r.block_samples, r.block_seconds], np.float64).T for r in cell.repeats]
+    return Bootstrap.of_runs(runs, rate, _generator(cell, seed))
+
+
+def per_run(cell: Cell, values: Sequence[float], seed: int) -> Bootstrap:
+    """Of a figure that each run has once."""
+    return Bootstrap.of_values(values, _generator(cell, seed))
+
+
+def _generator(cell: Cell, seed: int) -> np.random.Generator:
+    """Every cell has its own numbers, whatever the other cells are."""
+    return np.random.default_rng([seed, zlib.crc32(cell.name.encode())])
+
+
+def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
+    runs = cell.repeats
+    steps = [np.array(r.block_seconds)[:, None] / r.block_steps for r in runs]
+
+    def of_steps(level: float) -> Estimate:
+        return Bootstrap.of_runs(steps, quantile(level), _generator(cell, seed)).estimate()
+
+    def each(values: Sequence[float]) -> Estimate:
+        return per_run(cell, values, seed).estimate()
+
+    communication, bandwidth = _communication(cell, each)
+    return replace(
+        cell,
+        samples_per_s=samples_per_s.estimate(),
+        step_s=of_steps(0.5),
+        step_p95_s=of_steps(0.95),
+        first_step_s=each([r.first_step_s for r in runs]),
+        compile_s=each([r.compile_s for r in runs]),
+        peak_memory_bytes=each([max(r.peak_memory_bytes) for r in runs]),
+        total_memory_bytes=each([sum(r.peak_memory_bytes) for r in runs]),
+        cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
+        communication_s=communication,
+        bus_bandwidth=bandwidth,
+        remarks=_remarks(runs),
+    )
+
+
+def _communication(
+    cell: Cell, each: Callable[[Sequence[float]], Estimate]
+) -> tuple[Estimate | None, Estimate | None]:
+    """Seconds of an all-reduce, and the bandwidth that this is on every link."""
+    times = [r.communication_s for r in cell.repeats if r.communication_s]
+    if not times:
+        return None, None
+    carried = 2 * (cell.replicas - 1) / cell.replicas * cell.plan["gradient_bytes"]
+    return each(times), each([carried / seconds for seconds in times])
+
+
+def _remarks(runs: Sequence[Repeat]) -> list[str]:
+    unsteady = sum(not run.steady for run in runs)
+    found = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
+    few = _FEW_RUNS.format(runs=len(runs), least=LEAST_RUNS)
+    return [*found, few] if len(runs) < LEAST_RUNS else found
+
+
+def _single(cell: Cell, cells: Sequence[Cell]) -> str | None:
+    """Name of the cell with one replica of the same backend and strategy."""
+    for other in cells:
+        same = (other.backend, other.strategy) == (cell.backend, cell.strategy)
+        if same and other.replicas == 1 and other.status == "finished":
+            return other.name
+    return None
+
+
+def _related(
+    cell: Cell, single: str | None, rates: Mapping[str, Bootstrap], reference: Cell | None
+) -> Cell:
+    """Relates a cell to one replica of its backend, and to the reference."""
+    speedup = None
+    if single is not None and single != cell.name:
+        speedup = rates[cell.name].relative_to(rates[single])
+    one = Estimate(1.0, 1.0, 1.0) if single == cell.name else None
+    return replace(
+        cell,
+        speedup=speedup.estimate() if speedup else one,
+        efficiency=speedup.scaled(1 / cell.replicas).estimate() if speedup else one,
+        loss_difference=None if reference is None else largest_difference(reference, cell),
+        plan_differences=[] if reference is None else plain_differences(reference.plan, cell.plan),
+    )
+
+
+def largest_difference(reference: Cell, cell: Cell) -> float | None:
+    """The largest relative difference of two cells' losses; infinite where just one is no number."""
+    pairs = list(zip(reference.losses, cell.losses, strict=False))
+    return max((_difference(one, two) for one, two in pairs), default=None)
+
+
+def _difference(one: float, two: float) -> float:
+    if one == two or (math.isnan(one) and math.isnan(two)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(two)):
+        return math.inf
+    return abs(two - one) / max(abs(one), abs(two))

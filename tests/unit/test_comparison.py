@@ -1,0 +1,462 @@
+"""What a comparison makes of its measurements: intervals, steady states, order, verdict, changes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.comparison import changes, store, text
+from isotrain.core.comparison.agenda import Agenda
+from isotrain.core.comparison.arguments import describe_compare
+from isotrain.core.comparison.records import (
+    Cell,
+    Change,
+    Comparison,
+    Repeat,
+    Span,
+    Verdict,
+    from_dict,
+    read_comparison,
+)
+from isotrain.core.comparison.settings import Request
+from isotrain.core.comparison.statistics import Bootstrap, mean, quantile, rate
+from isotrain.core.comparison.steady import steady_from
+from isotrain.core.comparison.summary import RunTimes, repeat_of, summarised
+from isotrain.core.comparison.verdict import decide
+from isotrain.core.errors import IsotrainError, PlanError
+
+
+def repeat(rate_: float, order: int = 0, blocks: int = 8, spread: float = 0.01) -> Repeat:
+    """A run of 10 steps of 10 samples a block, at about so many samples per second."""
+    noise = np.random.default_rng(order).normal(1, spread, blocks)
+    return Repeat(
+        order=order,
+        started=0.0,
+        block_steps=10,
+        block_seconds=list(100 / rate_ * noise),
+        warm_up_steps=5,
+        compile_s=1.0,
+        first_step_s=4.0,
+        peak_memory_bytes=[100, 200],
+        cpu_s=8.0,
+        communication_s=0.5,
+        block_samples=[100] * blocks,
+        run_s=10.0,
+    )
+
+
+def cell(name: str, *rates: float, **fields: Any) -> Cell:
+    """A finished cell with a run for each rate; a pending one without."""
+    backend, _, replicas = name.partition("@")
+    runs = [repeat(value, order) for order, value in enumerate(rates)]
+    given: dict[str, Any] = {
+        "name": name,
+        "backend": backend,
+        "collective": "none",
+        "replicas": int(replicas),
+        "strategy": "data-parallel",
+        "status": "finished" if rates else "skipped",
+        "repeats": runs,
+        "losses": [1.0, 0.5],
+        "plan": {"replicas": int(replicas), "gradient_bytes": 1000},
+    }
+    return Cell(**{**given, **fields})
+
+
+def comparison(*cells: Cell, **fields: Any) -> Comparison:
+    found = summarised(cells, cells[0].name, 0)
+    given: dict[str, Any] = {
+        "name": "n",
+        "spec": {"seed": 0},
+        "reference": cells[0].name,
+        "created": 1.0,
+        "finished": True,
+        "machine": {"cores": 2},
+        "settings": {"steps": 20, "repeats": 3},
+        "cells": found,
+        "verdict": decide(found),
+    }
+    return Comparison(**{**given, **fields})
+
+
+def interval(values: np.ndarray, seed: int = 0) -> Any:
+    """Of the mean of runs that have one number each."""
+    return Bootstrap.of_values(list(values), np.random.default_rng(seed)).estimate()
+
+
+@pytest.mark.parametrize("runs", [3, 5, 20])
+def test_intervals_cover_the_truth(runs: int) -> None:
+    generator = np.random.default_rng(7)
+    hits = 0
+    for seed in range(200):
+        found = interval(generator.normal(100, 5, runs), seed)
+        hits += found.low <= 100 <= found.high
+    assert 0.88 <= hits / 200 <= 0.995
+
+
+def test_intervals_know_that_runs_differ_more_than_blocks() -> None:
+    def width(between: float) -> float:
+        generator = np.random.default_rng(1)
+        runs = [generator.normal(100 + generator.normal(0, between), 1, (50, 1)) for _ in range(5)]
+        found = Bootstrap.of_runs(runs, mean, np.random.default_rng(2)).estimate()
+        return found.high - found.low
+
+    assert width(between=10) > 5 * width(between=0)
+
+
+def test_an_interval_of_equal_numbers_has_no_width() -> None:
+    found = interval(np.full(4, 3.0))
+    assert (found.low, found.value, found.high) == (3.0, 3.0, 3.0)
+    zero = interval(np.zeros(3))
+    assert (zero.low, zero.high) == (0.0, 0.0)
+
+
+def test_intervals_are_reproducible_and_positive() -> None:
+    wild = np.array([1.0, 50.0, 2000.0])
+    assert interval(wild) == interval(wild)
+    assert 0 < interval(wild).low < interval(wild).value < interval(wild).high
+
+
+def test_statistics_of_blocks() -> None:
+    blocks = np.array([[1.0, 2.0], [3.0, 2.0], [8.0, 4.0]])[:, None, :]
+    assert mean(blocks) == [4.0]
+    assert rate(blocks) == [1.5]
+    assert quantile(0.5)(blocks) == [3.0]
+
+
+def test_a_ratio_has_the_uncertainty_of_both() -> None:
+    slow = Bootstrap.of_values([9, 10, 11], np.random.default_rng(0))
+    sure = Bootstrap.of_values([20, 20, 20], np.random.default_rng(1))
+    found = sure.relative_to(slow).estimate()
+    assert found.value == pytest.approx(2)
+    assert found.low < 20 / 10.5 < 20 / 9.5 < found.high
+    assert sure.scaled(0.5).estimate().value == 10
+
+
+def noisy(values: list[float], seed: int = 0) -> list[float]:
+    noise = np.random.default_rng(seed).normal(1, 0.01, len(values))
+    return [float(value * factor) for value, factor in zip(values, noise, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("times", "earliest", "latest"),
+    [
+        (noisy([1.0] * 30), 0, 5),
+        (noisy([3.0] * 6 + [1.0] * 24), 6, 15),
+        (noisy([1 + math.exp(-i / 2) for i in range(30)]), 4, 14),
+        ([9.0, 5.0] + [1.0] * 20, 2, 3),
+        (noisy([1.0] * 24 + [20.0] + [1.0] * 5), 0, 8),
+    ],
+    ids=["flat", "a level", "settling", "exact", "one slow block"],
+)
+def test_the_steady_state_is_found(times: list[float], earliest: int, latest: int) -> None:
+    start = steady_from(times)
+    assert start is not None
+    assert earliest <= start <= latest
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        noisy([1.0] * 7),
+        noisy([1 + 0.05 * i for i in range(30)]),
+        noisy([2 - 0.03 * i for i in range(30)]),
+        noisy([1.0] * 20 + [2.0] * 10),
+    ],
+    ids=["too few", "slowing down", "speeding up", "a late change"],
+)
+def test_what_is_not_steady_is_not_called_so(times: list[float]) -> None:
+    assert steady_from(times) is None
+
+
+def test_flat_noise_is_nearly_always_steady() -> None:
+    found = [steady_from(noisy([1.0] * 40, seed)) for seed in range(200)]
+    assert sum(start is None for start in found) < 20
+
+
+def test_a_drift_within_the_noise_is_seen() -> None:
+    drift = 1 - 0.15 * np.arange(60) / 60
+    noise = [np.random.default_rng(seed).normal(1, 0.05, 60) for seed in range(100)]
+    assert sum(steady_from(list(drift * one)) is not None for one in noise) < 40
+
+
+def rank(seconds: list[float], at: float, **fields: Any) -> dict[str, Any]:
+    """What one process returns that timed blocks of 2 steps, 10 samples each."""
+    count = len(seconds)
+    return {
+        "first_step_at": at,
+        "opening_s": 7.0,
+        "opening_steps": 5,
+        "warm_up": {"steps": [1, 1], "samples": [10, 10], "seconds": [2.0, 1.0], "cpu_s": [0, 0]},
+        "blocks": {
+            "steps": [2] * count,
+            "samples": [20] * count,
+            "seconds": seconds,
+            "cpu_s": [0.25] * count,
+        },
+        "steady_from": 1,
+        "block_steps": 2,
+        "peak_memory_bytes": int(at),
+        "all_reduce_s": 0.125,
+        **fields,
+    }
+
+
+def test_a_run_is_put_together_from_its_processes() -> None:
+    raw = {"started": 100.0, "ranks": [rank([4, 1, 2], 103.0), rank([3, 2, 1], 104.0)]}
+    found = repeat_of(raw, RunTimes(3, 50.0, 12.0))
+    assert found.block_seconds == [2, 2]  # of the slowest, from the first steady one on
+    assert found.block_samples == [20, 20]
+    assert found.cpu_s == 1.0
+    assert found.first_step_s == 4.0
+    assert found.peak_memory_bytes == [103, 104]
+    assert found.warm_up_steps == 5 + 2 + 2
+    assert found.compile_s == 7 + 3 + 4 - 9 * 1.0
+    assert found.steady
+
+
+def test_a_run_that_never_is_steady_says_so() -> None:
+    raw = {"started": 0.0, "ranks": [rank([4, 3, 2, 1], 1.0, steady_from=None)]}
+    found = repeat_of(raw, RunTimes(0, 0.0, 1.0))
+    assert not found.steady
+    assert found.block_seconds == [2, 1]
+    shaky = replace(cell("a@1", 100, 100, 100), repeats=[found] * 3)
+    assert "3 of 3 runs did not become steady" in summarised([shaky], None, 0)[0].remarks[0]
+
+
+def test_cells_are_related_to_one_replica_and_to_the_reference() -> None:
+    cells = [
+        cell("a@1", 100, 101, 102),
+        cell("a@2", 150, 151, 152, losses=[1.0, 0.6]),
+        cell("b@2", 400, 401, 402),
+        cell("c@1", losses=[], status="failed", reason="broken"),
+    ]
+    one, two, alone, failed = summarised(cells, "a@1", 0)
+    assert one.speedup is not None
+    assert one.speedup.value == 1.0
+    assert two.speedup is not None
+    assert two.efficiency is not None
+    assert two.speedup.value == pytest.approx(1.5, rel=0.02)
+    assert two.efficiency.value == pytest.approx(0.75, rel=0.02)
+    assert alone.speedup is None
+    assert two.loss_difference == pytest.approx(0.1 / 0.6)
+    assert two.plan_differences == [("replicas", 1, 2)]
+    assert two.total_memory_bytes is not None
+    assert two.total_memory_bytes.value == 300
+    assert two.bus_bandwidth is not None
+    assert two.bus_bandwidth.value == 2000
+    assert two.cpu_s_per_sample is not None
+    assert two.cpu_s_per_sample.value == 0.01
+    assert failed.samples_per_s is None
+
+
+def test_a_cell_that_fails_later_keeps_its_runs_and_loses_its_figures() -> None:
+    (done,) = summarised([cell("a@1", 1.0)], "a@1", 0)
+    assert done.samples_per_s is not None
+    (failed,) = summarised([replace(done, status="failed", reason="crash")], "a@1", 0)
+    assert failed == cell("a@1", 1.0, status="failed", reason="crash")
+
+
+def test_losses_that_are_no_numbers_differ_from_those_that_are() -> None:
+    fine, broken = cell("a@1", 1.0), cell("b@1", 1.0, losses=[1.0, math.nan])
+    assert summarised([fine, broken], "a@1", 0)[1].loss_difference == math.inf
+    assert summarised([broken, broken], "b@1", 0)[1].loss_difference == 0.0
+
+
+def decided(*cells: Cell) -> Verdict:
+    return decide(summarised(cells, None, 0))
+
+
+def test_a_clear_winner_is_picked() -> None:
+    found = decided(cell("a@1", 100, 101, 102), cell("b@1", 200, 201, 202), cell("c@1"))
+    assert (found.pick, found.tied) == ("b@1", [])
+    assert "1.99 times a@1" in found.reason
+
+
+def test_overlapping_intervals_are_a_tie() -> None:
+    rows = cell("a@1", 100, 110, 120), cell("b@1", 105, 112, 119), cell("c@1", 10, 10, 10)
+    found = decided(*rows)
+    assert found.pick is None
+    assert sorted(found.tied) == ["a@1", "b@1"]
+    assert "Cannot tell" in found.reason
+
+
+def test_few_runs_tell_nothing() -> None:
+    found = decided(cell("a@1", 100, 100), cell("b@1", 300, 300))
+    assert found.pick is None
+    assert found.tied == ["b@1", "a@1"]
+
+
+def test_without_figures_there_is_no_verdict() -> None:
+    assert decided(cell("a@1")).pick is None
+
+
+def test_a_winner_with_other_losses_is_warned_about() -> None:
+    rows = cell("a@1", 9, 9, 9), cell("b@1", 90, 90, 90, losses=[1.0, 0.4])
+    assert "20.0%" in decide(summarised(rows, "a@1", 0)).reason
+
+
+def order_of(agenda: Agenda, names: list[str]) -> list[str]:
+    """The runs that the agenda asks for, each at 10 s."""
+    cells = {name: cell(f"{name}@1") for name in names}
+    made: list[str] = []
+    while (name := agenda.next_cell(list(cells.values()), [], 10.0 * len(made))) is not None:
+        key = name.partition("@")[0]
+        made.append(key)
+        runs = [*cells[key].repeats, repeat(1.0)]
+        cells[key] = replace(cells[key], repeats=runs, status="finished")
+    return made
+
+
+def test_runs_are_interleaved_in_an_order_that_the_seed_draws() -> None:
+    names = list("abcde")
+    made = order_of(Agenda(4, seed=1), names)
+    rounds = [made[i : i + 5] for i in range(0, 20, 5)]
+    assert all(sorted(one) == names for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1
+    assert made == order_of(Agenda(4, seed=1), names)
+    assert made != order_of(Agenda(4, seed=2), names)
+
+
+def test_a_failed_cell_is_not_run_again() -> None:
+    cells = [cell("a@1", status="failed"), cell("b@1", 1.0)]
+    assert Agenda(2, 0).next_cell(cells, [], 0.0) == "b@1"
+    assert Agenda(1, 0).next_cell(cells, [], 0.0) is None
+
+
+def test_the_budget_goes_where_the_ranking_is_open() -> None:
+    cells = [cell("a@1", 1, 1, 1), cell("b@1", 1, 1), cell("c@1", 1, 1)]
+    agenda = Agenda(2, 0, time_budget=100.0)
+    assert agenda.next_cell(cells, ["a@1", "b@1"], 70.0) == "b@1"
+    assert agenda.next_cell(cells, [], 70.0) is None  # nothing is open
+    assert agenda.next_cell(cells, ["a@1", "b@1"], 95.0) is None  # a run takes 10 s
+    assert Agenda(2, 0).next_cell(cells, ["a@1", "b@1"], 0.0) is None  # no budget, no more runs
+
+
+def test_the_budget_ends_the_first_rounds_too() -> None:
+    assert len(order_of(Agenda(3, 0, time_budget=35.0), list("abcde"))) == 4
+
+
+def test_changes_since_an_earlier_comparison() -> None:
+    old = comparison(cell("a@1", 100, 101, 102), cell("b@1", 100, 101, 102), cell("gone@1", 1.0))
+    now = comparison(cell("a@1", 80, 81, 82), cell("b@1", 99, 101, 103), cell("new@1", 1.0))
+
+    def since(margin: float) -> list[Change]:
+        return changes.since(old, now, margin=margin, seed=0)
+
+    slower, same, new, gone = since(0.05)
+    assert slower.slower
+    assert slower.samples_per_s is not None
+    assert slower.samples_per_s.value == pytest.approx(0.8, abs=0.02)
+    assert slower.loss_difference == 0.0
+    assert not same.slower
+    assert slower.note is None
+    assert (new.note, gone.note) == ("not measured then", "not measured now")
+    assert not any(c.slower for c in since(0.3))
+
+
+def test_what_may_be_noise_is_not_called_slower() -> None:
+    old, now = comparison(cell("a@1", 99, 100, 101)), comparison(cell("a@1", 70, 90, 105))
+    (found,) = changes.since(old, now, margin=0.0, seed=0)
+    assert found.samples_per_s is not None
+    assert found.samples_per_s.value < 0.95
+    assert not found.slower
+
+
+def test_changes_tell_when_something_else_was_measured() -> None:
+    old = comparison(cell("a@1", 100, 101, 102))
+    now = replace(old, machine={"cores": 8}, spec={"seed": 1})
+    (found,) = changes.since(old, now, margin=0.0, seed=0)
+    assert found.samples_per_s is not None
+    assert found.note == "another machine then; another spec then"
+    assert "another machine then" in text.page(replace(now, changes=[found]))
+
+
+def test_records_survive_their_file(tmp_path: Path) -> None:
+    full = cell("a@2", 1.0, 2.0, losses=[1.0, math.inf], timeline=[Span("rank 0", "step", 0, 1)])
+    made = comparison(full, cell("b@2"))
+    made = replace(made, changes=changes.since(made, made, margin=0, seed=0))
+    store.write(made, tmp_path)
+    assert read_comparison(tmp_path) == from_dict(made.to_dict()) == made
+    assert "a@2" in made._repr_html_()
+    assert "<" not in text.page(made)
+
+
+def test_to_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(IsotrainError, match="pip install pandas"):
+        comparison(cell("a@1", 1.0)).to_pandas()
+
+
+def test_rows_have_the_same_columns() -> None:
+    made = comparison(cell("a@1", 1.0, metrics={"accuracy": 0.5}), cell("b@1"))
+    lines = made.to_csv().splitlines()
+    assert len(lines) == 3
+    assert Counter(line.count(",") for line in lines) == {lines[0].count(","): 3}
+    assert "samples_per_s,samples_per_s_low,samples_per_s_high" in lines[0]
+    assert "metric_accuracy" in lines[0]
+
+
+def test_only_the_same_comparison_goes_on(tmp_path: Path) -> None:
+    made = comparison(cell("a@1", 1.0))
+    more = replace(made, settings={"steps": 20, "repeats": 9})
+    store.check_same(made, more, tmp_path)  # more of the same
+    for other, told in (
+        (replace(made, spec={"seed": 1}), "spec.seed was 0, now 1"),
+        (replace(made, settings={"steps": 5}), "settings.steps was 20, now 5"),
+        (replace(made, machine={"cores": 4}), "machine.cores was 2, now 4"),
+        (comparison(cell("b@1", 1.0)), "cells were a@1"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            store.check_same(made, other, tmp_path)
+
+
+def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
+    store.write(comparison(cell("a@1", 1.0)), tmp_path)
+    with pytest.raises(PlanError, match="--resume"):
+        store.new_folder("n", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"replicas": [1, 0]}, "replicas"),
+        ({"replicas": []}, "replicas"),
+        ({"repeats": 0}, "repeats"),
+        ({"time_budget": 0.0}, "time budget"),
+        ({"margin": 1.5}, "margin"),
+        ({"resume": True}, "--output"),
+    ],
+)
+def test_wrong_requests_are_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        Request(**fields)
+
+
+def test_arguments_are_read_as_people_write_them() -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    describe_compare(parser)
+
+    def read(*given: str) -> argparse.Namespace:
+        return parser.parse_args(given)
+
+    assert read("--replicas", "1, 2").replicas == [1, 2]
+    assert read("--time-budget", "1h30m").time_budget == 5400
+    assert read("--time-budget", "90").time_budget == 90
+    assert read("--fail-if-slower", "5%").fail_if_slower == pytest.approx(0.05)
+    assert read("--python", "a=/x=y").python == [("a", "/x=y")]
+    for wrong in (
+        ("--time-budget", "soon"),
+        ("--fail-if-slower", "200%"),
+        ("--python", "/x"),
+        ("--replicas", "1,b"),
+    ):
+        with pytest.raises(argparse.ArgumentError, match="expected"):
+            read(*wrong)
