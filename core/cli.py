@@ -65,6 +65,11 @@ examples:
   isotrain check digits.yaml --backend torch-ddp --replicas 1,2
   isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
   isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4"""
+_PARITY_EXAMPLES = """\
+examples:
+  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
+  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
+  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity"""
 _BACKENDS_EXAMPLES = """\
 examples:
   isotrain backends
@@ -229,6 +234,9 @@ def parser() -> argparse.ArgumentParser:
     _describe_compare(_add(commands, "compare", "measure backends side by side", _COMPARE_EXAMPLES))
     describe_report(_add(commands, "report", "show a comparison again", _REPORT_EXAMPLES))
     _describe_check(_add(commands, "check", "warn of what makes results differ", _CHECK_EXAMPLES))
+    _describe_parity(
+        _add(commands, "parity", "find where two runs of a spec part, and why", _PARITY_EXAMPLES)
+    )
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
@@ -246,6 +254,10 @@ _DESCRIPTIONS = {
     "report": "Makes the report of a comparison again from its stored results, and prints its tables.",
     "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
     "replicas, why, and what to do. Ends with 4 when there are errors or warnings.",
+    "parity": "Runs a few steps of a spec on several backends and numbers of replicas, and compares\n"
+    "gradients, weights, optimizer slots and all other state with those of the first. Says whether what\n"
+    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
+    "Ends with 6 where runs part.",
     "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
     " no framework; `isotrain doctor` really tries them.",
     "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
@@ -332,6 +344,33 @@ def _describe_check(command: argparse.ArgumentParser) -> None:
         "--no-measure",
         action="store_true",
         help="start no process to load the data and build the model",
+    )
+
+
+def _describe_parity(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    command.add_argument(
+        "--backend",
+        required=True,
+        action="append",
+        metavar="NAME[:COLLECTIVE]",
+        help="what to run on; repeat it: the first is the reference",
+    )
+    command.add_argument(
+        "--replicas",
+        type=_counts,
+        default=(1,),
+        metavar="N,N",
+        help="run each backend with each of these numbers; the first is the reference's (1)",
+    )
+    command.add_argument(
+        "--steps", type=_count, default=10, metavar="N", help="how many steps to trace (10)"
+    )
+    command.add_argument(
+        "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
+    )
+    command.add_argument(
+        "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
     )
 
 

@@ -146,6 +146,30 @@ def check(options: argparse.Namespace) -> ExitCode | None:
     return ExitCode.FINDINGS if any(map(result.of, counted)) else None
 
 
+def parity(options: argparse.Namespace) -> ExitCode:
+    """Compares runs tensor by tensor; the exit code tells what was found."""
+    from isotrain.core.parity import engine
+
+    found = engine.parity(
+        _spec(options),
+        backends=options.backend,
+        replicas=options.replicas,
+        steps=options.steps,
+        map=options.map,
+        output=options.output,
+        say=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
+    )
+    if options.json:
+        print(found.to_json())
+    else:
+        from isotrain.core.parity import text
+
+        sys.stdout.write(text.result(found))
+    return {"difference": ExitCode.DIFFERENT, "failed": ExitCode.RUN_FAILED}.get(
+        found.verdict, ExitCode.OK
+    )
+
+
 def backends(options: argparse.Namespace) -> None:
     """Lists the backends."""
     from isotrain.core import listings

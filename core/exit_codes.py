@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
     FINDINGS = 4
     SLOWER = 5
+    DIFFERENT = 6
     HANGUP = 129
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141

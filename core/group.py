@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from isotrain.core.data import Batch
+from isotrain.core.errors import UnsupportedError
 from isotrain.core.traits import LayerTrait, Trait
 
 Tensor = Any
@@ -70,6 +72,39 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def apply(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
         """Clips and applies gradients that are already reduced, on each replica. Local."""
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Puts back at its end what computing gradients moves, on each replica here. Local.
+
+        That is the non-trainable state; and, where a group has them besides, training metrics and
+        random streams, for which it overrides this.
+        """
+        before = self.read_state(("non-trainable",))
+        yield
+        self.write_state(before)
+
+    def keep_gradients(self) -> bool:
+        """Makes every later step keep the gradients that it updates the weights with. Local.
+
+        Called before the first step, for diagnosis: it costs a copy of the gradients in each step.
+
+        Returns:
+            Whether the group can; unless it says otherwise, it cannot.
+        """
+        return False
+
+    def kept_gradients(self) -> list[list[Tensor]]:
+        """The gradients of the last step as its update was given them. Local.
+
+        Returns:
+            Per local replica those of the trainable weights, in the order of their names: after the
+            exchange, before clipping, and without any loss scale.
+
+        Raises:
+            UnsupportedError: `keep_gradients` was not called, or gave False.
+        """
+        raise UnsupportedError(f"{type(self).__name__} keeps no gradients.")
 
     @abstractmethod
     def evaluation_step(self, batch: Batch) -> None:

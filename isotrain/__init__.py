@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.hookspecs import hookimpl
+    from isotrain.core.parity.engine import parity
+    from isotrain.core.parity.records import Parity
     from isotrain.core.plan import Plan
     from isotrain.core.result import RunResult, read_result
     from isotrain.core.session import Session
@@ -53,6 +55,7 @@ _HOMES = {
     "CheckResult": "isotrain.core.check.findings",
     "DataSet": "isotrain.core.data",
     "Finding": "isotrain.core.check.findings",
+    "Parity": "isotrain.core.parity.records",
     "Plan": "isotrain.core.plan",
     "ReplicaGroup": "isotrain.core.group",
     "RunResult": "isotrain.core.result",
@@ -67,6 +70,7 @@ _HOMES = {
     "load_spec": "isotrain.core.spec_io",
     "measured_plan": "isotrain.core.api",
     "open_session": "isotrain.core.api",
+    "parity": "isotrain.core.parity.engine",
     "plan": "isotrain.core.api",
     "read_result": "isotrain.core.result",
     "run": "isotrain.core.api",
@@ -84,6 +88,7 @@ __all__ = [
     "DataSet",
     "Finding",
     "IsotrainError",
+    "Parity",
     "Plan",
     "PlanError",
     "PluginError",
@@ -102,6 +107,7 @@ __all__ = [
     "load_spec",
     "measured_plan",
     "open_session",
+    "parity",
     "plan",
     "read_result",
     "run",

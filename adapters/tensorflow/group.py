@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from isotrain.adapters.tensorflow.program import (
     plain_losses,
     random_streams,
 )
-from isotrain.adapters.tensorflow.state import to_numpy
+from isotrain.adapters.tensorflow.state import copies, to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.core.data import Batch
 from isotrain.core.errors import UnsupportedError
@@ -157,6 +157,22 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         with self._program.learning_rate(rate):
             self._on_replicas(replica)
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        with self._program.undisturbed():
+            yield
+
+    def keep_gradients(self) -> bool:
+        self._program.keep_gradients(self.strategy.scope)
+        self._functions.clear()  # what was traced before keeps nothing
+        return True
+
+    def kept_gradients(self) -> list[list[tf.Tensor]]:
+        variables = [copies(variable) for variable in self._program.kept]
+        if not variables:
+            return super().kept_gradients()
+        return [[tf.identity(value) for value in own] for own in zip(*variables, strict=True)]
 
     def evaluation_step(self, batch: Batch) -> None:
         counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])

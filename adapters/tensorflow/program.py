@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.adapters.tensorflow.state import NamedState, native
+from isotrain.adapters.tensorflow.state import NamedState, copies, native
 from isotrain.core.errors import SpecError, UnsupportedError
 from isotrain.core.group import Phase
 from isotrain.core.spec import TrainingSpec
@@ -35,6 +35,7 @@ class Program:
         model: The model as the person's function built it.
         statistics: The weights that forward passes move; replicas must agree on them.
         state: The weights and the optimizer's slots under their canonical names.
+        kept: Where `apply` leaves the gradients it was given; empty unless `keep_gradients` was called.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Program:
         self._rate_variable = self._optimizer.learning_rate
         self._rate: Any = None
         self._prepare_optimizer()
+        self.kept: list[tf.Variable] = []
         slots = [*self._optimizer.variables, self._rate_variable]
         self.state = NamedState(trainable, others, slots)
         self._losses = {
@@ -157,7 +159,35 @@ class Program:
 
     def apply(self, gradients: Gradients) -> None:
         """Clips and applies gradients that are already reduced over the replicas."""
+        if self.kept:
+            _assign_all(self.kept, self.unscaled(gradients))
         self._optimizer.apply(gradients, self._trainable)
+
+    def keep_gradients(self, scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        """Makes the `apply` that is traced from now on leave its gradients in `kept`; not traced.
+
+        Args:
+            scope: The scope of the `tf.distribute` strategy.
+        """
+        with scope():
+            self.kept = [
+                tf.Variable(
+                    tf.zeros(value.shape, value.dtype),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.NONE,
+                )
+                for value in self._values
+            ]
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Gives the non-trainable state and the training metrics back their values; not traced."""
+        accumulators = [native(v) for metric in self._metrics["train"] for v in metric.variables]
+        variables = [c for variable in (*self._others, *accumulators) for c in copies(variable)]
+        before = [tf.identity(variable) for variable in variables]
+        yield
+        _assign_all(variables, before)
 
     def apply_unless(self, empty: tf.Tensor, gradients: Gradients) -> None:
         """Applies gradients, and undoes it where `empty` is true."""

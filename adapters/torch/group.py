@@ -83,6 +83,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.replicas = self._exchange.replicas
         self.local_replicas = (self._exchange.rank,)
         self._rate: float | None = None
+        self._kept: list[torch.Tensor] | None = None
         self._statistics = self._program.statistics if self.replicas > 1 else []
         self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
             "train": portable.build_metrics(spec, "torch"),
@@ -119,7 +120,7 @@ class TorchReplicaGroup(ReplicaGroup):
         mean = exchange.begin_mean(share)
         program.backward(loss)
         exchange.finish_gradients()
-        program.apply()
+        self._update_weights()
         if self._statistics:
             flat_mean(exchange, self._statistics, _weight_of_replica(pieces))
         return mean()
@@ -158,7 +159,7 @@ class TorchReplicaGroup(ReplicaGroup):
         weight = _weight_of_replica(pieces)
         if weight > 0:
             self._rescale_gradients(1.0 / weight)
-            self._program.apply()
+            self._update_weights()
         return mean()
 
     def _local_gradients(self, pieces: Sequence[Slice]) -> Wait:
@@ -178,19 +179,43 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         mean = self._local_gradients(batch.slices[0])
+        return [self._unscaled_gradients()], mean()
+
+    def _unscaled_gradients(self) -> list[torch.Tensor]:
+        """Copies of the gradients in `.grad`, without the loss scale; zeros where there are none."""
         scale = self._program.loss_scale()
-        gradients = [
+        return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
             for parameter in self._program.trainable.values()
         ]
-        return [gradients], mean()
 
     def apply(self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float) -> None:
         self._set_learning_rate(learning_rate)
         scale = self._program.loss_scale()
         for parameter, gradient in zip(self._program.trainable.values(), gradients[0], strict=True):
             parameter.grad = gradient * scale
+        self._update_weights()
+
+    def _update_weights(self) -> None:
+        """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
+        if self._kept is not None:
+            self._kept = self._unscaled_gradients()
         self._program.apply()
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        variables = [v.value for metric in self._training_metrics for v in metric.variables]
+        devices = [self._device] if self._device.type == "cuda" else []
+        moved = [*self._program.frozen.values(), *variables]
+        with _kept(moved), torch.random.fork_rng(devices):
+            yield
+
+    def keep_gradients(self) -> bool:
+        self._kept = []
+        return True
+
+    def kept_gradients(self) -> list[list[torch.Tensor]]:
+        return super().kept_gradients() if self._kept is None else [self._kept]
 
     def evaluation_step(self, batch: Batch) -> None:
         for piece in batch.slices[0]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from conformance import check_collectives, check_state, check_training
+from conformance import check_collectives, check_observing, check_state, check_training
 from conformance.bench import Bench
 
 from isotrain.core.capabilities import Capability
@@ -61,6 +61,8 @@ CHECKS: dict[Check, frozenset[Capability]] = {
     check_state.unknown_state_is_refused: frozenset({STATE}),
     check_state.evaluation: frozenset({STATE}),
     check_state.evaluation_changes_nothing: frozenset({STEP, STATE}),
+    check_observing.undisturbed_gradients: frozenset({STEP, STATE, GRADIENTS}),
+    check_observing.kept_gradients: frozenset({STEP, STATE, GRADIENTS}),
 }
 """Every check with what it asks of a backend.
 

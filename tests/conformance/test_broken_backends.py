@@ -14,7 +14,13 @@ from conformance.backends import param
 REPLICAS = 2
 QUICK = "sum-for-mean"
 
-TRAINING = {"training", "training_metrics", "synchronised_step", "accumulation"}
+TRAINING = {
+    "training",
+    "training_metrics",
+    "synchronised_step",
+    "accumulation",
+    "kept_gradients",
+}
 EXPECTED: dict[str, set[str]] = {
     "identity-all-reduce": {
         "all_reduce_sum",

@@ -1,0 +1,154 @@
+"""A tensor in a few dozen numbers that still tell how far apart two tensors are.
+
+The heart of a fingerprint is a count sketch: every element is added, with a random sign, to one of a few
+buckets (M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002). Buckets
+and signs depend on the tensor's size alone, so the map is linear, and like the projections of W. Johnson and
+J. Lindenstrauss ("Extensions of Lipschitz mappings into a Hilbert space", 1984) it keeps lengths: the
+squared length of the sketch of a difference is the squared length of the difference, on average, with a
+relative standard deviation of at most sqrt(2 / BUCKETS), which is 25 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BUCKETS = 32
+SAMPLES = 16
+WHOLE = 64
+"""Tensors of up to so many elements are kept whole: their sketch is the tensor itself."""
+_CHUNK = 1 << 20
+_SIGN, _BUCKET = 0x80, BUCKETS - 1
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What is kept of a tensor; all of it is computed in float64.
+
+    Attributes:
+        size: Elements of the tensor.
+        floating: Whether its numbers are floating-point ones.
+        norm: Euclidean norm.
+        mean: Mean of the elements.
+        max_abs: Largest absolute value.
+        sketch: The elements themselves up to `WHOLE` of them, else the sums of `BUCKETS` buckets.
+        sample: The elements themselves again, else up to `SAMPLES` of them at positions that depend on the
+            size alone.
+    """
+
+    size: int
+    floating: bool
+    norm: float
+    mean: float
+    max_abs: float
+    sketch: tuple[float, ...]
+    sample: tuple[float, ...]
+
+    def to_list(self) -> list[Any]:
+        """As plain JSON values, in the order of the attributes; a sample that is the sketch is null."""
+        sample = None if self.sample == self.sketch else list(self.sample)
+        numbers = [self.size, self.floating, self.norm, self.mean, self.max_abs]
+        return [*numbers, list(self.sketch), sample]
+
+
+def from_list(fields: Sequence[Any]) -> Fingerprint:
+    """Makes a fingerprint of what `Fingerprint.to_list` gave."""
+    size, floating, norm, average, largest, sketch, sample = fields
+    sample = sketch if sample is None else sample
+    return Fingerprint(size, floating, norm, average, largest, tuple(sketch), tuple(sample))
+
+
+def fingerprint(array: np.ndarray) -> Fingerprint:
+    """Takes a tensor's fingerprint, of its elements in row-major order."""
+    flat = np.ascontiguousarray(array).reshape(-1).astype(np.float64)
+    if flat.size <= WHOLE:
+        sketch = sample = tuple(flat.tolist())
+    else:
+        sketch = tuple(_sketch(flat).tolist())
+        sample = tuple(flat[_positions(flat.size)].tolist())
+    return Fingerprint(
+        size=flat.size,
+        floating=np.asarray(array).dtype.kind not in "biu",
+        norm=float(np.linalg.norm(flat)),
+        mean=float(flat.mean()) if flat.size else 0.0,
+        max_abs=float(np.abs(flat).max(initial=0.0)),
+        sketch=sketch,
+        sample=sample,
+    )
+
+
+def _sketch(flat: np.ndarray) -> np.ndarray:
+    """The signed sums of the buckets; a byte of a generator gives each element its bucket and sign."""
+    generator = np.random.Generator(np.random.PCG64(flat.size))
+    sums = np.zeros(BUCKETS)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        drawn = np.frombuffer(generator.bytes(part.size), np.uint8)
+        signed = np.where(drawn & _SIGN, -part, part)
+        sums += np.bincount(drawn & _BUCKET, weights=signed, minlength=BUCKETS)
+    return sums
+
+
+def _positions(size: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(size)).integers(size, size=SAMPLES)
+
+
+def length(vector: Sequence[float]) -> float:
+    """The Euclidean norm, whatever the numbers' scale."""
+    return math.hypot(*vector)
+
+
+def distance(one: Fingerprint, other: Fingerprint) -> float:
+    """The estimated norm of the difference of two tensors; infinite where just one is finite."""
+    if one.size != other.size or math.isfinite(one.norm) != math.isfinite(other.norm):
+        return math.inf
+    if not math.isfinite(one.norm):
+        return 0.0
+    return length([a - b for a, b in zip(one.sketch, other.sketch, strict=True)])
+
+
+def difference(one: Fingerprint, other: Fingerprint) -> float:
+    """The estimated norm of the difference of two tensors, relative to the larger of their norms.
+
+    Returns:
+        From 0 to about 2; infinite where one has numbers that are not finite and the other has not, or
+        where the sizes differ; 0 where neither is finite.
+    """
+    apart = distance(one, other)
+    return apart / max(one.norm, other.norm) if math.isfinite(apart) and apart else apart
+
+
+def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fingerprint:
+    """The fingerprint of a sum of tensors, each times its factor.
+
+    Everything but the norm (estimated from the sketch) and the largest value (a bound) is exact, because
+    the sketch is linear.
+    """
+    if len(tensors) == 1 and factors[0] == 1.0:
+        return tensors[0]
+    sketch, sample = (
+        tuple(sum(f * x for f, x in zip(factors, column, strict=True)) for column in columns)
+        for columns in (
+            zip(*(tensor.sketch for tensor in tensors), strict=True),
+            zip(*(tensor.sample for tensor in tensors), strict=True),
+        )
+    )
+    pairs = list(zip(factors, tensors, strict=True))
+    return Fingerprint(
+        size=tensors[0].size,
+        floating=tensors[0].floating,
+        norm=length(sketch),
+        mean=sum(factor * tensor.mean for factor, tensor in pairs),
+        max_abs=sum(abs(factor) * tensor.max_abs for factor, tensor in pairs),
+        sketch=sketch,
+        sample=sample,
+    )
+
+
+def mean(tensors: Sequence[Fingerprint]) -> Fingerprint:
+    """The fingerprint of the mean of tensors."""
+    return combination([1.0 / len(tensors)] * len(tensors), tensors)

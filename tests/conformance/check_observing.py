@@ -1,0 +1,46 @@
+"""Checks of what a group offers for diagnosis: looking on must change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from conformance import probe
+from conformance.bench import Bench, assert_close, assert_same
+
+
+def undisturbed_gradients(bench: Bench) -> None:
+    """Gradients computed beside each step, within `undisturbed`, leave the run the same to the bit."""
+    batches = bench.batches(14, 7)
+    ends = []
+    for looks_on in (False, True):
+        bench.restart()
+        for batch in batches:
+            if looks_on:
+                with bench.group.undisturbed():
+                    bench.group.gradients(batch)
+            bench.group.synchronised_step(batch, probe.RATE)
+        ends.append((bench.session.read_state(), bench.session.metrics()))
+    assert_same(ends[1][0], ends[0][0], "state")
+    assert ends[1][1] == ends[0][1], f"metrics {ends[1][1]}, expected {ends[0][1]}"
+
+
+def kept_gradients(bench: Bench) -> None:
+    """A group that keeps gradients gives the mean over all samples, and trains the same to the bit."""
+    batches = bench.batches(14, 7)
+    ends, kept = [], []
+    for keeps in (False, True):
+        if keeps and not bench.group.keep_gradients():
+            return
+        bench.restart()
+        for batch in batches:
+            bench.group.synchronised_step(batch, probe.RATE)
+            kept += bench.group.kept_gradients() if keeps else []
+        ends.append(bench.session.read_state())
+    assert_same(ends[1], ends[0], "state")
+    oracle, names = probe.Oracle.fresh(), bench.trainable_names()
+    local = len(bench.group.local_replicas)
+    for step, rows in enumerate(np.arange(14).reshape(2, 7)):
+        gradients = oracle.gradients(rows)
+        for own in kept[step * local : (step + 1) * local]:
+            found = dict(zip(names, map(bench.group.numpy, own), strict=True))
+            assert_close(found, gradients, f"gradients of step {step}")
+        oracle.update(gradients)

@@ -1,0 +1,199 @@
+"""What the tests of `parity` train, and how they trace many runs in few processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from plugins.broken_backends import SumForMean
+from plugins.parting_backends import PARTING
+
+import isotrain
+from isotrain.core.parity.names import NameMap
+from isotrain.core.parity.trace import Request, trace
+from isotrain.core.session import Session
+
+STEPS = 4
+SAMPLES = 29
+"""Global batches of 8, 8, 8 and 5: the fourth is uneven over two replicas."""
+ADAM = {
+    "name": "adam",
+    "lr": 2.0**-7,
+    "beta_1": 0.875,
+    "beta_2": 0.96875,
+    "epsilon": 2.0**-13,
+}
+FAULTS = {fault.name: fault for fault in (*PARTING, SumForMean)}
+NO_NAMES = NameMap({})
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Small pictures with a class each."""
+    generator = np.random.default_rng(3)
+    return generator.normal(size=(SAMPLES, 6, 6, 1)), generator.integers(3, size=SAMPLES)
+
+
+def dense(dropout: float = 0.0, statistics: bool = False) -> Any:
+    """A network of two layers; on request with a batch normalisation that nobody listens to."""
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((6, 6, 1))
+    flat = layers.Flatten()(inputs)
+    hidden = layers.Dense(24, activation="tanh", name="hidden")(flat)
+    if dropout:
+        hidden = layers.Dropout(dropout, seed=5)(hidden)  # its stream is part of the named state
+    logits = layers.Dense(3, name="head")(hidden)
+    outputs = {"logits": logits}
+    if statistics:
+        normalised = layers.BatchNormalization(center=False, scale=False, name="statistics")
+        outputs["seen"] = normalised(flat)
+    return keras.Model(inputs, outputs)
+
+
+def convolutional() -> Any:
+    """A convolutional network with batch normalisation."""
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((6, 6, 1))
+    x = layers.Conv2D(4, 3, name="convolution")(inputs)
+    x = layers.BatchNormalization(name="normalisation")(x)
+    x = layers.Flatten()(keras.ops.tanh(x))
+    return keras.Model(inputs, {"logits": layers.Dense(3, name="head")(x)})
+
+
+def attention() -> Any:
+    """A transformer's block over the rows of the pictures."""
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((6, 6, 1))
+    x = layers.Dense(8, name="widen")(layers.Reshape((6, 6))(inputs))
+    z = layers.LayerNormalization(epsilon=2.0**-10, name="norm")(x)
+    x = x + layers.MultiHeadAttention(2, 4, name="attention")(z, z)
+    return keras.Model(inputs, {"logits": layers.Dense(3, name="head")(layers.Flatten()(x))})
+
+
+def objective(model: Any, batch: Any) -> Any:
+    """Cross-entropy."""
+    import keras
+
+    inputs, targets = batch
+    logits = model(inputs)["logits"]
+    return keras.losses.sparse_categorical_crossentropy(targets, logits, from_logits=True), logits
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A spec; the changes are fields of it."""
+    return {
+        "name": "parity",
+        "model": dense,
+        "data": data,
+        "objective": objective,
+        "optimizer": ADAM,
+        "global_batch": 8,
+        "epochs": 2,
+        "threads": 1,
+        **changes,
+    }
+
+
+def faulty_spec(precision: str) -> dict[str, Any]:
+    """The one in which every planted fault shows."""
+    return spec(
+        model_args={"dropout": 0.5, "statistics": True},
+        clip={"global_norm": 0.25},
+        precision=precision,
+        seed=3,
+    )
+
+
+def trace_faults(session: Session) -> dict[str, Any]:
+    """The work of a launch: the run as it is, and once with each fault; all from one start."""
+    start = session.read_state()
+    found = {}
+    for name in ("right", *FAULTS):
+        session.write_state(start)
+        session.seek(0)
+        with _harmed(session, name):
+            found[name] = trace(session, Request(STEPS, NO_NAMES))
+    return found
+
+
+def trace_right(session: Session) -> dict[str, Any]:
+    """The work of a launch: the run as it is."""
+    return trace(session, Request(STEPS, NO_NAMES))
+
+
+@contextlib.contextmanager
+def _harmed(session: Session, fault: str) -> Iterator[None]:
+    """Puts a fault into the session's group, and takes it out again."""
+    from keras.src.backend.common import dtypes
+
+    group: Any = session.group
+    owners = (group, group._exchange, group._program, group._program._optimizer)
+    before = [dict(vars(owner)) for owner in owners]
+    if fault in FAULTS:
+        FAULTS[fault]().harm(group, group._exchange, session.rank)
+    yield
+    for owner, attributes in zip(owners, before, strict=True):
+        vars(owner).clear()
+        vars(owner).update(attributes)
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+
+
+SGD = {"name": "sgd", "lr": 0.125, "momentum": 0.875}
+RMSPROP = {"name": "rmsprop", "lr": 2.0**-7, "rho": 0.875, "epsilon": 2.0**-13}
+CLEAN: list[tuple[int, dict[str, Any]]] = [
+    (2, spec(seed=1)),
+    (2, spec(model=attention, optimizer={**ADAM, "name": "adamw", "weight_decay": 0.0625})),
+    (2, spec(model=attention, optimizer=SGD, precision="float64", seed=2)),
+    (2, spec(accumulate=2, optimizer=SGD, clip={"norm": 0.25}, seed=3)),
+    (1, spec(model=convolutional, seed=4)),
+    (1, spec(model=convolutional, optimizer={**SGD, "nesterov": True}, seed=5)),
+    (1, spec(model=convolutional, precision="float64", seed=6)),
+    (1, spec(optimizer=RMSPROP, clip={"value": 2.0**-6}, seed=7)),
+    (1, spec(optimizer={"name": "adagrad", "lr": 0.125, "epsilon": 2.0**-13}, seed=8)),
+    (1, spec(model=attention, optimizer={**ADAM, "name": "lamb"}, seed=9)),
+]
+"""Ten specs in which nothing is wrong, and on how many replicas they are compared with one."""
+
+
+def other_precision(precision: str) -> str:
+    """What the noise runs compute in."""
+    return "float32" if precision == "float64" else "float64"
+
+
+def references(folder: Path) -> None:
+    """Traces every clean spec under torch: as it is, and in the other precision."""
+    for number, (_, fields) in enumerate(CLEAN):
+        other = other_precision(fields.get("precision", "float32"))
+        traces = [
+            _traced({**fields, **change}, "torch-ddp", 1) for change in ({}, {"precision": other})
+        ]
+        (folder / f"reference-{number}.json").write_text(json.dumps(traces), encoding="utf-8")
+
+
+def others(folder: Path) -> None:
+    """Traces every clean spec under TensorFlow."""
+    for number, (replicas, fields) in enumerate(CLEAN):
+        fields = {**fields, "threads": 2 // replicas}  # two in all, which can be set only once
+        found = [_traced(fields, "tf-mirrored", replicas)]
+        (folder / f"other-{number}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _traced(fields: dict[str, Any], backend: str, replicas: int) -> dict[str, Any]:
+    with isotrain.open_session(fields, backend=backend, replicas=replicas) as session:
+        session.run_directory = Path(tempfile.mkdtemp())
+        return trace_right(session)
+
+
+if __name__ == "__main__":
+    {"references": references, "others": others}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,163 @@
+"""`parity` finds and names what is planted, raises no alarm where nothing is, and says it clearly."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conformance.runs import launch_quietly
+from integration import parity_cases as cases
+
+from isotrain.core.parity.judge import Judgement, judge
+from isotrain.core.parity.noise import Floor, Noise, scale_between
+from isotrain.core.parity.runs import RunTrace, put_together
+from isotrain.core.spec_io import load_spec
+
+ROOT = Path(__file__).parents[2]
+PLANTED = {
+    "broken-sum-for-mean": ("reduced", "sum-instead-of-mean", 0),
+    "parting-clipping-before-reduction": ("reduced", "clipping-before-reduction", 0),
+    "parting-batch-norm-not-synced": ("state", "batch-norm-not-synced", 0),
+    "parting-duplicated-padding": ("gradient", "duplicated-padding", 3),
+    "parting-padded-steps": ("reduced", "duplicated-padding", 3),
+    "parting-epsilon-elsewhere": ("weight", "epsilon-elsewhere", 0),
+    "parting-dropout-streams": ("gradient", "dropout-streams", 0),
+    "parting-float64-in-float32": ("gradient", "float64-in-float32", 0),
+}
+"""Backend to the stage, the cause and the step that must be named."""
+
+
+@functools.cache
+def planted() -> dict[str, RunTrace]:
+    """The run as it is and with each fault in float64, and as it is in float32; in two launches."""
+    quick = launch_quietly(cases.trace_right, cases.faulty_spec("float32"), "torch-ddp", 2)
+    ranks = launch_quietly(cases.trace_faults, cases.faulty_spec("float64"), "torch-ddp", 2)
+    found = {name: put_together(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    return {**found, "float32": put_together("float32", quick)}
+
+
+def judged(runs: dict[str, RunTrace], name: str) -> Judgement:
+    spec = load_spec(cases.faulty_spec("float64"))
+    right, other = runs["right"], runs["float32"]
+    floor = Floor(right, [Noise(other, scale_between(other, right))])
+    return judge(spec, runs[name], right, floor, other, lambda: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", PLANTED)
+def test_a_planted_fault_is_found_and_named(backend: str) -> None:
+    found = judged(planted(), backend)
+    stage, code, step = PLANTED[backend]
+    assert found.status == "difference"
+    assert found.first is not None
+    assert (found.first.stage, found.first.step) == (stage, step)
+    assert [cause.code for cause in found.causes] == [code], found.causes
+    assert all(cause.evidence and cause.advice for cause in found.causes)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The traces of every clean spec under both frameworks, made in one process for each."""
+    folder = tmp_path_factory.mktemp("clean")
+    command = [sys.executable, "-m", "integration.parity_cases"]
+    parts = [
+        subprocess.Popen([*command, part, str(folder)], stderr=subprocess.PIPE, text=True)
+        for part in ("references", "others")
+    ]
+    said = [part.communicate()[1] for part in parts]
+    assert [part.returncode for part in parts] == [0, 0], said
+    return folder
+
+
+def read(folder: Path, name: str) -> list[RunTrace]:
+    traces = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return [put_together(name, [trace]) for trace in traces]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(cases.CLEAN)))
+def test_no_alarm_where_nothing_is_wrong(clean: Path, number: int) -> None:
+    """Not even without float64 to look closer with."""
+    reference, *noise = read(clean, f"reference-{number}")
+    (run,) = read(clean, f"other-{number}")
+    assert run.replicas == cases.CLEAN[number][0]
+    floor = Floor(reference, [Noise(other, scale_between(other, reference)) for other in noise])
+    spec = load_spec(cases.CLEAN[number][1])
+    found = judge(spec, run, reference, floor, None, lambda: None)
+    assert found.status in ("equal", "rounding"), found
+
+
+def command(*arguments: str, folder: Path, plugins: str = "") -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "examples")])
+    return subprocess.run(
+        [sys.executable, "-m", "isotrain", "parity", *arguments],
+        env={**os.environ, "ISOTRAIN_PLUGINS": plugins, "PYTHONPATH": path},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+SPEC = """
+name: parity
+model: integration.parity_cases:dense
+data: integration.parity_cases:data
+objective: integration.parity_cases:objective
+optimizer: {name: adam, lr: 0.0078125, epsilon: 0.0001220703125}
+global_batch: 8
+epochs: 1
+threads: 1
+"""
+
+
+@pytest.mark.slow
+def test_a_difference_is_confirmed_in_float64_and_told(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    bad = "parting-epsilon-elsewhere"
+    done = command(
+        *("spec.yaml", "--backend", "torch-ddp", "--backend", bad, "--steps", "3"),
+        *("--output", "out", "--json"),
+        folder=tmp_path,
+        plugins="plugins.parting_backends",
+    )
+    assert done.returncode == 6, done.stderr
+    found = json.loads(done.stdout)
+    assert json.loads((tmp_path / "out" / "parity.json").read_text(encoding="utf-8")) == found
+    assert len(list((tmp_path / "out" / "fingerprints").iterdir())) == 5
+    assert (found["format"], found["verdict"]) == (1, "difference")
+    assert [source["failed"] for source in found["noise"]] == [None, None]
+    run = found["runs"][1]
+    assert (run["name"], run["status"]) == (f"{bad}@1", "difference")
+    assert (run["first"]["stage"], run["first"]["step"]) == ("weight", 0)
+    assert run["first"]["precision"] == "float64"
+    assert run["confirmed"] > 1e-4
+    assert run["causes"][0]["code"] == "epsilon-elsewhere"
+
+
+NATIVE = """
+name: native
+model: {torch: "digits_native:torch_model", tensorflow: "digits_native:tensorflow_model"}
+data: digits:data
+loss: {name: sparse_categorical_crossentropy, from_logits: true}
+optimizer: {name: sgd, lr: 0.125, momentum: 0.875}
+global_batch: 64
+epochs: 1
+threads: 1
+"""
+
+
+@pytest.mark.slow
+def test_native_models_agree_by_a_map_of_names(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(NATIVE, encoding="utf-8")
+    names = str(ROOT / "examples" / "digits_native_names.yaml")
+    backends = ("--backend", "torch-ddp", "--backend", "tf-mirrored")
+    done = command("spec.yaml", *backends, "--map", names, "--steps", "3", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("AGREE: tf-mirrored@1 trains like torch-ddp@1")
+    assert "run 4: tf-mirrored@1" in done.stderr

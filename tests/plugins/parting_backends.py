@@ -1,0 +1,147 @@
+"""Backends that train almost as torch-ddp does, each with one fault, to see that `parity` names it.
+
+Registered by the hook that any plugin uses; the module is loaded where ISOTRAIN_PLUGINS names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plugins.broken_backends import SumForMean, _Broken
+
+from isotrain.core.hookspecs import hookimpl
+from isotrain.core.registry import BackendRegister
+
+
+class ClippedBeforeReduction(_Broken):
+    """Every replica clips its own gradients, and only then are they averaged."""
+
+    name = "parting-clipping-before-reduction"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        import torch
+
+        from isotrain.adapters.torch.exchange import flat_mean
+
+        bound = group._spec.clip.global_norm
+        exchange.module = group._program.objective  # without the hooks that exchange gradients
+
+        def finish_gradients() -> None:
+            parameters = list(group._program.trainable.values())
+            torch.nn.utils.clip_grad_norm_(parameters, bound)
+            flat_mean(exchange, [parameter.grad for parameter in parameters], 1.0)
+
+        exchange.finish_gradients = finish_gradients
+
+
+class OwnStatistics(_Broken):
+    """Every replica keeps moving statistics of its own."""
+
+    name = "parting-batch-norm-not-synced"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        group._statistics = []
+
+
+class DuplicatedPadding(_Broken):
+    """Replicas with fewer samples repeat their last one, as if it were one more."""
+
+    name = "parting-duplicated-padding"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        from dataclasses import replace
+
+        import torch
+
+        from isotrain.core.sources import map_tree
+
+        def padded(batch: Any) -> Any:
+            (piece,) = batch.slices[0]
+            missing = -(-batch.size // group.replicas) - piece.count
+
+            def longer(tensor: Any) -> Any:
+                return torch.cat([tensor, *([tensor[-1:]] * missing)])
+
+            full = replace(
+                piece,
+                inputs=map_tree(longer, piece.inputs),
+                targets=map_tree(longer, piece.targets),
+                weight=1.0,
+            )
+            return replace(batch, slices=((full,),))
+
+        step, gradients = group.synchronised_step, group.gradients
+        group.synchronised_step = lambda batch, rate: step(padded(batch), rate)
+        group.gradients = lambda batch: gradients(padded(batch))
+
+
+class PaddedSteps(DuplicatedPadding):
+    """The same, in the synchronised step alone."""
+
+    name = "parting-padded-steps"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        right = group.gradients
+        super().harm(group, exchange, rank)
+        group.gradients = right
+
+
+class EpsilonInside(_Broken):
+    """Adam with its epsilon under the square root."""
+
+    name = "parting-epsilon-elsewhere"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        optimizer = group._program._optimizer
+
+        def update(gradients: Any, variables: Any, learning_rate: Any) -> None:
+            steps = float(optimizer.iterations.value) + 1
+            correction = (1 - optimizer.beta_2**steps) ** 0.5 / (1 - optimizer.beta_1**steps)
+            for gradient, variable in zip(gradients, variables, strict=True):
+                index = optimizer._get_variable_index(variable)
+                first = optimizer._momentums[index].value
+                second = optimizer._velocities[index].value
+                first.mul_(optimizer.beta_1).add_(gradient, alpha=1 - optimizer.beta_1)
+                second.mul_(optimizer.beta_2).add_(gradient**2, alpha=1 - optimizer.beta_2)
+                root = (second + optimizer.epsilon).sqrt()
+                variable.value.sub_(float(learning_rate) * correction * first / root)
+
+        optimizer._parallel_update_step = update
+
+
+class OtherStreams(_Broken):
+    """Dropout draws the numbers of another replica."""
+
+    name = "parting-dropout-streams"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        group._program.distinguish(rank + 5)
+
+
+class HalfPrecision(_Broken):
+    """Matrix products and means of float64 numbers are computed in float32."""
+
+    name = "parting-float64-in-float32"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        from keras.src.backend.common import dtypes
+
+        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float32"
+
+
+PARTING = (
+    ClippedBeforeReduction,
+    OwnStatistics,
+    DuplicatedPadding,
+    PaddedSteps,
+    EpsilonInside,
+    OtherStreams,
+    HalfPrecision,
+)
+
+
+@hookimpl
+def isotrain_register_backends(register: BackendRegister) -> None:
+    """Registers every one of them, and the one of the other module that `parity` must name too."""
+    for adapter in (*PARTING, SumForMean):
+        register.add(adapter)
