@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registry import BackendRegister
+from isotrain.core.registers import BackendRegister
 
 _BACKENDS = {
     "torch-ddp": "isotrain.adapters.torch.adapter:TorchDDP",

@@ -20,7 +20,7 @@ DeviceKind = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True)
 class Usability:
-    """Whether a backend, or one of its collectives, can be used here.
+    """Whether a backend, one of its collectives, a launcher or a logger can be used here.
 
     Attributes:
         usable: True when it can.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.alone import look
+from isotrain.core.audience import Audience
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import PlanError
 from isotrain.core.events import Reporter
 from isotrain.core.job import Job, Work
-from isotrain.core.launch import launch_local
-from isotrain.core.plan import Plan, make_plan, with_measures
-from isotrain.core.registry import PluginHost, plugin_host
+from isotrain.core.plan import LOCAL, Plan, make_plan, with_measures
+from isotrain.core.registry import plugin_host
 from isotrain.core.result import RESULT_FILE, RunResult, result_from_dict
 from isotrain.core.rundir import RunDirectory
 from isotrain.core.spec import TrainingSpec
@@ -37,6 +39,7 @@ def run(
     run_directory: str | os.PathLike[str] | None = None,
     on_event: OnEvent | None = None,
     port: int | None = None,
+    launcher: str = LOCAL,
 ) -> RunResult:
     """Trains a spec under a backend, in processes of its own on this machine.
 
@@ -47,6 +50,7 @@ def run(
         run_directory: An empty or new folder for the run's files; left out: `runs/<name>-<time>`.
         on_event: Called with each event of the run as it happens; left out: a progress display.
         port: The first port that the backend may use; left out: free ones are found.
+        launcher: What starts the processes; `local` starts them on this machine.
 
     Returns:
         History, metrics, timings, final weights, and where the run's files are.
@@ -56,13 +60,12 @@ def run(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    directory, returned = _launch(train, spec, backend, replicas, run_directory, on_event, port)
-    result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
-    directory.write("plan.json", result.plan)
-    directory.write(RESULT_FILE, result.to_dict())
-    plugin_host().tell(
-        "isotrain_run_finished", result=result.to_dict(), run_directory=str(directory.path)
-    )
+    asked = _Asked(spec, backend, replicas, launcher, run_directory, on_event, port)
+    with _launched(train, asked) as (returned, directory, audience):
+        result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
+        directory.write("plan.json", result.plan)
+        directory.write(RESULT_FILE, result.to_dict())
+        audience.result = result.to_dict()
     return result
 
 
@@ -75,6 +78,7 @@ def launch(
     run_directory: str | os.PathLike[str] | None = None,
     on_event: OnEvent | None = None,
     port: int | None = None,
+    launcher: str = LOCAL,
 ) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
@@ -86,6 +90,7 @@ def launch(
         run_directory: As for `run`.
         on_event: As for `run`.
         port: As for `run`.
+        launcher: As for `run`.
 
     Returns:
         What `work` returned on each process, by rank: numbers, text, NumPy arrays, and lists and
@@ -96,7 +101,9 @@ def launch(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    return _launch(work, spec, backend, replicas, run_directory, on_event, port)[1]
+    asked = _Asked(spec, backend, replicas, launcher, run_directory, on_event, port)
+    with _launched(work, asked) as (returned, _, _):
+        return returned
 
 
 def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:
@@ -117,7 +124,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     from isotrain.core.session import Session
 
     given = load_spec(spec)
-    host = plugin_host()
+    host = plugin_host(given.plugins)
     plan = make_plan(given, backend=backend, replicas=replicas, host=host)
     if len(plan.processes) > 1:
         raise PlanError(
@@ -140,21 +147,28 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         return Session(given, plan, context, host, Reporter())
 
 
-def plan(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Plan:
+def plan(
+    spec: SpecLike, *, backend: str, replicas: int | None = None, launcher: str = LOCAL
+) -> Plan:
     """Resolves a run without starting it.
 
     Args:
         spec: As for `run`.
         backend: As for `run`.
         replicas: As for `run`.
+        launcher: As for `run`.
 
     Raises:
         PlanError: Spec, backend and replicas do not fit together.
     """
-    return make_plan(load_spec(spec), backend=backend, replicas=replicas, host=plugin_host())
+    given = load_spec(spec)
+    host = plugin_host(given.plugins)
+    return make_plan(given, backend=backend, replicas=replicas, host=host, launcher=launcher)
 
 
-def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Plan:
+def measured_plan(
+    spec: SpecLike, *, backend: str, replicas: int | None = None, launcher: str = LOCAL
+) -> Plan:
     """As `plan`, completed with the numbers of samples, parameters and exchanged bytes.
 
     The data is loaded and the model built for that, with one replica, in a process of its own.
@@ -163,57 +177,54 @@ def measured_plan(spec: SpecLike, *, backend: str, replicas: int | None = None) 
         spec: As for `run`.
         backend: As for `run`.
         replicas: As for `run`.
+        launcher: As for `run`.
     """
     given = load_spec(spec)
-    host = plugin_host()
-    wanted = make_plan(given, backend=backend, replicas=replicas, host=host)
+    host = plugin_host(given.plugins)
+    wanted = make_plan(given, backend=backend, replicas=replicas, host=host, launcher=launcher)
     found = look(describe, given, wanted.backend, host)
     return with_measures(wanted, given, **found, host=host)
 
 
-def _launch(
-    work: Work,
-    spec: SpecLike,
-    backend: str,
-    replicas: int | None,
-    run_directory: str | os.PathLike[str] | None,
-    on_event: OnEvent | None,
-    port: int | None,
-) -> tuple[RunDirectory, list[Any]]:
-    """Plans and launches; gives the run directory, and what `work` returned by rank."""
-    given = load_spec(spec)
-    host = plugin_host()
-    resolved = make_plan(given, backend=backend, replicas=replicas, host=host)
-    directory = RunDirectory.create(given.name, run_directory)
-    with _display(on_event, resolved) as show:
-        return directory, _launched(Job(work, given, resolved), directory, show, port, host)
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments that `run` and `launch` share."""
+
+    spec: SpecLike
+    backend: str
+    replicas: int | None
+    launcher: str
+    run_directory: str | os.PathLike[str] | None
+    on_event: OnEvent | None
+    port: int | None
 
 
-def _launched(
-    job: Job, directory: RunDirectory, show: OnEvent, port: int | None, host: PluginHost
-) -> list[Any]:
-    """Launches with the event hooks called around it."""
-    where = str(directory.path)
-    directory.write_start(job.spec, job.plan)
-    host.tell("isotrain_run_started", plan=job.plan.to_dict(), run_directory=where)
+@contextlib.contextmanager
+def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirectory, Audience]]:
+    """Plans and launches; gives what `work` returned by rank, and who will be told how it ended."""
+    given = load_spec(asked.spec)
+    host = plugin_host(given.plugins)
+    resolved = make_plan(
+        given,
+        backend=asked.backend,
+        replicas=asked.replicas,
+        host=host,
+        launcher=asked.launcher,
+    )
+    loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
+    directory = RunDirectory.create(given.name, asked.run_directory)
+    directory.write_start(given, resolved)
+    with Audience(host, loggers, resolved.to_dict(), directory.path) as audience:
+        with _display(asked.on_event, resolved) as show:
 
-    def on_event(event: Mapping[str, Any]) -> None:
-        show(event)
-        if event["event"] == "epoch":
-            host.tell(
-                "isotrain_epoch_ended",
-                epoch=event["epoch"],
-                step=event["done"],
-                metrics=event["metrics"],
-                run_directory=where,
+            def on_event(event: Mapping[str, Any]) -> None:
+                show(event)
+                audience.hear(event)
+
+            returned = host.launcher(asked.launcher).launch(
+                Job(work, given, resolved), directory, on_event=on_event, first_port=asked.port
             )
-
-    try:
-        return launch_local(job, directory, on_event=on_event, first_port=port)
-    except BaseException as error:
-        message = str(error) or type(error).__name__
-        host.tell("isotrain_run_failed", message=message, run_directory=where)
-        raise
+        yield returned, directory, audience
 
 
 def _display(on_event: OnEvent | None, plan: Plan) -> Any:

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -78,6 +79,11 @@ _STRATEGIES_EXAMPLES = """\
 examples:
   isotrain strategies
   isotrain strategies --json"""
+_PLUGINS_EXAMPLES = """\
+examples:
+  isotrain plugins
+  isotrain plugins digits.yaml                             also those that the spec names
+  isotrain plugins --plugin my_strategy.py --json"""
 _DOCTOR_EXAMPLES = """\
 examples:
   isotrain doctor
@@ -163,7 +169,21 @@ def _command(given: list[str]) -> int:
     command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
         importlib.import_module("isotrain.core.commands"), options.command
     )
-    return command(options) or ExitCode.OK
+    with _plugins_of(options):
+        return command(options) or ExitCode.OK
+
+
+def _plugins_of(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Has the plugins that were asked for on the command line; its modules may lie in this folder."""
+    if not (options.plugin or options.block_plugin):
+        return contextlib.nullcontext()
+    from isotrain.core import plugin_choice, references
+
+    here = Path.cwd()
+    if str(here) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(here))
+    asked = [references.absolute_module(where, here) for where in options.plugin]
+    return plugin_choice.chosen(asked, options.block_plugin)
 
 
 def exit_code_of(error: IsotrainError) -> ExitCode:
@@ -239,6 +259,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
+    _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
     _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
     _add(commands, "schema", "print the JSON Schema of specs", _SCHEMA_EXAMPLES)
     return top
@@ -261,6 +282,7 @@ _DESCRIPTIONS = {
     "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
     " no framework; `isotrain doctor` really tries them.",
     "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
+    "plugins": "Lists the plugins: what they registered, where they come from, and what is wrong with them.",
     "doctor": "Really loads every backend, each in a process of its own, and says of it and of each of\n"
     "its collectives: usable or not, which version, why not, and what to do.",
     "schema": "Prints the JSON Schema of spec files, with which editors complete and check them.",
@@ -278,7 +300,25 @@ def _add(
         formatter_class=_Layout,
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    command.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="also load this plugin: a module, or a file that ends in .py; may be repeated",
+    )
+    command.add_argument(
+        "--block-plugin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this plugin out; `isotrain plugins` lists all; may be repeated",
+    )
     return command
+
+
+def _describe_plugins(command: argparse.ArgumentParser) -> None:
+    command.add_argument("spec", metavar="SPEC", nargs="?", help="also load what this spec names")
 
 
 def _describe_run(command: argparse.ArgumentParser) -> None:
@@ -289,6 +329,13 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--port", type=_port, metavar="P", help="use this port and those after it (any free ones)"
+    )
+    command.add_argument(
+        "--logger",
+        action="append",
+        default=[],
+        metavar="NAME[,OPTION=VALUE...]",
+        help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
 
@@ -391,6 +438,9 @@ def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> Non
         required=required,
         metavar="NAME[:COLLECTIVE]",
         help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
+    )
+    command.add_argument(
+        "--launcher", default="local", metavar="NAME", help="what starts the processes (local)"
     )
     command.add_argument(
         "--replicas", type=_count, metavar="N", help="how many (one per usable GPU, or one)"

@@ -7,15 +7,17 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import PlanError, SpecError
 from isotrain.core.exit_codes import ExitCode
+from isotrain.core.hookspecs import API_VERSION
 from isotrain.core.json_text import FORMAT, json_line, json_page
 
 if TYPE_CHECKING:
     from isotrain.core.plan import Plan
+    from isotrain.core.registry import PluginHost
     from isotrain.core.spec import TrainingSpec
 
 
@@ -23,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
     """Trains, and prints the result."""
     from isotrain.core import api, display
 
-    spec = _spec(options)
+    spec = _with_loggers(_spec(options), options.logger)
     shows: contextlib.AbstractContextManager[display.OnEvent | None] = contextlib.nullcontext()
     if options.json:
         shows = display.json_lines()
@@ -37,6 +39,7 @@ def run(options: argparse.Namespace) -> None:
             run_directory=options.run_dir,
             on_event=on_event,
             port=options.port,
+            launcher=options.launcher,
         )
     if options.json:
         print(json_line({"event": "result", **result.to_dict()}), flush=True)
@@ -100,9 +103,11 @@ def _plan(
     from isotrain.core import api
 
     if options.no_measure:
-        return api.plan(spec, backend=backend, replicas=replicas)
+        return api.plan(spec, backend=backend, replicas=replicas, launcher=options.launcher)
     with _waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
-        return api.measured_plan(spec, backend=backend, replicas=replicas)
+        return api.measured_plan(
+            spec, backend=backend, replicas=replicas, launcher=options.launcher
+        )
 
 
 def compare(options: argparse.Namespace) -> ExitCode:
@@ -184,7 +189,7 @@ def backends(options: argparse.Namespace) -> None:
     from isotrain.core import report
 
     sys.stdout.write(report.backends(found))
-    _warn(host.faults)
+    _warn(host)
 
 
 def strategies(options: argparse.Namespace) -> None:
@@ -201,7 +206,24 @@ def strategies(options: argparse.Namespace) -> None:
     from isotrain.core import report
 
     sys.stdout.write(report.strategies(found))
-    _warn(host.faults)
+    _warn(host)
+
+
+def plugins(options: argparse.Namespace) -> None:
+    """Lists the plugins, broken ones too."""
+    from isotrain.core import plugin_choice
+    from isotrain.core.registry import PluginHost
+
+    of_spec = _spec(options).plugins if options.spec else ()
+    host = PluginHost(plugin_choice.current(), of_spec, strict=False)
+    found = [each.to_dict() for each in host.loaded]
+    if options.json:
+        versions = {"api_version": API_VERSION}
+        print(json_page({"format": FORMAT, **versions, "plugins": found}))
+        return
+    from isotrain.core import report
+
+    sys.stdout.write(report.plugins(found))
 
 
 def doctor(options: argparse.Namespace) -> None:
@@ -234,12 +256,29 @@ def _spec(options: argparse.Namespace) -> TrainingSpec:
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
-    return load_spec(options.spec, options.set)
+    return load_spec(options.spec, getattr(options, "set", ()))
 
 
-def _warn(faults: Mapping[str, str]) -> None:
-    for name, fault in faults.items():
+def _with_loggers(spec: TrainingSpec, asked: Sequence[str]) -> TrainingSpec:
+    """The spec with further loggers, each asked for as `NAME[,OPTION=VALUE...]`."""
+    from isotrain.core import yaml_text
+
+    loggers: list[Any] = list(spec.loggers)
+    for text in asked:
+        name, *options = text.split(",")
+        pairs = [option.partition("=") for option in options]
+        if not all(equals for _, equals, _ in pairs):
+            raise SpecError(f"--logger {text}: expected NAME or NAME,OPTION=VALUE,...")
+        values = {option: yaml_text.load(value) for option, _, value in pairs}
+        loggers.append({"name": name, "options": values})
+    return spec.replace(loggers=loggers) if asked else spec
+
+
+def _warn(host: PluginHost) -> None:
+    for name, fault in host.faults.items():
         print(f"isotrain: plugin {name!r} was left out: {fault}", file=sys.stderr)
+    for name, remark in host.remarks.items():
+        print(f"isotrain: plugin {name!r}: {remark}", file=sys.stderr)
 
 
 @contextlib.contextmanager

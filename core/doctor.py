@@ -16,8 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isotrain.core import hardware
+from isotrain.core import hardware, plugin_choice
 from isotrain.core.adapter import Adapter
+from isotrain.core.plugin_choice import PluginChoice
 from isotrain.core.registry import PluginHost
 
 EXAMINATION_SECONDS = 60.0
@@ -26,7 +27,7 @@ _POLL_SECONDS = 0.02
 _SHOWN_LINES = 3
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from isotrain.core.doctor import examine_here; examine_here(sys.argv[2], sys.argv[3])"
+    " from isotrain.core.doctor import examine_here; examine_here(*sys.argv[2:4], *json.loads(sys.argv[4]))"
 )
 
 
@@ -54,15 +55,18 @@ def examine(host: PluginHost, *, seconds: float = EXAMINATION_SECONDS) -> dict[s
     }
 
 
-def examine_here(name: str, target: str) -> None:
+def examine_here(name: str, target: str, asked: Sequence[str], blocked: Sequence[str]) -> None:
     """Examines one backend in this process, and writes what was found to a file.
 
     Args:
         name: The backend's.
         target: The file.
+        asked: The plugins that were asked for by module or file.
+        blocked: The names of plugins to leave out.
     """
     from isotrain.core.registry import plugin_host
 
+    plugin_choice.take_over(PluginChoice(tuple(asked), tuple(blocked)))
     try:
         found = asdict(plugin_host().backend(name).examine())
     except BaseException as error:  # whatever loading it raises is the finding
@@ -79,7 +83,11 @@ class _Probe:
         self._found = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
         self._started = time.monotonic()
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), name, str(self._found)]
+        plugins = plugin_choice.current().for_workers()
+        command = [
+            *(sys.executable, "-c", _PROGRAM, json.dumps(sys.path), name, str(self._found)),
+            json.dumps([plugins.asked, plugins.blocked]),
+        ]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

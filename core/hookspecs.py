@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from isotrain.core.registry import (
+    from isotrain.core.registers import (
         BackendRegister,
+        LauncherRegister,
+        LoggerRegister,
+        ModelRegister,
         StrategyRegister,
     )
 
 PROJECT = "isotrain"
+API_VERSION = "1.0"
+"""The version of all that plugins build on, `MAJOR.MINOR`; see `docs/api.md`."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -25,6 +30,21 @@ def isotrain_register_backends(register: BackendRegister) -> None:
 @hookspec
 def isotrain_register_strategies(register: StrategyRegister) -> None:
     """Registers strategies: `register.add(strategy_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_launchers(register: LauncherRegister) -> None:
+    """Registers launchers: `register.add(launcher_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_models(register: ModelRegister) -> None:
+    """Registers models: `register.add(builder_or_reference, name=...)`."""
+
+
+@hookspec
+def isotrain_register_loggers(register: LoggerRegister) -> None:
+    """Registers loggers: `register.add(logger_class_or_reference)`."""
 
 
 @hookspec

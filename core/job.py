@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core import plugin_choice
 from isotrain.core.plan import Plan
+from isotrain.core.plugin_choice import PluginChoice
 from isotrain.core.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -18,8 +20,16 @@ Work = Callable[["Session"], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One run's work, the same for every process."""
+    """One run's work, the same for every process.
+
+    Attributes:
+        work: What to do.
+        spec: What to train.
+        plan: How.
+        plugins: Those that were asked for where the run was.
+    """
 
     work: Work
     spec: TrainingSpec
     plan: Plan
+    plugins: PluginChoice = field(default_factory=lambda: plugin_choice.current().for_workers())

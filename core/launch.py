@@ -12,6 +12,7 @@ from isotrain.core.environment import VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError, RunFailedError
 from isotrain.core.guard import Guard
 from isotrain.core.job import Job
+from isotrain.core.launcher import Launcher
 from isotrain.core.payload import Payload
 from isotrain.core.plan import Plan
 from isotrain.core.ports import Ports
@@ -22,6 +23,23 @@ from isotrain.core.supervise import Supervisor
 _EXIT_SECONDS = 5.0
 
 OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+class LocalLauncher(Launcher):
+    """Starts every process on this machine."""
+
+    name = "local"
+    summary = "processes on this machine"
+
+    def launch(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        *,
+        on_event: OnEvent,
+        first_port: int | None = None,
+    ) -> list[Any]:
+        return launch_local(job, directory, on_event=on_event, first_port=first_port)
 
 
 def launch_local(
@@ -89,7 +107,7 @@ def _write(event: Mapping[str, Any], main: RankProcess, directory: RunDirectory)
     if event["event"] == "output":
         with main.log.open("a", encoding="utf-8") as log:
             log.write(event["text"])
-    elif event["event"] != "progress":
+    elif event["event"] not in ("progress", "steps"):
         directory.append_event(event)
 
 

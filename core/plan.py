@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from isotrain.core import hardware, order
-from isotrain.core.adapter import Adapter, DeviceKind, Setting
+from isotrain.core.adapter import Adapter, DeviceKind, Setting, Usability
 from isotrain.core.environment import LOCALHOST
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
+from isotrain.core.named_model import with_named_model
 from isotrain.core.registry import PluginHost
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.strategy import Strategy
+
+LOCAL = "local"
+"""The launcher that is used unless another is asked for."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Plan:
         timeouts: Seconds: silence, start, progress.
         options: The spec's options for this backend.
         remarks: What the backend honours in its own way.
+        loggers: Names of those that write down how the run goes.
         samples: In the training data; None until they were counted.
         steps_per_epoch: None until the samples were counted.
         total_steps: Of the run; None until known.
@@ -80,6 +85,7 @@ class Plan:
     timeouts: Mapping[str, float]
     options: Mapping[str, Any]
     remarks: tuple[str, ...] = ()
+    loggers: tuple[str, ...] = ()
     samples: int | None = None
     steps_per_epoch: int | None = None
     total_steps: int | None = None
@@ -103,6 +109,7 @@ class Plan:
         fields = asdict(self)
         fields["local_batches"] = list(self.local_batches)
         fields["remarks"] = list(self.remarks)
+        fields["loggers"] = list(self.loggers)
         fields["processes"] = [
             {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
         ]
@@ -115,14 +122,22 @@ def split_backend(text: str) -> tuple[str, str | None]:
     return name, collective or None
 
 
-def make_plan(spec: TrainingSpec, *, backend: str, replicas: int | None, host: PluginHost) -> Plan:
+def make_plan(
+    spec: TrainingSpec,
+    *,
+    backend: str,
+    replicas: int | None,
+    host: PluginHost,
+    launcher: str = LOCAL,
+) -> Plan:
     """Resolves a run on this machine.
 
     Args:
         spec: What to train.
         backend: `NAME` or `NAME:COLLECTIVE`.
         replicas: How many; None for one per usable GPU, or one.
-        host: Knows the backends and strategies.
+        host: Knows the backends, strategies, launchers, models and loggers.
+        launcher: What will start the processes.
 
     Raises:
         PlanError: Spec, backend, strategy and replicas do not fit together.
@@ -130,7 +145,11 @@ def make_plan(spec: TrainingSpec, *, backend: str, replicas: int | None, host: P
     """
     name, requested = split_backend(backend)
     adapter = host.backend(name)
-    _require_usable(adapter)
+    _require_usable("backend", name, adapter.usability())
+    _require_usable("launcher", launcher, host.launcher(launcher).usability())
+    for chosen in spec.loggers:
+        _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
+    with_named_model(spec, host)
     device, count, device_remarks = _devices(spec, adapter, replicas)
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
     _require_capabilities(strategy, adapter)
@@ -147,7 +166,7 @@ def make_plan(spec: TrainingSpec, *, backend: str, replicas: int | None, host: P
         collective=resolved if count > 1 else "none",
         strategy=strategy.name,
         strategy_options=spec.strategy.options,
-        launcher="local",
+        launcher=launcher,
         device=device,
         replicas=count,
         threads=threads,
@@ -162,16 +181,16 @@ def make_plan(spec: TrainingSpec, *, backend: str, replicas: int | None, host: P
         timeouts=spec.timeouts.model_dump(),
         options=options,
         remarks=tuple(remarks),
+        loggers=tuple(chosen.name for chosen in spec.loggers),
     )
 
 
-def _require_usable(adapter: Adapter) -> None:
-    found = adapter.usability()
+def _require_usable(kind: str, name: str, found: Usability) -> None:
     if not found.usable:
-        raise BackendUnavailableError(
-            f"backend {adapter.name!r} cannot be used here: {found.reason}. What to do:"
-            f" {found.hint}. `isotrain doctor` examines every backend."
-        )
+        text = f"{kind} {name!r} cannot be used here: {found.reason}. What to do: {found.hint}."
+        if kind == "backend":
+            raise BackendUnavailableError(f"{text} `isotrain doctor` examines every backend.")
+        raise PlanError(text)
 
 
 def _devices(

@@ -42,8 +42,7 @@ def resolve(reference: Any) -> Any:
     if not isinstance(reference, str):
         return reference
     where, names = _split(reference)
-    module = _import_file(Path(where)) if is_file(reference) else _import_module(where)
-    found: Any = module
+    found: Any = load_module(where)
     for name in names.split("."):
         try:
             found = getattr(found, name)
@@ -52,6 +51,25 @@ def resolve(reference: Any) -> Any:
                 f"reference {reference!r}: {where!r} has no {name!r}.{_hint(name, dir(found))}"
             ) from None
     return found
+
+
+def load_module(where: str) -> ModuleType:
+    """Imports a module by its dotted name, or by the path of its file when that ends in `.py`.
+
+    Raises:
+        SpecError: There is none, or the import failed.
+    """
+    return _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+
+
+def module_problem(where: str) -> str | None:
+    """Says why `load_module` would not find anything, or None; it looks, and imports nothing."""
+    if where.endswith(".py"):
+        return _missing_file(Path(where))
+    if not all(part.isidentifier() for part in where.split(".")):
+        return f"{where!r} is neither a dotted module name nor a file that ends in .py"
+    found = where in sys.modules or _find_module(where) is not None or _makes_modules(where)
+    return None if found else _missing_module(where)
 
 
 def describe(reference: Any) -> str:
@@ -95,7 +113,12 @@ def absolute(reference: str, folder: Path) -> str:
     if not is_file(reference):
         return reference
     where, names = _split(reference)
-    return f"{(folder / Path(where).expanduser()).resolve()}:{names}"
+    return f"{absolute_module(where, folder)}:{names}"
+
+
+def absolute_module(where: str, folder: Path) -> str:
+    """Makes the path of a file absolute, relative to `folder`; leaves dotted names alone."""
+    return str((folder / Path(where).expanduser()).resolve()) if where.endswith(".py") else where
 
 
 def syntax_problem(reference: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from isotrain.core.tables import facts, number, paragraph, size, table, text_of
 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
-    "run": ("run", "strategy", "strategy_options", "precision"),
+    "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
     "where": (
         *("backend", "framework", "collective", "launcher", "device"),
         *("replicas", "processes", "threads"),
@@ -152,6 +152,31 @@ def strategies(found: Sequence[Mapping[str, Any]]) -> str:
         parts.append(facts("no", [(f"({index})", text) for text, index in reasons.items()]))
     what = [(strategy["name"], strategy["summary"] or "-") for strategy in found]
     return "\n".join([*parts, facts("strategies", what)])
+
+
+def plugins(found: Sequence[Mapping[str, Any]]) -> str:
+    """The plugins, one a row, and below them what is wrong or worth knowing."""
+    rows = [
+        (
+            plugin["name"],
+            plugin["status"],
+            plugin["source"],
+            " ".join(filter(None, (plugin["distribution"], plugin["version"]))) or plugin["origin"],
+            plugin["api"] or "-",
+            f"{plugin['import_s']:.2f} s" if plugin["status"] == "loaded" else "-",
+        )
+        for plugin in found
+    ]
+    parts = [table(("plugin", "status", "source", "package or module", "API", "import"), rows)]
+    for plugin in found:
+        facts_of = [(kind, text_of(names)) for kind, names in plugin["registered"].items()]
+        events = [hook for hook in plugin["hooks"] if "_register_" not in hook]
+        facts_of += [("hooks", text_of(events))] if events else []
+        facts_of += [("left out", plugin["fault"])] if plugin["fault"] else []
+        facts_of += [("remark", remark) for remark in plugin["remarks"]]
+        if facts_of:
+            parts.append(facts(plugin["name"], facts_of))
+    return "\n".join(parts)
 
 
 def doctor(found: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.events import BETWEEN_CALLS, Reporter
 from isotrain.core.group import ALL_STATE, ReplicaGroup, StateKind, Tensor
+from isotrain.core.named_model import with_named_model
 from isotrain.core.plan import Plan, with_measures
 from isotrain.core.registry import PluginHost
 from isotrain.core.result import History
@@ -28,6 +29,7 @@ from isotrain.core.spec import TrainingSpec
 from isotrain.core.stopwatch import Stopwatch
 
 _PROGRESS_SECONDS = 0.2
+_STEPS_AT_ONCE = 1000
 
 
 class Session:
@@ -64,7 +66,9 @@ class Session:
         reporter.enter("build model")
         adapter = host.backend(plan.backend)
         with collection_paused():  # it imports the framework
-            self.group: ReplicaGroup = adapter.start(spec, plan.setting, context)
+            self.group: ReplicaGroup = adapter.start(
+                with_named_model(spec, host), plan.setting, context
+            )
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
         self._strategy.started(self.group)
         self._strategy_finished = False
@@ -80,6 +84,7 @@ class Session:
         )
         self._next_report = 0.0
         self._steps_done = 0
+        self._losses_reported = 0
         reporter.enter(BETWEEN_CALLS)
 
     def __enter__(self) -> Self:
@@ -232,10 +237,23 @@ class Session:
         self.history.epochs.append(record)
         self.flush_losses()
         if self.is_main:
+            if self.spec.loggers:
+                self._report_steps()
             loss = self.history.loss[-1] if self.history.loss else None
             self._reporter.emit(
                 "epoch", metrics=dict(metrics), epoch=epoch, done=self._steps_done, loss=loss
             )
+
+    def _report_steps(self) -> None:
+        """Sends the losses and rates of the steps since the last time, for loggers."""
+        losses, rates = self.history.loss, self.history.learning_rate
+        for start in range(self._losses_reported, len(losses), _STEPS_AT_ONCE):
+            part = slice(start, start + _STEPS_AT_ONCE)
+            first = self._steps_done - len(losses) + start
+            self._reporter.emit(
+                "steps", first=first, losses=losses[part], learning_rates=rates[part]
+            )
+        self._losses_reported = len(losses)
 
     def flush_losses(self) -> list[float]:
         """Brings the losses of all steps so far to the history, and returns them. Local."""

@@ -18,6 +18,7 @@ from isotrain.core.errors import SpecError, unknown_name
 from isotrain.core.spec_errors import (
     Problem,
     SpecModel,
+    Words,
     as_python_number,
     exactly_one,
 )
@@ -29,7 +30,9 @@ from isotrain.core.spec_fields import (
     Data,
     FolderName,
     Metrics,
+    Model,
     Options,
+    Plugins,
     Reference,
     References,
     Switch,
@@ -40,6 +43,7 @@ from isotrain.core.spec_parts import (
     Clip,
     ConstantSchedule,
     Evaluation,
+    LoggerChoice,
     LossScale,
     Optimizer,
     Scaling,
@@ -48,9 +52,19 @@ from isotrain.core.spec_parts import (
     Timeouts,
 )
 
+_LOGGERS = Words("a list of logger names, or of {name: ..., options: {...}}")
+
 
 def _strategy(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
+
+
+def _loggers(value: Any) -> Any:
+    """Accepts one logger for a list of it, and a bare name for {name: ...}."""
+    listed = [value] if isinstance(value, str | Mapping) else value
+    if not isinstance(listed, list | tuple):
+        return listed
+    return [{"name": each} if isinstance(each, str) else each for each in listed]
 
 
 def _scaling(value: Any) -> Any:
@@ -73,8 +87,9 @@ class TrainingSpec(
         default="run",
         description="Name of the run, also of its folder: letters, digits and . _ - only.",
     )
-    model: References = Field(
-        description="Callable that builds the model, or a table {framework: callable}."
+    model: Model = Field(
+        description="Callable that builds the model, a table {framework: callable}, or the name of a "
+        "model that a plugin registers."
     )
     model_args: Options = Field(default={}, description="Keyword arguments of the model callable.")
     data: Data = Field(description="Callable that gives the data, or from Python the data itself.")
@@ -148,6 +163,14 @@ class TrainingSpec(
     )
     backend_options: dict[Text, Options] = Field(
         default={}, description="Options of backends, by backend name; each backend checks its own."
+    )
+    plugins: Plugins = Field(
+        default=(),
+        description="Plugins that this spec needs: modules, and files that end in .py.",
+    )
+    loggers: Annotated[tuple[LoggerChoice, ...], BeforeValidator(_loggers), _LOGGERS] = Field(
+        default=(),
+        description="What writes down how the run goes: names, or {name: ..., options: {...}}.",
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
     ignore: Codes = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ _REFERENCE = {
     "pattern": "^.+:[^:]+$",
     "description": f"An import reference: {references.SYNTAX}.",
 }
+_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]*$"
 _PER_FRAMEWORK = {"type": "object", "minProperties": 1, "propertyNames": {"not": {"const": "name"}}}
 _COMPONENT = {
     "anyOf": [
@@ -94,6 +96,33 @@ def _reference_text(value: str, info: ValidationInfo) -> str:
     wrong = references.problem(found) if context.get("check_imports") else None
     if wrong is not None:
         raise Problem("an import path that exists", received=value, hint=wrong).error()
+    return found
+
+
+def _model(value: Any, info: ValidationInfo) -> Any:
+    """Accepts the name of a registered model, whose existence is the plan's to check."""
+    if isinstance(value, str) and re.fullmatch(_NAME, value):
+        return value
+    return _per_framework(_reference)(value, info)
+
+
+def _plugins(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise Problem("a list of modules and of files that end in .py", received=value).error()
+    return tuple(_each(dict(enumerate(value)), _plugin, info).values())
+
+
+def _plugin(value: Any, info: ValidationInfo) -> str:
+    """Checks the name of a module or file; the path of a file becomes absolute."""
+    context = info.context or {}
+    if not isinstance(value, str):
+        raise Problem('"package.module" or "path/to/file.py"', received=value).error()
+    found = references.absolute_module(value, context.get("folder") or Path.cwd())
+    wrong = references.module_problem(found) if context.get("check_imports") else None
+    if wrong is not None:
+        raise Problem("a module or file that exists", received=value, hint=wrong).error()
     return found
 
 
@@ -183,6 +212,24 @@ References = Annotated[
     Any,
     AfterValidator(_per_framework(_reference)),
     WithJsonSchema({"anyOf": [_REFERENCE, {**_PER_FRAMEWORK, "additionalProperties": _REFERENCE}]}),
+]
+Model = Annotated[
+    Any,
+    AfterValidator(_model),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": _NAME, "description": "A registered model."},
+                _REFERENCE,
+                {**_PER_FRAMEWORK, "additionalProperties": _REFERENCE},
+            ]
+        }
+    ),
+]
+Plugins = Annotated[
+    Any,
+    AfterValidator(_plugins),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 Data = Annotated[Any, AfterValidator(_data), WithJsonSchema(_REFERENCE)]
 Components = Annotated[

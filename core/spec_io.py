@@ -91,6 +91,9 @@ def json_schema() -> dict[str, Any]:
         ("scaling", ("none",)),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
+    loggers = fields["loggers"]
+    loggers["items"] = {"anyOf": [{"type": "string"}, loggers["items"]]}
+    fields["loggers"] = _with_shorthand(loggers, ())
     fields["$schema"] = {"type": "string", "description": "Address of this schema, for editors."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

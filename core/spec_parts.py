@@ -315,6 +315,13 @@ class StrategyChoice(SpecModel):
     options: Options = Field(default={}, description="Options of that strategy.")
 
 
+class LoggerChoice(SpecModel):
+    """A logger that writes down how the run goes."""
+
+    name: Text = Field(description="Name of a registered logger.")
+    options: Options = Field(default={}, description="Options of that logger.")
+
+
 class Timeouts(SpecModel):
     """When a process counts as lost, in seconds."""
 

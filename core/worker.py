@@ -69,6 +69,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
     reporter.enter("read job")
+    from isotrain.core import plugin_choice
     from isotrain.core.payload import receive
     from isotrain.core.registry import plugin_host
     from isotrain.core.returned import save_value
@@ -76,7 +77,8 @@ def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)
-    session = Session(job.spec, job.plan, context, plugin_host(), reporter)
+    plugin_choice.take_over(job.plugins)
+    session = Session(job.spec, job.plan, context, plugin_host(job.spec.plugins), reporter)
     reporter.emit("ready", plan=session.plan.to_dict() if session.is_main else None)
     value: Any = job.work(session)
     session.close()

@@ -1,7 +1,8 @@
-"""What `make demo` shows: the digits under all five backends, and how far the results are apart.
+"""What `make demo` shows: the digits under all five backends, how far the results are apart, and a
+comparison of the backends as a page to look at.
 
     python examples/demo.py
-    python examples/demo.py --backends torch-ddp tf-mirrored --replicas 1 2 3
+    python examples/demo.py --backends torch-ddp tf-mirrored --replicas 1 2 3 --repeats 3
 
 Exit code 0: every cell trained, and all loss curves agree. 1: one failed, or they do not.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from digits import spec
 
@@ -105,12 +108,33 @@ def first_line(cell: Cell) -> str:
     return (cell.reason or "").splitlines()[0]
 
 
+def report(args: argparse.Namespace, backends: Sequence[str]) -> Path:
+    """Measures the backends side by side; returns the path of the page that tells of it."""
+    folder = Path("comparisons") / time.strftime("demo-%Y%m%d-%H%M%S")
+    print(f"\nmeasuring every cell by itself, {args.repeats} x:", file=sys.stderr)
+    isotrain.compare(
+        spec.replace(threads=1),
+        backends=backends,
+        replicas=args.replicas,
+        repeats=args.repeats,
+        output=folder,
+        on_progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    return (folder / "report.html").resolve()
+
+
 def main() -> int:
-    """Trains every cell and prints what came out."""
+    """Trains every cell, prints what came out, and reports on their speed."""
     parser = argparse.ArgumentParser(description="Train the digits under every backend.")
     parser.add_argument("--backends", nargs="+", default=BACKENDS, metavar="NAME")
     parser.add_argument("--replicas", nargs="+", type=int, default=(1, 2), metavar="N")
     parser.add_argument("--epochs", type=int, default=spec.epochs)
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        help="runs per cell of the comparison; 0: none is made (1)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
 
@@ -127,6 +151,11 @@ def main() -> int:
     else:
         print_table(cells)
         print(text)
+        trained = list(dict.fromkeys(cell.backend for cell in cells if cell.apart is not None))
+        if args.repeats and trained:
+            page = report(args, trained)
+            print(f"\nThe backends side by side (open it in a browser):\n  {page}")
+            print("One run of each tells little about speed; --repeats 3 tells which is fastest.")
     return 0 if agree else 1
 
 

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from isotrain.core.group import ReplicaGroup
-    from isotrain.core.hookspecs import hookimpl
+    from isotrain.core.hookspecs import API_VERSION, hookimpl
+    from isotrain.core.launcher import Launcher
+    from isotrain.core.logger import Logger
     from isotrain.core.parity.engine import parity
     from isotrain.core.parity.records import Parity
     from isotrain.core.plan import Plan
+    from isotrain.core.registry import register
     from isotrain.core.result import RunResult, read_result
     from isotrain.core.session import Session
     from isotrain.core.spec import TrainingSpec
@@ -49,12 +52,15 @@ _ERRORS = (
     "UnsupportedError",
 )
 _HOMES = {
+    "API_VERSION": "isotrain.core.hookspecs",
     "Adapter": "isotrain.core.adapter",
     "Capability": "isotrain.core.capabilities",
     "Comparison": "isotrain.core.comparison.records",
     "CheckResult": "isotrain.core.check.findings",
     "DataSet": "isotrain.core.data",
     "Finding": "isotrain.core.check.findings",
+    "Launcher": "isotrain.core.launcher",
+    "Logger": "isotrain.core.logger",
     "Parity": "isotrain.core.parity.records",
     "Plan": "isotrain.core.plan",
     "ReplicaGroup": "isotrain.core.group",
@@ -73,12 +79,14 @@ _HOMES = {
     "parity": "isotrain.core.parity.engine",
     "plan": "isotrain.core.api",
     "read_result": "isotrain.core.result",
+    "register": "isotrain.core.registry",
     "run": "isotrain.core.api",
 }
 """Public name to the module it lives in, imported on first use."""
 _MODULES = {"sources": "isotrain.core.sources"}
 
 __all__ = [
+    "API_VERSION",
     "Adapter",
     "BackendUnavailableError",
     "Capability",
@@ -88,6 +96,8 @@ __all__ = [
     "DataSet",
     "Finding",
     "IsotrainError",
+    "Launcher",
+    "Logger",
     "Parity",
     "Plan",
     "PlanError",
@@ -110,6 +120,7 @@ __all__ = [
     "parity",
     "plan",
     "read_result",
+    "register",
     "run",
     "sources",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registry import StrategyRegister
+from isotrain.core.registers import StrategyRegister
 
 
 @hookimpl

@@ -62,7 +62,8 @@ def check(
         PlanError: A code in `ignore` is unknown, or a number of replicas is below 1.
         IsotrainError: There is no such backend or collective.
     """
-    given, host = load_spec(spec), plugin_host()
+    given = load_spec(spec)
+    host = plugin_host(given.plugins)
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
     _require_known(names, counts, ignore)

@@ -62,7 +62,7 @@ class Engine:
         self._say = on_progress
         self._runner = Runner(request.interpreters)
         given = load_spec(spec)
-        backends = _backends(request)
+        backends = _backends(request, given)
         strategies = _strategies(request, given)
         self._spec = equal_threads(given, request.replicas)
         self._old = read_comparison(Path(request.against)) if request.against else None
@@ -196,8 +196,8 @@ class Engine:
         return [cell for cell in self._cells if self._targets[cell.name].refusal is None]
 
 
-def _backends(request: Request) -> list[str]:
-    host = plugin_host()
+def _backends(request: Request, spec: TrainingSpec) -> list[str]:
+    host = plugin_host(spec.plugins)
     if request.backends is None:
         return usable_backends(host, request.interpreters)
     names = {split_backend(backend)[0] for backend in request.backends}
@@ -213,7 +213,7 @@ def _backends(request: Request) -> list[str]:
 
 def _strategies(request: Request, spec: TrainingSpec) -> list[str]:
     names = list(request.strategies or [spec.strategy.name])
-    known = plugin_host().strategies.names()
+    known = plugin_host(spec.plugins).strategies.names()
     for name in names:
         if name not in known:
             raise PlanError(unknown_name("strategy", name, known))

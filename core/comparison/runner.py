@@ -107,7 +107,7 @@ class Runner:
 
 def plan_here(spec: TrainingSpec, backend: str, replicas: int) -> dict[str, Any]:
     """As `Runner.plan`, in this interpreter."""
-    found = make_plan(spec, backend=backend, replicas=replicas, host=plugin_host())
+    found = make_plan(spec, backend=backend, replicas=replicas, host=plugin_host(spec.plugins))
     return found.to_dict()
 
 
@@ -115,7 +115,7 @@ def run_here(
     spec: TrainingSpec, backend: str, replicas: int, measurement: Measurement, folder: Path
 ) -> dict[str, Any]:
     """As `Runner.run`, in this interpreter."""
-    plan = make_plan(spec, backend=backend, replicas=replicas, host=plugin_host())
+    plan = make_plan(spec, backend=backend, replicas=replicas, host=plugin_host(spec.plugins))
     directory = RunDirectory.create(spec.name, folder)
     started = time.monotonic()
     ranks = launch_local(Job(measurement, spec, plan), directory, on_event=lambda event: None)

@@ -99,7 +99,7 @@ class _Check:
         if steps < 1:
             raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
         self._spec = spec
-        self._host = plugin_host()
+        self._host = plugin_host(spec.plugins)
         self._maps = read_maps(map)
         self._count = steps
         self._say = say or (lambda line: None)

@@ -347,10 +347,12 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backend_that_is_missing_is_a_failure_of_the_demo(tmp_path: Path) -> None:
-    command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1"]
+    command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1", "--repeats", "1"]
     printed = execute(tmp_path, *command, "--backends", "torch-ddpp", "torch-ddp", code=1)
     assert "unknown backend 'torch-ddpp'" in printed
     assert "1 of 2 cells failed" in " ".join(printed.split())
+    (page,) = tmp_path.glob("comparisons/*/report.html")
+    assert str(page.resolve()) in printed
 
 
 def test_the_demo_tells_curves_apart(examples: Importer) -> None:

@@ -13,7 +13,7 @@ from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
 from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registry import BackendRegister
+from isotrain.core.registers import BackendRegister
 from isotrain.core.spec import TrainingSpec
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from plugins.broken_backends import SumForMean, _Broken
 
 from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registry import BackendRegister
+from isotrain.core.registers import BackendRegister
 
 
 class ClippedBeforeReduction(_Broken):

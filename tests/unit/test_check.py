@@ -151,7 +151,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
         host.backends.add(adapter)
     for strategy in (_Local, _Demanding):
         host.strategies.add(strategy)
-    monkeypatch.setattr(checking, "plugin_host", lambda: host)
+    monkeypatch.setattr(checking, "plugin_host", lambda of_spec: host)
     monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
 
     def run(scene: Scene, **options: Any) -> CheckResult:

@@ -159,7 +159,7 @@ ONE_PROBLEM = [
     ({"local_batch": 4}, "global_batch and local_batch: got"),
     ({"steps": 4}, "epochs and steps: got {'epochs': 2, 'steps': 4}; expected only one of them"),
     ({"model": None}, "model: missing; expected"),
-    ({"model": "net"}, "model: got 'net'; expected \"package.module:name\""),
+    ({"model": "net.build"}, "model: got 'net.build'; expected \"package.module:name\""),
     ({"model": {"torch": "m:f", "tensorflow": 5}}, "model.tensorflow: got 5; expected"),
     ({"model": {}}, "model: got {}; expected a table {framework: ...}"),
     ({"model_args": [1]}, "model_args: got [1]; expected a table"),

@@ -390,7 +390,7 @@ UNSOUND = [
     {**SMALL, "optimizer": {"name": "adam", "lr": -1}},
     {**SMALL, "schedule": {"name": "step", "factor": 0.5}},
     {**SMALL, "clip": {"value": 1, "norm": 1}},
-    {**SMALL, "model": "net"},
+    {**SMALL, "model": "net.build"},
     {**SMALL, "metrics": "accuracy"},
     {**SMALL, "loss": {"delta": 1}},
     {**SMALL, "seed": 2**32},

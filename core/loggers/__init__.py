@@ -1,0 +1,1 @@
+"""The loggers that come with isotrain, one file each."""

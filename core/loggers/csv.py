@@ -1,0 +1,42 @@
+"""Writes steps and epochs as tables, `steps.csv` and `epochs.csv`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.logger import Logger
+
+
+class CsvLogger(Logger):
+    """`steps.csv` and `epochs.csv` in the run directory."""
+
+    name = "csv"
+    summary = "steps.csv and epochs.csv in the run directory"
+
+    def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
+        self._steps = run_directory / "steps.csv"
+        self._epochs = run_directory / "epochs.csv"
+        self._rows: list[dict[str, float]] = []
+        self._append([("step", "loss", "learning_rate")])
+
+    def steps_done(
+        self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
+    ) -> None:
+        steps = range(first_step, first_step + len(losses))
+        self._append(zip(steps, losses, learning_rates, strict=True))
+
+    def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the table anew: an epoch may be the first with a certain metric."""
+        self._rows.append({"epoch": epoch, "step": step, **metrics})
+        columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        with self._epochs.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+
+    def _append(self, rows: Any) -> None:
+        with self._steps.open("a", encoding="utf-8", newline="") as stream:
+            csv.writer(stream).writerows(rows)

@@ -1,0 +1,36 @@
+"""Writes steps and epochs as lines of JSON, `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.json_text import json_line
+from isotrain.core.logger import Logger
+
+
+class JsonLinesLogger(Logger):
+    """`metrics.jsonl` in the run directory: an object per step, and one per epoch."""
+
+    name = "jsonl"
+    summary = "metrics.jsonl in the run directory: one object a step, and one an epoch"
+
+    def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
+        self._file = run_directory / "metrics.jsonl"
+        self._write([])
+
+    def steps_done(
+        self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
+    ) -> None:
+        pairs = enumerate(zip(losses, learning_rates, strict=True), first_step)
+        self._write(
+            {"step": step, "loss": loss, "learning_rate": rate} for step, (loss, rate) in pairs
+        )
+
+    def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        self._write([{"epoch": epoch, "step": step, **metrics}])
+
+    def _write(self, records: Any) -> None:
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.writelines(json_line(record) + "\n" for record in records)

@@ -1,0 +1,117 @@
+"""Writes what TensorBoard shows: scalars in an event file.
+
+The file is a sequence of TFRecords, each a protocol buffer `Event`
+(tensorflow/core/util/event.proto), of which scalars need six fields. They are encoded here because the
+packages that could do it import a framework where one is installed, and this process imports none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.logger import Logger
+
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
+_CASTAGNOLI = 0x82F63B78
+
+
+class TensorBoardLogger(Logger):
+    """An event file with the losses, learning rates and metrics by step."""
+
+    name = "tensorboard"
+    summary = "scalars for TensorBoard, in the folder tensorboard of the run directory"
+
+    def __init__(self, folder: str | None = None) -> None:
+        """Chooses where to write.
+
+        Args:
+            folder: The folder; left out: `tensorboard` in the run directory.
+        """
+        self._folder = folder
+
+    def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
+        folder = Path(self._folder) if self._folder else run_directory / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
+        self._file = folder / f"{name}.{plan['run']}"
+        self._write([_field(1, now) + _field(3, b"brain.Event:2")])
+
+    def steps_done(
+        self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
+    ) -> None:
+        pairs = enumerate(zip(losses, learning_rates, strict=True), first_step)
+        self._write(
+            _event(step, {"loss": loss, "learning_rate": rate}) for step, (loss, rate) in pairs
+        )
+
+    def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        tagged = {f"epoch/{name}": value for name, value in metrics.items()}
+        self._write([_event(step, {"epoch": epoch, **tagged})])
+
+    def _write(self, events: Iterable[bytes]) -> None:
+        with self._file.open("ab") as stream:
+            stream.writelines(_record(event) for event in events)
+
+
+def _event(step: int, scalars: Mapping[str, float]) -> bytes:
+    """An `Event`: wall time, step, and a `Summary` with a `Value` (tag, simple value) for each scalar."""
+    summary = b"".join(
+        _field(1, _field(1, tag.encode()) + _field(2, struct.pack("<f", value), _FLOAT))
+        for tag, value in scalars.items()
+    )
+    return _field(1, time.time()) + _field(2, step) + _field(5, summary)
+
+
+def _field(number: int, value: float | bytes, kind: int | None = None) -> bytes:
+    """One field: an int as varint, a float as double, bytes with their length before them."""
+    if kind == _FLOAT:
+        assert isinstance(value, bytes)
+        return _varint(number << 3 | _FLOAT) + value
+    if isinstance(value, bytes):
+        return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+    if isinstance(value, int):
+        return _varint(number << 3 | _VARINT) + _varint(value)
+    return _varint(number << 3 | _DOUBLE) + struct.pack("<d", value)
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _record(data: bytes) -> bytes:
+    """A TFRecord: length, its checksum, the data, their checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + _checksum(length) + data + _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C, rotated and shifted as TFRecord wants it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _table() -> list[int]:
+    entries = []
+    for entry in range(256):
+        for _ in range(8):
+            entry = entry >> 1 ^ (_CASTAGNOLI if entry & 1 else 0)
+        entries.append(entry)
+    return entries
+
+
+_TABLE = _table()

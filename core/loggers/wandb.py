@@ -1,0 +1,74 @@
+"""Logs to Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from isotrain.core.adapter import Usability
+from isotrain.core.logger import Logger
+from isotrain.core.loggers import installed
+
+
+class WandbLogger(Logger):
+    """One run of Weights & Biases, whose settings (account, server) are its own."""
+
+    name = "wandb"
+    summary = "a run of Weights & Biases; needs the extra wandb"
+
+    def __init__(
+        self,
+        project: str = "isotrain",
+        entity: str | None = None,
+        mode: Literal["online", "offline"] | None = None,
+    ) -> None:
+        """Chooses where to log.
+
+        Args:
+            project: The project's name.
+            entity: The account or team; left out: the default one.
+            mode: `offline` keeps the run in the run directory, for `wandb sync`; left out: wandb's own
+                setting.
+        """
+        self._project, self._entity = project, entity
+        self._mode = mode
+
+    @classmethod
+    def usability(cls) -> Usability:
+        return installed.package("wandb")
+
+    def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._entity,
+            mode=self._mode,
+            name=plan["run"],
+            dir=run_directory,
+            config=dict(plan),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def steps_done(
+        self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
+    ) -> None:
+        for step, (loss, rate) in enumerate(zip(losses, learning_rates, strict=True), first_step):
+            self._run.log({"step": step, "loss": loss, "learning_rate": rate})
+
+    def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        tagged = {f"epoch/{name}": value for name, value in metrics.items()}
+        self._run.log({"step": step, "epoch": epoch, **tagged})
+
+    def failed(self, message: str) -> None:
+        self._run.summary["failure"] = message
+        self._run.finish(exit_code=1)
+
+    def finished(self, result: Mapping[str, Any] | None) -> None:
+        if result is not None:
+            self._run.summary["final_loss"] = result["final_loss"]
+        self._run.finish()

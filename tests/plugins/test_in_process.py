@@ -1,0 +1,127 @@
+"""Plugins that no package installs: registered in a script, named in a spec or on the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """\
+import sys
+import threading
+import numpy as np
+import isotrain
+from isotrain import Capability
+
+def model():
+    import keras
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+def data():
+    inputs = np.arange(24.0).reshape(12, 2) / 24
+    return (inputs, inputs[:, :1])
+
+@isotrain.register
+class Mine(isotrain.Strategy):
+    name = "mine"
+    summary = "an older version of the cell"
+    requires = frozenset()
+
+    def step(self, group, batch, learning_rate):
+        raise AssertionError("the older version")
+
+@isotrain.register
+class Mine(isotrain.Strategy):
+    name = "mine"
+    summary = "the backend's own step"
+    requires = frozenset({Capability.SYNCHRONISED_STEP})
+    stuck = threading.Lock() if "stuck" in sys.argv else None
+
+    def step(self, group, batch, learning_rate):
+        if batch.step == 0:
+            print("mine on rank", flush=True)
+        return group.synchronised_step(batch, learning_rate)
+
+class Watching:
+    '''Only hears events, and could not travel.'''
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    @isotrain.hookimpl
+    def isotrain_epoch_ended(self, epoch, metrics):
+        with self.lock:
+            print("heard of epoch", epoch, flush=True)
+
+isotrain.register(Watching())
+spec = {
+    "model": model, "data": data, "loss": "mean_squared_error", "strategy": "mine",
+    "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 4, "epochs": 1,
+}
+isotrain.run(spec, backend="torch-ddp", replicas=2, run_directory="out")
+"""
+SPEC = """\
+model: from-a-file
+data: parts/net.py:data
+loss: mean_squared_error
+optimizer: {name: sgd, lr: 0.125}
+global_batch: 4
+epochs: 1
+plugins: [parts/mine.py]
+"""
+PLUGIN = """\
+import isotrain
+
+@isotrain.hookimpl
+def isotrain_register_models(register):
+    register.add("parts.net:model", name="from-a-file")
+"""
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=os.environ, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_strategy_of_a_script_travels_and_a_listener_stays(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    finished = python(tmp_path, "script.py")
+    assert finished.returncode == 0, finished.stderr
+    assert "mine on rank" in finished.stdout
+    assert "mine on rank" in (tmp_path / "out" / "rank-1.log").read_text()
+    assert "heard of epoch 0" in finished.stdout
+
+
+def test_what_cannot_travel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    finished = python(tmp_path, "script.py", "stuck")
+    assert finished.returncode == 1
+    assert "plugins.registered" in finished.stderr
+    assert "cannot be sent to the processes of the run" in finished.stderr
+
+
+@pytest.mark.slow
+def test_a_file_that_a_spec_names(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    (parts / "net.py").write_text(SCRIPT.split("@isotrain.register")[0])
+    (parts / "mine.py").write_text(PLUGIN)
+    listed = python(tmp_path, "-m", "isotrain", "plugins", "spec.yaml")
+    assert "mine.py" in listed.stdout
+    assert "from-a-file" in listed.stdout
+    run = ("-m", "isotrain", "run", "spec.yaml", "--backend", "torch-ddp", "--quiet")
+    finished = python(tmp_path, *run)
+    assert finished.returncode == 0, finished.stderr
+    assert "final loss" in finished.stdout
+    broken = python(tmp_path, *run, "--plugin", "parts/nowhere.py")
+    assert broken.returncode == 2
+    assert "plugin 'nowhere.py' (--plugin): there is no file" in broken.stderr
+    misspelled = python(tmp_path, *run, "--set", "plugins.0=parts/mein.py")
+    assert "plugins.0" in misspelled.stderr
+    assert "Did you mean 'mine.py'?" in misspelled.stderr

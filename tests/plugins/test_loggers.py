@@ -1,0 +1,258 @@
+"""Loggers: what each writes, read back by the library it writes for; and what a bad one does to a run."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isotrain.core import audience
+from isotrain.core.audience import Audience
+from isotrain.core.errors import IsotrainError
+from isotrain.core.logger import Logger
+from isotrain.core.loggers.csv import CsvLogger
+from isotrain.core.loggers.jsonl import JsonLinesLogger
+from isotrain.core.loggers.mlflow import MlflowLogger
+from isotrain.core.loggers.tensorboard import TensorBoardLogger
+from isotrain.core.loggers.wandb import WandbLogger
+from isotrain.core.registry import PluginHost
+
+PLAN = {"run": "digits", "backend": "any", "replicas": 2, "options": {}, "samples": None}
+RESULT = {"final_loss": 0.25}
+EVENTS: list[dict[str, Any]] = [
+    {"event": "started"},
+    {"event": "ready", "plan": None},
+    {"event": "ready", "plan": {**PLAN, "samples": 300}},
+    {"event": "steps", "first": 0, "losses": [2.0, 1.5], "learning_rates": [0.5, 0.25]},
+    {"event": "epoch", "epoch": 0, "done": 2, "metrics": {"accuracy": 0.5}},
+    {"event": "steps", "first": 2, "losses": [300.0], "learning_rates": [0.125]},
+    {"event": "epoch", "epoch": 1, "done": 3, "metrics": {"accuracy": 0.75, "validation_loss": 4}},
+]
+
+
+def run(folder: Path, *loggers: Logger, error: Exception | None = None) -> None:
+    """Lets loggers hear of a run of two epochs that ends well, or with `error`."""
+    host = PluginHost(entry_points=False)
+    with (
+        contextlib.suppress(*([] if error is None else [type(error)])),
+        Audience(host, loggers, PLAN, folder) as listening,
+    ):
+        for event in EVENTS:
+            listening.hear(event)
+        listening.result = RESULT
+        if error is not None:
+            raise error
+
+
+class Noting(Logger):
+    """Notes every call."""
+
+    name = "noting"
+    summary = "notes"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.threads: set[int] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("started", "steps_done", "epoch_ended", "failed", "finished"):
+            return lambda *facts: self._note(name, *facts)
+        return super().__getattribute__(name)
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        self.threads.add(threading.get_ident())
+
+
+def test_calls_come_in_order_on_one_other_thread(tmp_path: Path) -> None:
+    logger = Noting()
+    run(tmp_path, logger)
+    assert [call[0] for call in logger.calls] == [
+        *("started", "steps_done", "epoch_ended", "steps_done", "epoch_ended", "finished")
+    ]
+    assert logger.calls[0][1:] == ({**PLAN, "samples": 300}, tmp_path)
+    assert logger.calls[-1] == ("finished", RESULT)
+    assert len(logger.threads) == 1
+    assert threading.get_ident() not in logger.threads
+
+
+def test_a_failure_before_anything_else_is_told_too(tmp_path: Path) -> None:
+    logger = Noting()
+    with (
+        pytest.raises(ValueError, match="no data"),
+        Audience(PluginHost(entry_points=False), [logger], PLAN, tmp_path),
+    ):
+        raise ValueError("no data")
+    assert logger.calls == [("started", PLAN, tmp_path), ("failed", "no data")]
+
+
+class Raising(Logger):
+    name = "raising"
+    summary = "raises"
+
+    def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        raise OSError("no room left")
+
+
+class Hanging(Logger):
+    name = "hanging"
+    summary = "hangs"
+    go_on = threading.Event()
+
+    def finished(self, result: Mapping[str, Any] | None) -> None:
+        self.go_on.wait()
+
+
+def test_one_that_raises_or_hangs_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audience, "PATIENCE_SECONDS", 0.2)
+    good = Noting()
+    with pytest.warns(UserWarning, match="logger") as warned:
+        run(tmp_path, Raising(), Hanging(), good)
+    Hanging.go_on.set()
+    said = sorted(str(warning.message) for warning in warned)
+    assert said[0].startswith("logger 'hanging': it has not finished within 0.2 s")
+    assert said[1].startswith("logger 'raising': epoch_ended: OSError: no room left.")
+    assert good.calls[-1][0] == "finished"
+
+
+def test_csv(tmp_path: Path) -> None:
+    run(tmp_path, CsvLogger())
+    with (tmp_path / "steps.csv").open(newline="") as stream:
+        assert list(csv.reader(stream)) == [
+            ["step", "loss", "learning_rate"],
+            *(["0", "2.0", "0.5"], ["1", "1.5", "0.25"], ["2", "300.0", "0.125"]),
+        ]
+    with (tmp_path / "epochs.csv").open(newline="") as stream:
+        assert list(csv.DictReader(stream)) == [
+            {"epoch": "0", "step": "2", "accuracy": "0.5", "validation_loss": ""},
+            {"epoch": "1", "step": "3", "accuracy": "0.75", "validation_loss": "4"},
+        ]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    run(tmp_path, JsonLinesLogger())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[1] == {"step": 1, "loss": 1.5, "learning_rate": 0.25}
+    assert lines[2] == {"epoch": 0, "step": 2, "accuracy": 0.5}
+    assert len(lines) == 5
+
+
+@pytest.mark.slow
+def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
+    run(tmp_path, TensorBoardLogger(str(tmp_path / "board")))
+    (file,) = (tmp_path / "board").iterdir()
+    assert ".tfevents." in file.name
+    program = (
+        "import sys, tensorflow as tf\n"
+        "for event in tf.compat.v1.train.summary_iterator(sys.argv[1]):\n"
+        "    for value in event.summary.value: print(event.step, value.tag, value.simple_value)\n"
+        "    if event.file_version: print(event.file_version, event.wall_time > 1e9)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.splitlines() == [
+        "brain.Event:2 True",
+        *("0 loss 2.0", "0 learning_rate 0.5", "1 loss 1.5", "1 learning_rate 0.25"),
+        *("2 epoch 0.0", "2 epoch/accuracy 0.5", "2 loss 300.0", "2 learning_rate 0.125"),
+        *("3 epoch 1.0", "3 epoch/accuracy 0.75", "3 epoch/validation_loss 4.0"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # MLflow's own use of SQLAlchemy warns
+def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    run(tmp_path, MlflowLogger("isotrain", store))
+    run(tmp_path, MlflowLogger("isotrain", store), error=OSError("a rank died"))
+    from mlflow import MlflowClient
+
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("isotrain")
+    assert experiment is not None
+    failed, finished = client.search_runs([experiment.experiment_id])
+    assert (finished.info.status, finished.info.run_name) == ("FINISHED", "digits")
+    assert (failed.info.status, failed.data.tags["failure"]) == ("FAILED", "a rank died")
+    assert finished.data.params == {
+        "run": "digits",
+        "backend": "any",
+        "replicas": "2",
+        "samples": "300",
+    }
+    history = client.get_metric_history(finished.info.run_id, "loss")
+    assert [(each.step, each.value) for each in history] == [(0, 2.0), (1, 1.5), (2, 300.0)]
+    assert finished.data.metrics["epoch/validation_loss"] == 4.0
+
+
+@pytest.mark.slow
+def test_wandb_offline(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom plugins import test_loggers as t\n"
+        "t.run(Path(sys.argv[1]), t.WandbLogger('isotrain', mode='offline'))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=tmp_path)
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert list(wandb_records(file)) == [
+        {"step": 0, "loss": 2.0, "learning_rate": 0.5},
+        {"step": 1, "loss": 1.5, "learning_rate": 0.25},
+        {"step": 2, "epoch": 0, "epoch/accuracy": 0.5},
+        {"step": 2, "loss": 300.0, "learning_rate": 0.125},
+        {"step": 3, "epoch": 1, "epoch/accuracy": 0.75, "epoch/validation_loss": 4},
+    ]
+
+
+def wandb_records(file: Path) -> Any:
+    """The history in a file of Weights & Biases: a LevelDB log of protocol buffers."""
+    from wandb.proto import wandb_internal_pb2
+
+    for data in leveldb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {i.key or "/".join(i.nested_key): i.value_json for i in record.history.item}
+            yield {k: json.loads(v) for k, v in items.items() if not k.startswith("_")}
+
+
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """Blocks of 32 KiB; parts of records, each after checksum, length and which part it is."""
+    block, whole, last, position = 32768, 1, 4, 7  # after the file's own header
+    record = b""
+    while position + 7 <= len(content):
+        if block - position % block < 7:
+            position += block - position % block
+            continue
+        length, part = struct.unpack_from("<HB", content, position + 4)
+        record += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if part in (whole, last):
+            yield record
+            record = b""
+
+
+def test_one_whose_package_is_missing_or_whose_options_are_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for logger in (MlflowLogger, WandbLogger):
+        found = logger.usability()
+        assert not found.usable
+        assert f"isotrain[{logger.name}]" in str(found.hint)
+    host = PluginHost(entry_points=False)
+    with pytest.raises(IsotrainError, match=r"logger 'csv' does not take the options"):
+        host.logger("csv", {"folder": "x"})
+    with pytest.raises(IsotrainError, match=r"unknown logger 'tensorbord'\. Did you mean"):
+        host.logger("tensorbord", {})

@@ -1,0 +1,2 @@
+def isotrain_register_strategies(register):
+    raise AssertionError("never called")

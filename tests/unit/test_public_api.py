@@ -1,0 +1,100 @@
+"""What is public is frozen: every name, parameter and method, as `public_api.txt` lists them.
+
+After a change that is meant: `python tests/unit/test_public_api.py` writes the list anew. Something added
+raises the second number of `isotrain.core.hookspecs.API_VERSION`; something changed or removed, the first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import isotrain
+from isotrain.core import adapter, data, environment, hookspecs, plugins, registers
+
+LISTED = Path(__file__).with_name("public_api.txt")
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+TYPES = (
+    *(adapter.Examination, adapter.Setting, adapter.Usability),
+    *(data.Batch, environment.ProcessContext),
+    *(type(make()) for make in registers.REGISTERS.values()),
+)
+"""What the contracts and hooks are given or give, beside the names of `isotrain`."""
+
+
+def public_api() -> str:
+    """Everything public, one thing a line."""
+    lines = []
+    for name in isotrain.__all__:
+        lines += described(f"isotrain.{name}", getattr(isotrain, name))
+    for kind in TYPES:
+        lines += described(f"{kind.__module__}.{kind.__qualname__}", kind)
+    for hook in plugins.HOOKS:
+        lines += described(hook, getattr(hookspecs, hook))
+    return "\n".join(lines) + "\n"
+
+
+def described(name: str, value: Any) -> Iterator[str]:
+    if inspect.ismodule(value):
+        for member in sorted(n for n in vars(value) if not n.startswith("_")):
+            if getattr(vars(value)[member], "__module__", None) == value.__name__:
+                yield from described(f"{name}.{member}", vars(value)[member])
+    elif inspect.isclass(value):
+        yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
+        for member in members(value):
+            yield f"    {member}"
+    elif callable(value):
+        yield f"{name}{signature(value)}"
+    else:
+        yield f"{name}: {type(value).__name__}"
+
+
+def signature(value: Any) -> str:
+    """As it is declared; defaults that are objects by type, so that no address is in it."""
+    found = inspect.signature(value)
+    shown = [
+        p.replace(default=p.default)
+        if isinstance(p.default, str | int | float | tuple | type(None) | type(inspect._empty))
+        else p.replace(default=type(p.default).__name__)
+        for p in found.parameters.values()
+    ]
+    return str(found.replace(parameters=shown))
+
+
+def members(kind: type) -> Iterator[str]:
+    """A class's public fields and methods, inherited ones of isotrain too."""
+    found: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        if not cls.__module__.startswith("isotrain."):
+            continue
+        for name, annotation in vars(cls).get("__annotations__", {}).items():
+            found[name] = f"{name}: {annotation}"
+        for name, value in dict(vars(cls)).items():
+            value = getattr(value, "__func__", value)
+            if isinstance(value, property):
+                found[name] = f"{name}: property"
+            elif inspect.isfunction(value) and (not name.startswith("_") or name == "__init__"):
+                found[name] = f"{name}{signature(value)}"
+    yield from (line for name, line in sorted(found.items()) if public(name))
+
+
+def public(name: str) -> bool:
+    return name == "__init__" or not name.startswith(("_", "model_"))
+
+
+def test_nothing_public_changed_unnoticed() -> None:
+    listed = LISTED.read_text(encoding="utf-8").splitlines()
+    assert public_api().splitlines() == listed, __doc__
+
+
+def test_every_public_name_is_documented() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [name for name in isotrain.__all__ if f"`{name}`" not in page]
+    missing += [kind.__name__ for kind in TYPES if f"`{kind.__name__}`" not in page]
+    assert missing == []
+
+
+if __name__ == "__main__":
+    LISTED.write_text(public_api(), encoding="utf-8")
