@@ -84,6 +84,8 @@ def draw_losses(
     cells: Sequence[Cell], reference: Cell | None, looks: Mapping[str, Look], width: int
 ) -> Canvas:
     """Draws the loss of every cell and, where there is a reference, the differences to it below."""
+    from matplotlib.ticker import MaxNLocator
+
     labels = [cell.name for cell in cells]
     upper, lower = (210, 150) if width < 500 else (260, 170)
     if reference is None:
@@ -112,6 +114,8 @@ def draw_losses(
         _draw_differences(bottom, apart, looks)
         bottom.set_xlim(axes.get_xlim())
     bottom.set_xlabel("step", labelpad=6)
+    for shown in (axes, bottom):
+        shown.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     canvas.legend(canvas.height - foot, handles, labels)
     return canvas
 

@@ -16,6 +16,7 @@ from isotrain.core.comparison.drawing import NARROW, WIDE, missing, svg_inline
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Cell, Comparison
 from isotrain.core.comparison.series import finished
+from isotrain.core.comparison.statistics import LEAST_RUNS
 
 _HERE = Path(__file__).parent
 _TEMPLATE = "report.html.jinja"
@@ -84,6 +85,7 @@ def _facts(comparison: Comparison) -> dict[str, Any]:
         "heading": _heading(comparison),
         "counts": _counts(comparison),
         "marks": _marks(comparison),
+        "ties": _ties(comparison),
         "status": _STATUS,
         "groups": groups,
         "machine": figures.facts(comparison.machine),
@@ -116,9 +118,18 @@ def _heading(comparison: Comparison) -> str:
     if verdict.pick is not None:
         alone = len(finished(comparison.cells)) == 1
         return f"{'Only one finished' if alone else 'Fastest'}: {verdict.pick}"
-    if len(verdict.tied) > 1:
-        return f"A tie of {len(verdict.tied)}: {', '.join(verdict.tied)}"
+    if ties := _ties(comparison):
+        return f"A tie of {len(ties)}: {', '.join(ties)}"
+    if verdict.tied:
+        return "Too few runs to tell which is fastest"
     return "No verdict" if finished(comparison.cells) else "No cell has finished"
+
+
+def _ties(comparison: Comparison) -> list[str]:
+    """The cells that cannot be told from the fastest though they were run often enough."""
+    tied = comparison.verdict.tied
+    runs = [len(comparison.cell(name).repeats) for name in tied]
+    return tied if min(runs, default=0) >= LEAST_RUNS else []
 
 
 def _counts(comparison: Comparison) -> str:
@@ -136,7 +147,7 @@ def _counts(comparison: Comparison) -> str:
 
 def _marks(comparison: Comparison) -> dict[str, str]:
     """A word next to the name of some cells."""
-    marks = dict.fromkeys(comparison.verdict.tied, "tie")
+    marks = dict.fromkeys(_ties(comparison), "tie")
     if comparison.verdict.pick is not None and len(finished(comparison.cells)) > 1:
         marks[comparison.verdict.pick] = "fastest"
     return marks

@@ -126,6 +126,15 @@ def test_every_cell_is_a_row_and_a_failed_one_says_why_in_full(page: Page) -> No
     assert page.text.count(" tie ") >= 2
 
 
+def test_too_few_runs_are_not_called_a_tie() -> None:
+    cells = [samples.cell("torch-ddp", count, repeats=2) for count in (1, 2)]
+    verdict = samples.Verdict(None, [cell.name for cell in cells], "Two runs of each.")
+    found = Page(report.page(samples.comparison(cells, verdict)))
+    assert "Too few runs to tell which is fastest" in found.text
+    assert "A tie of" not in found.text
+    assert " tie " not in found.text
+
+
 def test_texts_of_records_stay_texts(hostile: str) -> None:
     found = Page(hostile)
     assert not found.of("script")
