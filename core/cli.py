@@ -88,6 +88,16 @@ _DOCTOR_EXAMPLES = """\
 examples:
   isotrain doctor
   isotrain doctor --json > machine.json"""
+_CONFORMANCE_EXAMPLES = """\
+examples:
+  isotrain conformance my-backend
+  isotrain conformance my-backend:gloo --replicas 3
+  isotrain conformance my-strategy --backend torch-ddp
+  isotrain conformance my-strategy --json > card.json"""
+_NEW_PLUGIN_EXAMPLES = """\
+examples:
+  isotrain new-plugin elastic-averaging
+  isotrain new-plugin elastic-averaging --directory ~/work"""
 _SCHEMA_EXAMPLES = """\
 examples:
   isotrain schema > isotrain.schema.json
@@ -167,7 +177,7 @@ def _attempt(given: list[str]) -> int:
 def _command(given: list[str]) -> int:
     options = parser().parse_args(given)
     command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
-        importlib.import_module("isotrain.core.commands"), options.command
+        importlib.import_module(options.home), options.command.replace("-", "_")
     )
     with _plugins_of(options):
         return command(options) or ExitCode.OK
@@ -261,6 +271,18 @@ def parser() -> argparse.ArgumentParser:
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
     _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
+    _describe_conformance(
+        _add(
+            commands,
+            "conformance",
+            "check whether a backend or a strategy keeps the promises",
+            _CONFORMANCE_EXAMPLES,
+            home="isotrain.testing.commands",
+        )
+    )
+    _describe_new_plugin(
+        _add(commands, "new-plugin", "make a package with a strategy", _NEW_PLUGIN_EXAMPLES)
+    )
     _add(commands, "schema", "print the JSON Schema of specs", _SCHEMA_EXAMPLES)
     return top
 
@@ -285,13 +307,22 @@ _DESCRIPTIONS = {
     "plugins": "Lists the plugins: what they registered, where they come from, and what is wrong with them.",
     "doctor": "Really loads every backend, each in a process of its own, and says of it and of each of\n"
     "its collectives: usable or not, which version, why not, and what to do.",
+    "conformance": "Runs the conformance checks of a backend or a strategy and prints a scorecard: passed,"
+    "\nfailed and why, or not asked and why. Ends with 4 when a check fails.",
+    "new-plugin": "Makes a package that can be installed: a strategy, its entry point, tests with the\n"
+    "conformance kit, a README. Its tests pass at once.",
     "schema": "Prints the JSON Schema of spec files, with which editors complete and check them.",
 }
 
 
 def _add(
-    commands: argparse._SubParsersAction[_Parser], name: str, summary: str, examples: str
+    commands: argparse._SubParsersAction[_Parser],
+    name: str,
+    summary: str,
+    examples: str,
+    home: str = "isotrain.core.commands",
 ) -> argparse.ArgumentParser:
+    """Adds a command; the module `home` has the function that does it."""
     command = commands.add_parser(
         name,
         help=summary,
@@ -314,6 +345,7 @@ def _add(
         metavar="NAME",
         help="leave this plugin out; `isotrain plugins` lists all; may be repeated",
     )
+    command.set_defaults(home=home)
     return command
 
 
@@ -421,6 +453,27 @@ def _describe_parity(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _describe_conformance(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "name", metavar="NAME", help="of a backend (NAME[:COLLECTIVE]) or of a strategy"
+    )
+    command.add_argument(
+        "--backend",
+        metavar="NAME[:COLLECTIVE]",
+        help="check the strategy NAME on it (the first that has what the strategy requires)",
+    )
+    command.add_argument(
+        "--replicas", type=_several, default=2, metavar="N", help="how many, at least 2 (2)"
+    )
+
+
+def _describe_new_plugin(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", help="of the strategy: lower case, with hyphens")
+    command.add_argument(
+        "--directory", default=".", metavar="DIR", help="where to make the folder isotrain-NAME (.)"
+    )
+
+
 def _describe_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC", help="spec file: .yaml, .toml or .json")
     command.add_argument(
@@ -449,6 +502,10 @@ def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> Non
 
 def _count(text: str) -> int:
     return _whole_number(text, 1, None)
+
+
+def _several(text: str) -> int:
+    return _whole_number(text, 2, None)
 
 
 def _counts(text: str) -> list[int]:

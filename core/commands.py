@@ -242,6 +242,19 @@ def doctor(options: argparse.Namespace) -> None:
     sys.stdout.write(report.doctor(found))
 
 
+def new_plugin(options: argparse.Namespace) -> None:
+    """Makes a plugin's package."""
+    from pathlib import Path
+
+    from isotrain.core.new_plugin import make_plugin
+
+    folder = make_plugin(options.name, Path(options.directory))
+    if options.json:
+        print(json_page({"format": FORMAT, "folder": str(folder)}))
+        return
+    print(f"{folder}: pip install --editable {folder}, then pytest {folder}")
+
+
 def schema(options: argparse.Namespace) -> None:
     """Prints the JSON Schema of specs; it is JSON with and without --json."""
     from isotrain.core.spec_io import json_schema

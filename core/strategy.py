@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.capabilities import Capability
 
@@ -12,20 +13,44 @@ if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup, Tensor
 
 
+class Conserved(StrEnum):
+    """What a strategy's exchange can leave as it is.
+
+    `parameter-mean`: the mean over all replicas of the parameters changes by local steps only.
+    `gradient-sum`: all that gradients ask for arrives in the end; what is held back does not grow.
+    """
+
+    PARAMETER_MEAN = "parameter-mean"
+    GRADIENT_SUM = "gradient-sum"
+
+
 class Strategy(ABC):
     """What is computed locally and what is exchanged when; neutral to frameworks.
 
-    One instance lives in each process. Its options are the keyword arguments of its constructor.
+    One instance lives in each process. Its options are the keyword arguments of its constructor. What it
+    promises below is checked by `isotrain conformance`; where it depends on options, the constructor sets
+    it on the instance.
 
     Attributes:
         name: The name it is registered under.
         summary: One line for listings.
         requires: What it asks of a backend; a backend that lacks one of these is refused by the plan.
+        keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
+            (`always`), after `finished` (`finally`), or `never`.
+        equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
+            synchronous data parallelism, up to rounding.
+        conserves: What its exchange leaves as it is.
+        convergence_margin: By how much its accuracy on the kit's digits may be below that of synchronous
+            data parallelism.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     requires: ClassVar[frozenset[Capability]]
+    keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
+    equals_data_parallel: bool = False
+    conserves: frozenset[Conserved] = frozenset()
+    convergence_margin: float = 0.05
 
     def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Called once on every process before the first step."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from isotrain.core.session import Session
     from isotrain.core.spec import TrainingSpec
     from isotrain.core.spec_io import load_spec
-    from isotrain.core.strategy import Strategy
+    from isotrain.core.strategy import Conserved, Strategy
 
 __version__ = "0.1.0"
 
@@ -57,6 +57,7 @@ _HOMES = {
     "Capability": "isotrain.core.capabilities",
     "Comparison": "isotrain.core.comparison.records",
     "CheckResult": "isotrain.core.check.findings",
+    "Conserved": "isotrain.core.strategy",
     "DataSet": "isotrain.core.data",
     "Finding": "isotrain.core.check.findings",
     "Launcher": "isotrain.core.launcher",
@@ -92,6 +93,7 @@ __all__ = [
     "Capability",
     "Comparison",
     "CheckResult",
+    "Conserved",
     "DataError",
     "DataSet",
     "Finding",

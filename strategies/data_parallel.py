@@ -5,7 +5,7 @@ from __future__ import annotations
 from isotrain.core.capabilities import Capability
 from isotrain.core.data import Batch
 from isotrain.core.group import ReplicaGroup, Tensor
-from isotrain.core.strategy import Strategy
+from isotrain.core.strategy import Conserved, Strategy
 
 
 class DataParallel(Strategy):
@@ -14,6 +14,9 @@ class DataParallel(Strategy):
     name = "data-parallel"
     summary = "synchronous: gradients averaged over all replicas at every step, natively"
     requires = frozenset({Capability.SYNCHRONISED_STEP})
+    keeps_replicas_equal = "always"
+    equals_data_parallel = True
+    conserves = frozenset({Conserved.GRADIENT_SUM})
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs one synchronised step on the global batch."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import functools
-import shutil
-import tempfile
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from conformance import cases
 
-import isotrain
-from isotrain.core.loop import fit
-from isotrain.core.session import Session
+from isotrain.core.errors import IsotrainError
+from isotrain.testing import native
 
 SPECS: dict[str, dict[str, Any]] = {
     **{f"{name}-float64": cases.spec(name, "float64") for name in ("sgd", "adam")},
@@ -27,18 +22,6 @@ ONE_GROUP = {name: {"groups": 1} for name in ("horovod-torch", "horovod-tf")}
 """Horovod's sums over three and more replicas repeat to the bit only when they travel as a whole."""
 
 
-def train(session: Session) -> dict[str, Any]:
-    """The work of a launch: the built-in loop, with the weights at both ends."""
-    start = session.read_state(("trainable", "non-trainable"))
-    fit(session)
-    losses = list(session.flush_losses())
-    return {
-        "start": start,
-        "loss": losses,
-        "weights": session.read_state(("trainable", "non-trainable")),
-    }
-
-
 def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
     """What process 0 has after training: `start` and `weights` by name, `loss` of every step."""
     found = _attempted(backend, replicas, case)
@@ -50,33 +33,8 @@ def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
 @functools.cache
 def _attempted(backend: str, replicas: int, case: str) -> dict[str, Any] | Exception:
     """As `trained`; a run that fails does so once, and not again for every test that wants it."""
-    try:
-        return _train_under(backend, replicas, case)
-    except Exception as error:
-        return error
-
-
-def _train_under(backend: str, replicas: int, case: str) -> dict[str, Any]:
     spec = {**SPECS[case], "backend_options": ONE_GROUP if replicas > 2 else {}}
-    returned = launch_quietly(train, spec, backend, replicas)
-    for rank, other in enumerate(returned):
-        for name, value in returned[0]["weights"].items():
-            assert np.array_equal(value, other["weights"][name]), f"rank {rank} differs in {name}"
-    return returned[0]
-
-
-def launch_quietly(
-    work: Callable[[Session], Any], spec: dict[str, Any], backend: str, replicas: int
-) -> list[Any]:
-    """Launches and shows nothing; the run's files are kept only when it fails."""
-    folder = tempfile.mkdtemp(prefix="isotrain-conformance-")
-    returned = isotrain.launch(
-        work,
-        spec,
-        backend=backend,
-        replicas=replicas,
-        run_directory=folder,
-        on_event=lambda event: None,
-    )
-    shutil.rmtree(folder)
-    return returned
+    try:
+        return native.trained(spec, backend, replicas)
+    except (AssertionError, IsotrainError) as error:
+        return error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+import functools
+
 import pytest
 from conformance import runs
 from conformance.backends import param
 from conformance.hands import by_hand
+
+from isotrain.testing.native import assert_native_equality
 
 LOOPS = (
     ("torch_ddp_native", "torch-ddp", "torch"),
@@ -40,14 +43,5 @@ def cells() -> list[object]:
 @pytest.mark.parametrize(("script", "backend", "case", "replicas"), cells())
 def test_weights_are_bit_equal(script: str, backend: str, case: str, replicas: int) -> None:
     """All of them, after two epochs."""
-    ours = runs.trained(backend, replicas, case)
-    theirs = by_hand(script, backend, replicas, case, ours["start"])
-    assert set(ours["weights"]) == set(theirs)
-    differ = {
-        name: float(np.abs(value - theirs[name]).max())
-        for name, value in ours["weights"].items()
-        if not np.array_equal(value, theirs[name])
-    }
-    assert not differ, f"largest differences: {differ}"
-    moved = [n for n, v in ours["weights"].items() if not np.array_equal(v, ours["start"][n])]
-    assert len(moved) == len(theirs)
+    loop = functools.partial(by_hand, script, backend, replicas, case)
+    assert_native_equality(runs.trained(backend, replicas, case), loop)

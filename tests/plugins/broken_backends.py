@@ -6,11 +6,13 @@ imported when a run starts, as adapters do.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.adapter import Setting
+from isotrain.core.adapter import DeviceKind, Setting
+from isotrain.core.capabilities import Capability
 from isotrain.core.environment import ProcessContext
 from isotrain.core.hookspecs import hookimpl
 from isotrain.core.registers import BackendRegister
@@ -126,6 +128,43 @@ class OwnStart(_Broken):
         group.write_state({name: value + rank for name, value in state.items()})
 
 
+class Careless(TorchDDP):
+    """Accepts collectives that it does not have, and leaves a capability out without a word."""
+
+    name = "broken-careless"
+    supported = TorchDDP.supported - {Capability.SEND_RECEIVE}
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        return super().resolve_collective(None, device=device, replicas=replicas)
+
+
+class NoisyClose(_Broken):
+    """Cannot leave the run without an error."""
+
+    name = "broken-noisy-close"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        right = group.close
+
+        def close() -> None:
+            right()
+            raise RuntimeError("left in anger")
+
+        group.close = close
+
+
+class DiesInABarrier(_Broken):
+    """Takes the process down, and so all checks after that."""
+
+    name = "broken-dies-in-a-barrier"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        if rank == 1:
+            group.barrier = lambda: os._exit(7)
+
+
 BROKEN = (
     IdentityAllReduce,
     SumForMean,
@@ -133,6 +172,9 @@ BROKEN = (
     SilentBroadcast,
     CountedPlaceholders,
     OwnStart,
+    Careless,
+    NoisyClose,
+    DiesInABarrier,
 )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "jax"}
+BACKEND_NAMES = r"\b(torch-ddp|tf-mirrored|tf-multiworker|horovod-(torch|tf))\b"
 
 
 def modules(folder: str) -> Iterator[Path]:
@@ -40,15 +41,30 @@ def test_no_framework_outside_of_the_adapters(folder: str) -> None:
         assert not frameworks, f"{path} imports {frameworks}"
 
 
+def test_the_conformance_kit_is_neutral() -> None:
+    """Its portable models are made of Keras, inside of functions; only what is for pytest imports pytest."""
+    names = re.compile(BACKEND_NAMES)
+    for path in modules("testing"):
+        found = imported(path)
+        frameworks = {name.split(".")[0] for name in found} & (FRAMEWORKS - {"keras"})
+        assert not frameworks, f"{path} imports {frameworks}"
+        wrong = {n for n in found if re.match(r"isotrain\.(adapters|strategies)", n)}
+        assert not wrong, f"{path} imports {wrong}"
+        assert path.name == "pytest.py" or not {n for n in found if n.split(".")[0] == "pytest"}
+        for text in string_constants(path):
+            assert not names.search(text), f"{path}: {text!r}"
+
+
 def test_imports_go_one_way() -> None:
     for path in modules("core"):
-        wrong = {n for n in imported(path) if re.match(r"isotrain\.(adapters|strategies)", n)}
+        layers = r"isotrain\.(adapters|strategies|testing)"
+        wrong = {n for n in imported(path) if re.match(layers, n)}
         assert not wrong, f"{path} imports {wrong}"
     for path in modules("strategies"):
-        wrong = {n for n in imported(path) if n.startswith("isotrain.adapters")}
+        wrong = {n for n in imported(path) if re.match(r"isotrain\.(adapters|testing)", n)}
         assert not wrong, f"{path} imports {wrong}"
     for path in modules("adapters"):
-        wrong = {n for n in imported(path) if n.startswith("isotrain.strategies")}
+        wrong = {n for n in imported(path) if re.match(r"isotrain\.(strategies|testing)", n)}
         assert not wrong, f"{path} imports {wrong}"
 
 
@@ -76,7 +92,7 @@ SHOWS_NAMES = {"cli.py"}
 
 
 def test_core_names_no_backend() -> None:
-    names = re.compile(r"\b(torch-ddp|tf-mirrored|tf-multiworker|horovod-(torch|tf))\b")
+    names = re.compile(BACKEND_NAMES)
     for path in modules("core"):
         if path.name in SHOWS_NAMES:
             continue
@@ -91,7 +107,7 @@ def test_every_package_is_in_the_wheel() -> None:
         ]
     )
     folders = {"isotrain"}
-    for top in ("core", "adapters", "strategies"):
+    for top in ("core", "adapters", "strategies", "testing"):
         for init in (ROOT / top).rglob("__init__.py"):
             folders.add(".".join(["isotrain", *init.parent.relative_to(ROOT).parts]))
     assert listed == folders

@@ -14,6 +14,8 @@ import pytest
 
 from isotrain.core import hookspecs, listings, registry, report, tables
 from isotrain.core.registry import PluginHost
+from isotrain.testing import backend, strategy
+from isotrain.testing import report as testing_report
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "docs" / "plugins.md"
@@ -35,6 +37,18 @@ def test_readme_has_the_printed_table_of_strategies(
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
     assert found == [report.strategies(listings.strategies(host))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks"), [("backend", backend.CHECKS), ("strategy", strategy.CHECKS)]
+)
+def test_every_conformance_check_is_documented(
+    kind: str, checks: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_is_terminal", lambda: False)
+    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    found = re.findall(rf"<!-- {kind} checks -->\n(.*?)<!-- / -->", text, re.DOTALL)
+    assert found == [testing_report.checks(checks)]
 
 
 def signature(function: Callable[..., Any]) -> str:

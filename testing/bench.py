@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from conformance import probe
-from conformance.board import Board
 
 from isotrain.core.data import Batch, Loader, Slice
 from isotrain.core.registry import plugin_host
 from isotrain.core.session import Session
 from isotrain.core.sources import as_source
+from isotrain.testing import probe
+from isotrain.testing.board import Board
 
 CLOSE = 1e-12
 """Relative difference that rounding of float64 sums explains."""

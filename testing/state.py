@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from conformance import probe
-from conformance.bench import Bench, assert_close, assert_same
 
 from isotrain.core.errors import IsotrainError
+from isotrain.core.group import ALL_STATE
+from isotrain.testing import probe
+from isotrain.testing.bench import Bench, assert_close, assert_same
 
 
 def state_round_trip(bench: Bench) -> None:
@@ -32,14 +33,11 @@ def state_round_trip(bench: Bench) -> None:
 def state_kinds(bench: Bench) -> None:
     """The kinds of state are apart, complete, and the names those of the model."""
     state = bench.session.read_state()
-    kinds = {kind: bench.session.read_state((kind,)) for kind in _KINDS}
+    kinds = {kind: bench.session.read_state((kind,)) for kind in ALL_STATE}
     assert set(kinds["trainable"]) == set(probe.starting_state()), sorted(kinds["trainable"])
     assert "statistics/moving_mean" in kinds["non-trainable"], sorted(kinds["non-trainable"])
     assert all(name.startswith("optimizer/") for name in kinds["optimizer"])
     assert sum(map(len, kinds.values())) == len(state), "a name is of two kinds, or of none"
-
-
-_KINDS = ("trainable", "non-trainable", "optimizer")
 
 
 def state_is_a_copy(bench: Bench) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from conformance import probe
-from conformance.bench import Bench, assert_close, assert_same
+
+from isotrain.testing import probe
+from isotrain.testing.bench import Bench, assert_close, assert_same
 
 
 def undisturbed_gradients(bench: Bench) -> None:

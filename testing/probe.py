@@ -26,6 +26,16 @@ MOMENTUM = 0.5
 STATISTICS_MOMENTUM = 0.75
 NOISE = 64
 
+START = {
+    "hidden/kernel": (-0.6877258477999194, -0.18997467317135908),
+    "hidden/bias": (0.0, 0.0),
+    "noisy/kernel": (-0.2456840297502269, 0.23689653674500266),
+    "head/kernel": (0.12588257195027652, 0.6316482344695284),
+    "head/bias": (0.0, 0.0),
+    "seen/embeddings": (-0.0015920311071654508, -0.029448761916009626),
+}
+"""How the initial weights of this model and seed begin."""
+
 Inputs = dict[str, np.ndarray]
 State = dict[str, np.ndarray]
 
@@ -118,11 +128,11 @@ def starting_state() -> State:
     return {name: generator.normal(size=shape) / 2 for name, shape in shapes.items()}
 
 
-def epoch_batches(epoch: int, size: int = GLOBAL_BATCH) -> list[np.ndarray]:
+def epoch_batches(epoch: int, size: int = GLOBAL_BATCH, count: int = SAMPLES) -> list[np.ndarray]:
     """The samples of each global batch of an epoch, written down once more, from the promise."""
     sequence = np.random.SeedSequence(SEED, spawn_key=(epoch,))
-    order = np.random.Generator(np.random.PCG64(sequence)).permutation(SAMPLES)
-    return [order[start : start + size] for start in range(0, SAMPLES, size)]
+    order = np.random.Generator(np.random.PCG64(sequence)).permutation(count)
+    return [order[start : start + size] for start in range(0, count, size)]
 
 
 def all_batches() -> Iterator[np.ndarray]:
@@ -151,16 +161,24 @@ class Oracle:
 
     def predictions(self, rows: np.ndarray) -> np.ndarray:
         """Predictions for the samples `rows`."""
-        return self._hidden(rows) @ self.weights["head/kernel"] + self.weights["head/bias"]
+        logits: np.ndarray = (
+            self._hidden(rows) @ self.weights["head/kernel"] + self.weights["head/bias"]
+        )
+        return logits
 
     def _hidden(self, rows: np.ndarray) -> np.ndarray:
         features = samples()[0]["features"][rows]
-        return np.tanh(features @ self.weights["hidden/kernel"] + self.weights["hidden/bias"])
+        hidden: np.ndarray = np.tanh(
+            features @ self.weights["hidden/kernel"] + self.weights["hidden/bias"]
+        )
+        return hidden
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
         """The loss of each of the samples."""
         difference = self.predictions(rows) - samples()[1][rows]
-        return np.mean(difference**2, axis=1) + self.weights["seen/embeddings"][rows, 0]
+        seen: np.ndarray = self.weights["seen/embeddings"][rows, 0]
+        losses: np.ndarray = np.mean(difference**2, axis=1) + seen
+        return losses
 
     def metrics(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Each metric of each of the samples."""

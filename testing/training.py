@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from conformance import probe
-from conformance.bench import Bench, assert_close, assert_same
+
+from isotrain.testing import probe
+from isotrain.testing.bench import Bench, assert_close, assert_same
 
 
 def start_is_equal(bench: Bench) -> None:
@@ -12,6 +13,13 @@ def start_is_equal(bench: Bench) -> None:
     first, *others = bench.starts
     for rank, other in enumerate(others, start=1):
         assert_same(other, first, f"state of process {rank} before the first step")
+
+
+def start_is_of_the_seed(bench: Bench) -> None:
+    """The initial weights are those that the seed stands for on every framework."""
+    for rank, state in enumerate(bench.starts):
+        for name, first in probe.START.items():
+            assert_close(state[name].ravel()[:2], first, f"start of {name} on process {rank}")
 
 
 def order(bench: Bench) -> None:

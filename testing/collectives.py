@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from conformance.bench import Bench, assert_same
+
+from isotrain.core.group import ReduceOp
+from isotrain.testing.bench import Bench, assert_same
 
 CASES = (
     ("float64", ()),
@@ -34,13 +37,21 @@ def value(replica: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndar
 def _compare(
     bench: Bench,
     operation: Callable[[list[Any]], list[Any]],
-    given: Callable[[int, Case], np.ndarray],
+    given: Callable[..., np.ndarray],
     expected: Callable[[int, Case], np.ndarray],
     wanted: Callable[[Case], bool] = lambda case: True,
 ) -> None:
-    """Runs a collective on every case, and only then compares."""
+    """Runs a collective on every case, and only then compares.
+
+    Args:
+        bench: Of this process.
+        operation: The collective.
+        given: Of a replica and a `case`, its input.
+        expected: Of a replica and a case, what it must get.
+        wanted: Which cases to run.
+    """
     chosen = [case for case in cases() if wanted(case)]
-    results = [bench.collective(operation, lambda r, c=case: given(r, c)) for case in chosen]
+    results = [bench.collective(operation, partial(given, case=case)) for case in chosen]
     for case, found in zip(chosen, results, strict=True):
         for replica, result in zip(bench.group.local_replicas, found, strict=True):
             assert_same(result, expected(replica, case), f"replica {replica}, {case[0]}")
@@ -108,6 +119,11 @@ def all_gather(bench: Bench) -> None:
     )
 
 
+def _of_replica(root: int, replica: int, case: Case) -> np.ndarray:
+    """The input of replica `root`, whoever asks."""
+    return value(root, *case[1:])
+
+
 def broadcast(bench: Bench) -> None:
     """From every root in turn, every replica gets the root's tensor."""
     failures = []
@@ -115,9 +131,9 @@ def broadcast(bench: Bench) -> None:
         try:
             _compare(
                 bench,
-                lambda values, root=root: bench.group.broadcast(values, root),
+                partial(bench.group.broadcast, root=root),
                 lambda r, case: value(r, *case[1:]),
-                lambda r, case, root=root: value(root, *case[1:]),
+                partial(_of_replica, root),
             )
         except AssertionError as error:
             failures.append(f"root {root}: {error}")
@@ -135,7 +151,7 @@ def broadcast_keeps_bits(bench: Bench) -> None:
         assert result.tobytes() == special.tobytes(), f"{result} != {special}"
 
 
-def _scattered(bench: Bench, op: str, factor: int) -> None:
+def _scattered(bench: Bench, op: ReduceOp, factor: int) -> None:
     n = bench.group.replicas
 
     def given(replica: int, case: Case) -> np.ndarray:
@@ -143,7 +159,8 @@ def _scattered(bench: Bench, op: str, factor: int) -> None:
 
     def expected(replica: int, case: Case) -> np.ndarray:
         total = np.stack([given(r, case) for r in range(n)]).sum(axis=0, dtype=case[1])
-        return (total // factor)[2 * replica : 2 * replica + 2].astype(case[1])
+        part: np.ndarray = (total // factor)[2 * replica : 2 * replica + 2]
+        return part.astype(case[1])
 
     _compare(
         bench,
@@ -164,6 +181,11 @@ def reduce_scatter_mean(bench: Bench) -> None:
     _scattered(bench, "mean", bench.group.replicas)
 
 
+def _of_neighbour(step: int, replicas: int, replica: int, case: Case) -> np.ndarray:
+    """The input of the replica that is `step` before."""
+    return value((replica - step) % replicas, *case[1:])
+
+
 def send_receive(bench: Bench) -> None:
     """Around the ring in both directions."""
     group, n = bench.group, bench.group.replicas
@@ -174,9 +196,9 @@ def send_receive(bench: Bench) -> None:
         try:
             _compare(
                 bench,
-                lambda values, d=destinations, s=sources: group.send_receive(values, d, s),
+                partial(group.send_receive, destinations=destinations, sources=sources),
                 lambda r, case: value(r, *case[1:]),
-                lambda r, case, step=step: value((r - step) % n, *case[1:]),
+                partial(_of_neighbour, step, n),
             )
         except AssertionError as error:
             failures.append(f"step {step}: {error}")

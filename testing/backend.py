@@ -1,0 +1,164 @@
+"""The checks of a backend, and how they are made."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from isotrain.core.adapter import Adapter
+from isotrain.core.capabilities import Capability
+from isotrain.core.plan import make_plan, split_backend
+from isotrain.core.registry import plugin_host
+from isotrain.core.session import Session
+from isotrain.core.spec_io import load_spec
+from isotrain.testing import collectives, declarations, endings, observing, probe, state, training
+from isotrain.testing.bench import Bench
+from isotrain.testing.launching import Notes, Run, attempt
+from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted, judged
+
+STEP = Capability.SYNCHRONISED_STEP
+STATE = Capability.NAMED_STATE
+GRADIENTS = Capability.GRADIENTS
+EXIT_SECONDS = 4.0
+"""From the end of the work to the end of the processes."""
+
+
+def _check(function: Any, *needs: Capability) -> Check:
+    return Check(function, frozenset(needs))
+
+
+STATIC = (
+    _check(declarations.declarations),
+    _check(declarations.unknown_choices_are_refused),
+)
+"""Functions of the adapter."""
+
+IN_SESSION = (
+    _check(training.start_is_equal, STATE),
+    _check(training.start_is_of_the_seed, STATE),
+    _check(training.dropout_differs, STATE, GRADIENTS),
+    _check(collectives.all_reduce_sum, Capability.ALL_REDUCE),
+    _check(collectives.all_reduce_mean, Capability.ALL_REDUCE),
+    _check(collectives.all_reduce_max, Capability.ALL_REDUCE),
+    _check(collectives.inputs_are_left_alone, Capability.ALL_REDUCE, Capability.BROADCAST),
+    _check(collectives.all_gather, Capability.ALL_GATHER),
+    _check(collectives.broadcast, Capability.BROADCAST),
+    _check(collectives.broadcast_keeps_bits, Capability.BROADCAST),
+    _check(collectives.reduce_scatter_sum, Capability.REDUCE_SCATTER),
+    _check(collectives.reduce_scatter_mean, Capability.REDUCE_SCATTER),
+    _check(collectives.send_receive, Capability.SEND_RECEIVE),
+    _check(collectives.barrier),
+    _check(training.order),
+    _check(training.sizes),
+    _check(training.training, STEP, STATE),
+    _check(training.training_metrics, STEP, STATE),
+    _check(training.moving_statistics, STEP, STATE),
+    _check(training.replicas_stay_equal, STEP, STATE, GRADIENTS),
+    _check(training.exact_mean_of_gradients, STATE, GRADIENTS),
+    _check(training.synchronised_step, STEP, STATE),
+    _check(training.accumulation, STEP, STATE),
+    _check(training.gradients_and_apply, STEP, STATE, GRADIENTS, Capability.ALL_REDUCE),
+    _check(training.local_step, STATE, Capability.LOCAL_STEP),
+    _check(training.local_step_without_samples, STATE, Capability.LOCAL_STEP),
+    _check(
+        training.average_parameters,
+        *(STATE, GRADIENTS, Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS),
+    ),
+    _check(state.state_round_trip, STEP, STATE),
+    _check(state.state_kinds, STATE),
+    _check(state.state_is_a_copy, STEP, STATE),
+    _check(state.unknown_state_is_refused, STATE),
+    _check(state.evaluation, STATE),
+    _check(state.evaluation_changes_nothing, STEP, STATE),
+    _check(observing.undisturbed_gradients, STEP, STATE, GRADIENTS),
+    _check(observing.kept_gradients, STEP, STATE, GRADIENTS),
+)
+"""Functions of a `Bench`, all made in one run.
+
+Each does all that needs the other processes before it asserts, so that a process that fails does not leave
+the others waiting. The one on dropout comes before any on uneven slices, which alone would move random
+streams apart.
+"""
+
+
+def clean_exit(run: Run) -> None:
+    """After its work, every process leaves the run without an error, and soon."""
+    assert run.failure is None, run.failure
+    assert run.exit_seconds < EXIT_SECONDS, (
+        f"processes were still there {run.exit_seconds:.1f} s after their work was done"
+    )
+
+
+EXIT = _check(clean_exit)
+ENDINGS = (_check(endings.crash, STEP), _check(endings.hang, STEP))
+"""Functions of the backend and the number of replicas; each starts a run."""
+
+CHECKS = (*STATIC, *IN_SESSION, EXIT, *ENDINGS)
+"""All of them, in the order of a scorecard."""
+
+
+def check_backend(backend: str, *, replicas: int = 2, with_endings: bool = True) -> Scorecard:
+    """Makes every check that a backend's capabilities allow.
+
+    Args:
+        backend: `NAME` or `NAME:COLLECTIVE`, of a registered backend.
+        replicas: At least 2.
+        with_endings: Whether to make the checks of runs that go wrong: some 10 s each.
+
+    Raises:
+        PlanError: The backend cannot run this here.
+    """
+    host = plugin_host()
+    plan = make_plan(load_spec(probe.spec()), backend=backend, replicas=replicas, host=host)
+    name = split_backend(backend)[0]
+    adapter = host.backend(name)
+    outcomes = [attempted(check, adapter) for check in STATIC]
+    run = attempt(run_checks, probe.spec(), backend, replicas)
+    outcomes += _in_session(adapter, run, len(plan.processes))
+    if with_endings:
+        outcomes += [ending_outcome(check, backend, replicas) for check in ENDINGS]
+    return Scorecard("backend", name, backend, replicas, tuple(outcomes))
+
+
+def run_checks(session: Session) -> None:
+    """Makes every check that the backend's capabilities allow, and notes what is wrong; a run's work."""
+    bench, notes = Bench(session), Notes(session)
+    for check in IN_SESSION:
+        if check.needs <= bench.supported:
+            notes.add(check.name, _problem(check, bench))
+
+
+def _problem(check: Check, bench: Bench) -> str:
+    bench.board.share({})
+    try:
+        check.function(bench)
+    except AssertionError as error:
+        return str(error) or traceback.format_exc()
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def _in_session(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome]:
+    """The outcomes of one run; one that ends it early fails, and those after it are not asked."""
+    ended_in = None
+    for check in IN_SESSION:
+        obstacle = check.obstacle(adapter)
+        noted = [notes[check.name] for notes in run.notes.values() if check.name in notes]
+        if obstacle:
+            yield check.not_asked(obstacle)
+        elif ended_in:
+            yield check.not_asked(f"the run ended in {ended_in}")
+        elif len(noted) < processes:
+            ended_in = check.name
+            yield check.failed(f"the run ended in it: {run.failure}")
+        else:
+            yield judged(check, noted)
+    yield EXIT.not_asked(f"the run ended in {ended_in}") if ended_in else attempted(EXIT, run)
+
+
+def ending_outcome(check: Check, backend: str, replicas: int) -> Outcome:
+    """Makes one of `ENDINGS`, in a run of its own."""
+    obstacle = check.obstacle(plugin_host().backend(split_backend(backend)[0]))
+    return check.not_asked(obstacle) if obstacle else attempted(check, backend, replicas)

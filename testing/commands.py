@@ -1,0 +1,42 @@
+"""What `isotrain conformance` does; `isotrain.core.cli` has its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.exit_codes import ExitCode
+from isotrain.core.json_text import FORMAT, json_page
+from isotrain.core.plan import split_backend
+from isotrain.core.registry import plugin_host
+from isotrain.testing.scorecard import Scorecard
+
+
+def conformance(options: argparse.Namespace) -> ExitCode:
+    """Checks a backend or a strategy, and prints the scorecard."""
+    if not options.json:
+        print(f"checking {options.name} in real runs: a minute or so", file=sys.stderr)
+    card = _card(options.name, options.backend, options.replicas)
+    if options.json:
+        print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))
+    else:
+        from isotrain.testing import report
+
+        sys.stdout.write(report.scorecard(card))
+    return ExitCode.OK if card.passed else ExitCode.FINDINGS
+
+
+def _card(name: str, backend: str | None, replicas: int) -> Scorecard:
+    """Of the backend of that name, or of the strategy; with a backend given, of the strategy."""
+    host = plugin_host()
+    if backend is None and split_backend(name)[0] in host.backends.names():
+        from isotrain.testing.backend import check_backend
+
+        return check_backend(name, replicas=replicas)
+    if backend is None and name not in host.strategies.names():
+        known = [*host.backends.names(), *host.strategies.names()]
+        raise IsotrainError(unknown_name("backend or strategy", name, known))
+    from isotrain.testing.strategy import check_strategy
+
+    return check_strategy(name, backend=backend, replicas=replicas)

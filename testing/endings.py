@@ -1,0 +1,94 @@
+"""Checks of how runs end that go wrong: a process that is killed, and one that hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from isotrain.core.sample_random import SampleRandom
+from isotrain.core.session import Session
+from isotrain.testing import probe
+from isotrain.testing.launching import Notes, Run, attempt
+
+STEP = 3
+"""After it, the last process is killed or hangs."""
+PROGRESS_SECONDS = 5.0
+PATIENCE_SECONDS = 15.0
+"""For the launcher to notice and to end everybody."""
+
+_hanging = False
+
+
+def crash(backend: str, replicas: int) -> None:
+    """When a process is killed, the run ends soon and says which, and how."""
+    run = attempt(_killed_late, _spec(), backend, replicas)
+    culprit = _told(run, PATIENCE_SECONDS)
+    expected = f"{culprit} was ended by SIGKILL"
+    assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
+    run.forget()
+
+
+def hang(backend: str, replicas: int) -> None:
+    """When a process makes no progress, the run ends after the time-out and says which, and where."""
+    timeouts = {"timeouts": {"progress": PROGRESS_SECONDS}}
+    run = attempt(_hanging_late, _spec(transform=stand_still, **timeouts), backend, replicas)
+    culprit = _told(run, PROGRESS_SECONDS + PATIENCE_SECONDS)
+    expected = f"{culprit} made no progress for "
+    assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
+    assert "'next batch'" in str(run.failure), f"the call is not named: {run.failure}"
+    run.forget()
+
+
+def stand_still(inputs: Any, targets: Any, random: SampleRandom) -> tuple[Any, Any]:
+    """The spec's transform: changes nothing, and hangs once this process was told to."""
+    if _hanging:
+        time.sleep(600)
+    return inputs, targets
+
+
+def _spec(**changes: Any) -> dict[str, Any]:
+    return probe.spec(epochs=None, steps=100_000, **changes)
+
+
+def _killed_late(session: Session) -> None:
+    _train(session)
+    if _is_last(session):
+        _note_the_moment(session)
+        os.kill(os.getpid(), signal.SIGKILL)
+    _train(session, steps=100_000)
+
+
+def _hanging_late(session: Session) -> None:
+    global _hanging
+    _train(session)
+    if _is_last(session):
+        _note_the_moment(session)
+        _hanging = True
+    _train(session, steps=100_000)
+
+
+def _train(session: Session, steps: int = STEP) -> None:
+    for batch in session.batches():
+        session.step(batch)
+        if batch.step >= steps:
+            return
+
+
+def _is_last(session: Session) -> bool:
+    return session.rank == len(session.plan.processes) - 1
+
+
+def _note_the_moment(session: Session) -> None:
+    Notes(session).add("moment", time.time())
+
+
+def _told(run: Run, limit: float) -> str:
+    """How the error must begin: with the last rank; it is made sure that the run failed in time."""
+    assert run.failure is not None, "the run ended as if nothing had happened"
+    moments = [notes["moment"] for notes in run.notes.values() if "moment" in notes]
+    assert moments, f"the run failed before that: {run.failure}"
+    seconds = run.ended - moments[0]
+    assert seconds <= limit, f"it took {seconds:.1f} s to end the run; expected at most {limit:g} s"
+    return f"rank {max(run.notes)} of {max(run.notes) + 1}"

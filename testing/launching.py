@@ -1,0 +1,92 @@
+"""Starts the runs in which checks are made, shows nothing of them, and tells how they went."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isotrain.core import api
+from isotrain.core.errors import IsotrainError
+from isotrain.core.session import Session
+
+SpecFields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run went.
+
+    Attributes:
+        returned: By rank; nothing when it failed.
+        notes: What processes had noted by its end, by rank.
+        failure: Why the run failed; None when it did not.
+        ended: When all processes were gone, in seconds since 1970.
+        exit_seconds: Since the end of the last process's work.
+        folder: With its files.
+    """
+
+    returned: list[Any]
+    notes: dict[int, dict[str, Any]]
+    failure: str | None
+    ended: float
+    exit_seconds: float
+    folder: Path
+
+    def forget(self) -> None:
+        """Removes its files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Notes:
+    """What a process of a run has found so far: kept in a file, and so not lost when the run fails."""
+
+    def __init__(self, session: Session) -> None:
+        self._path = session.run_directory / f"notes-{session.rank}.json"
+        self._found: dict[str, Any] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Notes one finding: JSON types."""
+        self._found[name] = value
+        unfinished = self._path.with_suffix(".part")
+        unfinished.write_text(json.dumps(self._found), encoding="utf-8")
+        unfinished.rename(self._path)
+
+
+def attempt(work: Callable[[Session], Any], spec: SpecFields, backend: str, replicas: int) -> Run:
+    """Launches a run that may fail; its files are then kept, until it is told to forget them."""
+    folder = Path(tempfile.mkdtemp(prefix="isotrain-conformance-"))
+    finished = time.time()
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        nonlocal finished
+        if event["event"] == "finished":
+            finished = event["time"]
+
+    returned, failure = [], None
+    try:
+        returned = api.launch(
+            work,
+            spec,
+            backend=backend,
+            replicas=replicas,
+            run_directory=folder,
+            on_event=on_event,
+        )
+    except IsotrainError as error:
+        failure = str(error)
+    ended = time.time()
+    run = Run(returned, _read_notes(folder), failure, ended, ended - finished, folder)
+    if failure is None:
+        run.forget()
+    return run
+
+
+def _read_notes(folder: Path) -> dict[int, dict[str, Any]]:
+    paths = {int(path.stem.removeprefix("notes-")): path for path in folder.glob("notes-*.json")}
+    return {rank: json.loads(paths[rank].read_text(encoding="utf-8")) for rank in sorted(paths)}

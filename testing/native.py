@@ -1,0 +1,65 @@
+"""Is a backend as good as the framework by itself? Its weights against those of a loop written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.group import StateKind
+from isotrain.core.loop import fit
+from isotrain.core.session import Session
+from isotrain.testing.launching import attempt
+
+Weights = Mapping[str, np.ndarray]
+Loop = Callable[[Weights], Weights]
+"""Trains from the given weights, in the framework's own words, and gives the final ones."""
+
+
+def trained(spec: Mapping[str, Any], backend: str, replicas: int) -> dict[str, Any]:
+    """What process 0 has after isotrain's training: `start` and `weights` by name, `loss` of every step.
+
+    Args:
+        spec: What to train.
+        backend: `NAME` or `NAME:COLLECTIVE`.
+        replicas: How many.
+
+    Raises:
+        AssertionError: The run failed, or its processes end with different weights.
+    """
+    run = attempt(_train, spec, backend, replicas)
+    assert run.failure is None, run.failure
+    first: dict[str, Any] = run.returned[0]
+    for rank, other in enumerate(run.returned):
+        for name, value in first["weights"].items():
+            assert np.array_equal(value, other["weights"][name]), f"rank {rank} differs in {name}"
+    return first
+
+
+def _train(session: Session) -> dict[str, Any]:
+    """The built-in loop, with the weights at both ends."""
+    kinds: tuple[StateKind, ...] = ("trainable", "non-trainable")
+    start = session.read_state(kinds)
+    fit(session)
+    losses = list(session.flush_losses())
+    return {"start": start, "loss": losses, "weights": session.read_state(kinds)}
+
+
+def assert_native_equality(ours: Mapping[str, Any], loop: Loop) -> None:
+    """The weights are equal to the bit to those of a loop written by hand.
+
+    Args:
+        ours: What `trained` gave.
+        loop: The same training without isotrain: same data, order, model and optimizer.
+    """
+    theirs = loop(ours["start"])
+    assert set(ours["weights"]) == set(theirs), f"{sorted(ours['weights'])} != {sorted(theirs)}"
+    differ = {
+        name: float(np.abs(value - theirs[name]).max())
+        for name, value in ours["weights"].items()
+        if not np.array_equal(value, theirs[name])
+    }
+    assert not differ, f"largest differences: {differ}"
+    still = [n for n, v in ours["weights"].items() if np.array_equal(v, ours["start"][n])]
+    assert not still, f"not trained at all: {still}"

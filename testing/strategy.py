@@ -1,0 +1,191 @@
+"""How the checks of a strategy are made, and on which backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from isotrain.core.adapter import Adapter
+from isotrain.core.capabilities import Capability
+from isotrain.core.errors import PlanError
+from isotrain.core.plan import make_plan, missing_capabilities, split_backend
+from isotrain.core.registry import PluginHost, plugin_host
+from isotrain.core.session import Session
+from isotrain.core.spec_io import load_spec
+from isotrain.core.strategy import Conserved, Strategy
+from isotrain.testing import digits, strategy_checks, trials
+from isotrain.testing.launching import Run, attempt
+from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted
+from isotrain.testing.strategy_checks import Evidence
+
+
+def _always(strategy: Strategy) -> str | None:
+    return None
+
+
+def _where_equal(strategy: Strategy) -> str | None:
+    never = strategy.keeps_replicas_equal == "never"
+    return "the strategy does not say that it keeps replicas equal" if never else None
+
+
+def _where_synchronous(strategy: Strategy) -> str | None:
+    if strategy.equals_data_parallel:
+        return None
+    return "the strategy does not say that it equals data parallelism"
+
+
+def _where_conserved(kept: Conserved) -> Callable[[Strategy], str | None]:
+    def reason(strategy: Strategy) -> str | None:
+        says = kept in strategy.conserves
+        return None if says else f"the strategy does not say that it conserves {kept}"
+
+    return reason
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of a strategy and the checks of what it shows.
+
+    Attributes:
+        work: Of every process.
+        checks: Each with what makes it inapplicable to a strategy: a reason, or None.
+        replicas: How many, where not as many as asked for.
+        changes: Of the spec.
+    """
+
+    work: Callable[[Session], dict[str, Any]]
+    checks: Mapping[Check, Callable[[Strategy], str | None]]
+    replicas: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the run with a strategy."""
+        return digits.spec(**self.changes, strategy={"name": name, "options": dict(options)})
+
+
+DECLARATIONS = Check(strategy_checks.strategy_declarations)
+TRIALS = (
+    Trial(
+        trials.whole_training,
+        {
+            Check(strategy_checks.declares_what_it_uses): _always,
+            Check(strategy_checks.loss_is_of_the_global_batch): _always,
+            Check(strategy_checks.replicas_are_equal): _where_equal,
+            Check(strategy_checks.equals_data_parallel): _where_synchronous,
+            Check(strategy_checks.converges_on_digits): _always,
+        },
+    ),
+    Trial(trials.whole_training, {Check(strategy_checks.survives_one_replica): _always}, 1),
+    Trial(
+        trials.one_image,
+        {Check(strategy_checks.survives_empty_replicas): _always},
+        changes={"count": 1, "global_batch": 1, "epochs": 4},
+    ),
+    Trial(
+        trials.exchange_alone,
+        {
+            Check(
+                strategy_checks.keeps_parameter_mean,
+                frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS}),
+            ): _where_conserved(Conserved.PARAMETER_MEAN)
+        },
+        changes={"epochs": 1, "optimizer": {"name": "sgd", "lr": trials.TINY_RATE}},
+    ),
+    Trial(
+        trials.steady_gradient,
+        {
+            Check(strategy_checks.keeps_gradient_sum): _where_conserved(Conserved.GRADIENT_SUM),
+        },
+        changes={
+            "count": digits.GLOBAL_BATCH,
+            "shuffle": False,
+            "epochs": trials.WHOLE + 1,
+            "optimizer": {"name": "sgd", "lr": trials.SMALL_RATE},
+        },
+    ),
+)
+"""The runs of a strategy, one after the other, each of it anew: nothing of one carries over."""
+
+CHECKS = (DECLARATIONS, *(check for trial in TRIALS for check in trial.checks))
+"""All of them, in the order of a scorecard."""
+
+
+def check_strategy(
+    name: str,
+    *,
+    backend: str | None = None,
+    replicas: int = 2,
+    options: Mapping[str, Any] | None = None,
+) -> Scorecard:
+    """Makes every check that applies to a strategy.
+
+    Args:
+        name: Of a registered strategy.
+        backend: `NAME` or `NAME:COLLECTIVE`; left out, the first usable one that has what it requires.
+        replicas: At least 2.
+        options: Of the strategy.
+
+    Raises:
+        PlanError: The strategy and the backend do not fit together, or no backend fits.
+    """
+    digits.require()
+    host, given = plugin_host(), dict(options or {})
+    strategy = host.strategy(name, given)
+    chosen = backend or fitting_backend(strategy, host)
+    adapter = host.backend(split_backend(chosen)[0])
+    for trial in TRIALS:
+        count = trial.replicas or replicas
+        make_plan(load_spec(trial.spec(name, given)), backend=chosen, replicas=count, host=host)
+    card = [attempted(DECLARATIONS, strategy)]
+    for trial in TRIALS:
+
+        def run(trial: Trial = trial) -> Run:
+            count = trial.replicas or replicas
+            return attempt(trial.work, trial.spec(name, given), chosen, count)
+
+        card += outcomes(trial, strategy, adapter, run)
+    return Scorecard("strategy", name, chosen, replicas, tuple(card))
+
+
+def fitting_backend(strategy: Strategy, host: PluginHost) -> str:
+    """The first usable backend that has what a strategy requires.
+
+    Raises:
+        PlanError: There is none.
+    """
+    reasons = []
+    for name in host.backends.names():
+        adapter = host.backend(name)
+        usability = adapter.usability()
+        missing = missing_capabilities(strategy, adapter)
+        if usability.usable and not missing:
+            return name
+        reasons.append(f"{name}: {'; '.join(missing) or usability.reason}")
+    raise PlanError(
+        f"no usable backend has what the strategy {strategy.name!r} requires. " + ". ".join(reasons)
+    )
+
+
+def outcomes(
+    trial: Trial, strategy: Strategy, adapter: Adapter, start: Callable[[], Run]
+) -> Iterator[Outcome]:
+    """Of one trial.
+
+    Args:
+        trial: Which.
+        strategy: That is tried.
+        adapter: Of the backend.
+        start: Makes the run; not called when none of the checks applies.
+    """
+    run = None
+    for check, inapplicable in trial.checks.items():
+        obstacle = inapplicable(strategy) or check.obstacle(adapter)
+        if obstacle:
+            yield check.not_asked(obstacle)
+            continue
+        run = run or start()
+        if run.failure is not None:
+            yield check.failed(f"the run failed: {run.failure}")
+        else:
+            yield attempted(check, Evidence(strategy, run.returned))

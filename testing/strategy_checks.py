@@ -1,0 +1,170 @@
+"""The checks of a strategy: functions of what the processes of a run brought back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.capabilities import Capability
+from isotrain.core.strategy import Conserved, Strategy
+from isotrain.testing import digits, probe
+from isotrain.testing.digits import Oracle, Weights
+from isotrain.testing.trials import HALF, SMALL_RATE, WHOLE
+
+CLOSE = 1e-9
+"""Difference that rounding and the order of sums explain in float64."""
+GROWTH = 1.5
+"""Of what is held back, when the number of steps doubles; it is 2 when that is lost for good."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run of a strategy showed.
+
+    Attributes:
+        strategy: Which.
+        processes: What each process brought back, by rank.
+    """
+
+    strategy: Strategy
+    processes: list[dict[str, Any]]
+
+    @property
+    def main(self) -> dict[str, Any]:
+        """What process 0 brought back."""
+        return self.processes[0]
+
+
+def strategy_declarations(strategy: Strategy) -> None:
+    """What the strategy says of itself is of the right kind, and so are the bytes that it plans with."""
+    for name in ("name", "summary"):
+        text = getattr(strategy, name, None)
+        assert isinstance(text, str), f"{name}: expected a text, received {text!r}"
+        assert text.strip(), f"{name} is empty"
+    unknown = [name for name in strategy.requires if not isinstance(name, Capability)]
+    assert not unknown, f"requires: {unknown} are no members of isotrain.Capability"
+    assert strategy.keeps_replicas_equal in ("always", "finally", "never"), (
+        f"keeps_replicas_equal: {strategy.keeps_replicas_equal!r}"
+    )
+    other = [name for name in strategy.conserves if not isinstance(name, Conserved)]
+    assert not other, f"conserves: {other} are no members of Conserved"
+    for replicas in (1, 2, 8):
+        found = strategy.exchanged_bytes(4096, replicas)
+        assert found is None or 0 <= found < math.inf, (
+            f"exchanged_bytes(4096, {replicas}) is {found!r}"
+        )
+
+
+def declares_what_it_uses(evidence: Evidence) -> None:
+    """From the first step on, no capability is used that `requires` does not have."""
+    used = {Capability(name) for process in evidence.processes for name in process["used"]}
+    missing = sorted(used - evidence.strategy.requires)
+    assert not missing, f"used and not declared: {', '.join(missing)}"
+
+
+def loss_is_of_the_global_batch(evidence: Evidence) -> None:
+    """A step gives the mean loss of its global batch, the same on every process."""
+    first = probe.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)[0]
+    expected = Oracle(evidence.main["start"]).loss(first)
+    for rank, process in enumerate(evidence.processes):
+        _assert_close(process["losses"][0], expected, f"first loss on process {rank}")
+        assert process["losses"] == evidence.main["losses"], (
+            f"the losses on process {rank} are not those on process 0"
+        )
+
+
+def replicas_are_equal(evidence: Evidence) -> None:
+    """All replicas have the same weights when the strategy says so, to the bit."""
+    always = evidence.strategy.keeps_replicas_equal == "always"
+    moments = [p["fingerprints"] if always else p["fingerprints"][-1:] for p in evidence.processes]
+    for number, of_processes in enumerate(zip(*moments, strict=True)):
+        replicas = [fingerprint for process in of_processes for fingerprint in process]
+        when = f"after step {number}" if number < len(moments[0]) - 1 else "after the last step"
+        assert len(set(replicas)) == 1, f"{when}, replicas differ: {len(set(replicas))} states"
+
+
+def equals_data_parallel(evidence: Evidence) -> None:
+    """After each of the first steps, the weights are those of synchronous data parallelism."""
+    oracle = Oracle(evidence.main["start"])
+    batches = probe.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)
+    for step, (found, rows) in enumerate(zip(evidence.main["early"], batches, strict=False)):
+        oracle.step(rows)
+        _assert_weights(found, oracle.weights, f"after step {step}")
+
+
+def converges_on_digits(evidence: Evidence) -> None:
+    """The accuracy on held-out digits is that of data parallelism, or below it by the stated margin."""
+    _assert_trained(evidence)
+
+
+def survives_one_replica(evidence: Evidence) -> None:
+    """With one replica, the strategy trains as well."""
+    _assert_trained(evidence)
+
+
+def survives_empty_replicas(evidence: Evidence) -> None:
+    """With more replicas than samples, the loss is exact, weights stay finite, and training goes on."""
+    expected = Oracle(evidence.main["start"], 1).loss(np.array([0]))
+    for rank, process in enumerate(evidence.processes):
+        _assert_close(process["losses"][0], expected, f"first loss on process {rank}")
+        _assert_finite(process["weights"], f"process {rank}")
+    moved = [
+        not np.array_equal(process["weights"][name], evidence.main["start"][name])
+        for process in evidence.processes
+        for name in evidence.main["start"]
+    ]
+    assert any(moved), "no weight has changed"
+
+
+def keeps_parameter_mean(evidence: Evidence) -> None:
+    """The exchange leaves the mean over all replicas of the parameters as it is."""
+    _assert_weights(evidence.main["after"], evidence.main["before"], "mean over the replicas")
+
+
+def keeps_gradient_sum(evidence: Evidence) -> None:
+    """What the exchange holds back of the gradients does not grow with the number of steps."""
+    gradient = Oracle(evidence.main["start"]).gradients(np.arange(digits.GLOBAL_BATCH))
+    half, whole = (_held_back(evidence, gradient, steps) for steps in (HALF, WHOLE))
+    rounding = 1e-5 * WHOLE * sum(np.abs(part).sum() for part in gradient.values())
+    assert whole <= GROWTH * half + rounding, (
+        f"{half:.3g} are held back after {HALF} steps, {whole:.3g} after {WHOLE}; expected at most"
+        f" {GROWTH} times as much"
+    )
+
+
+def _held_back(evidence: Evidence, gradient: Weights, steps: int) -> float:
+    """The sum of absolute differences between what gradients asked for and what weights did."""
+    total = 0.0
+    for name, part in gradient.items():
+        ends = [process[f"after {steps}"][name] for process in evidence.processes]
+        moved = (evidence.main["start"][name] - np.mean(ends, axis=0)) / SMALL_RATE
+        total += float(np.abs(moved - steps * part).sum())
+    return total
+
+
+def _assert_trained(evidence: Evidence) -> None:
+    for rank, process in enumerate(evidence.processes):
+        _assert_finite(process["weights"], f"process {rank}")
+    expected = Oracle(evidence.main["start"]).trained().accuracy()
+    found, margin = evidence.main["accuracy"], evidence.strategy.convergence_margin
+    assert found >= expected - margin, (
+        f"accuracy {found:.3f}; data parallelism reaches {expected:.3f}, the margin is {margin:g}"
+    )
+
+
+def _assert_finite(weights: Weights, what: str) -> None:
+    wrong = [name for name, value in weights.items() if not np.isfinite(value).all()]
+    assert not wrong, f"{what}: not finite: {', '.join(wrong)}"
+
+
+def _assert_weights(found: Weights, expected: Weights, what: str) -> None:
+    for name, value in expected.items():
+        _assert_close(found[name], value, f"{what}: {name}")
+
+
+def _assert_close(found: Any, expected: Any, what: str) -> None:
+    far = float(np.max(np.abs(np.asarray(found) - np.asarray(expected))))
+    assert far <= CLOSE, f"{what} is off by {far:.3g}"

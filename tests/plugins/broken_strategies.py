@@ -1,0 +1,178 @@
+"""Strategies with one fault each, to see that the conformance checks find it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from isotrain import Capability, Conserved, Strategy
+
+LOCAL = frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS})
+REDUCING = frozenset({Capability.GRADIENTS, Capability.ALL_REDUCE})
+
+
+class _Local(Strategy):
+    """Local steps, averaged after each."""
+
+    summary = "broken"
+    requires = LOCAL
+    keeps_replicas_equal = "always"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        loss = group.local_step(batch, learning_rate)
+        group.average_parameters()
+        return loss
+
+
+class _Reducing(Strategy):
+    """Gradients, changed by `reduced`, and applied."""
+
+    summary = "broken"
+    requires = REDUCING
+    keeps_replicas_equal = "always"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        gradients, loss = group.gradients(batch)
+        reduced = [self.reduced(group, list(parts)) for parts in zip(*gradients, strict=True)]
+        group.apply(list(zip(*reduced, strict=True)), learning_rate)
+        return loss
+
+    def reduced(self, group: Any, parts: list[Any]) -> list[Any]:
+        return list(group.all_reduce(parts, "mean"))
+
+
+class Undeclared(_Reducing):
+    """Uses a collective that it does not declare."""
+
+    name = "broken-undeclared"
+    requires = frozenset({Capability.GRADIENTS})
+
+
+class WrongLoss(_Local):
+    """Gives twice the loss."""
+
+    name = "broken-wrong-loss"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        return super().step(group, batch, learning_rate) * 2
+
+
+class NeverAverages(_Local):
+    """Says that replicas are equal in the end, and averages nothing."""
+
+    name = "broken-never-averages"
+    keeps_replicas_equal = "finally"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        return group.local_step(batch, learning_rate)
+
+
+class SometimesEqual(_Local):
+    """Says that replicas are always equal, and averages at every second step."""
+
+    name = "broken-sometimes-equal"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        loss = group.local_step(batch, learning_rate)
+        if batch.step % 2:
+            group.average_parameters()
+        return loss
+
+    def finished(self, group: Any) -> None:
+        group.average_parameters()
+
+
+class RootTakesAll(_Local):
+    """Says that it conserves the mean of the parameters, and gives everybody those of replica 0."""
+
+    name = "broken-root-takes-all"
+    requires = frozenset({Capability.LOCAL_STEP, Capability.BROADCAST, Capability.NAMED_STATE})
+    conserves = frozenset({Conserved.PARAMETER_MEAN})
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        loss = group.local_step(batch, learning_rate)
+        state = group.read_state(("trainable",))
+        of_root = {
+            name: group.numpy(group.broadcast([group.tensor(value)] * len(group.local_replicas))[0])
+            for name, value in state.items()
+        }
+        group.write_state(of_root)
+        return loss
+
+
+class SumsGradients(_Reducing):
+    """Says that it equals data parallelism, and adds gradients up where it should average them."""
+
+    name = "broken-sums-gradients"
+    equals_data_parallel = True
+
+    def reduced(self, group: Any, parts: list[Any]) -> list[Any]:
+        return list(group.all_reduce(parts, "sum"))
+
+
+class StandsStill(Strategy):
+    """Computes the loss and trains nothing."""
+
+    name = "broken-stands-still"
+    summary = "broken"
+    requires = frozenset({Capability.GRADIENTS})
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        return group.gradients(batch)[1]
+
+
+class NeedsSamples(_Local):
+    """Cannot do with fewer samples than replicas."""
+
+    name = "broken-needs-samples"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        assert batch.size // group.replicas > 0, "no samples for everybody"
+        return super().step(group, batch, learning_rate)
+
+
+class NeedsOthers(_Local):
+    """Cannot do alone."""
+
+    name = "broken-needs-others"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        return super().step(group, batch, learning_rate / (group.replicas - 1))
+
+
+class ForgetsSmallGradients(_Reducing):
+    """Says that gradients arrive in the end, and sends the larger half of them alone."""
+
+    name = "broken-forgets-small-gradients"
+    conserves = frozenset({Conserved.GRADIENT_SUM})
+
+    def reduced(self, group: Any, parts: list[Any]) -> list[Any]:
+        sent = []
+        for part in parts:
+            values = group.numpy(part)
+            large = np.abs(values) >= np.median(np.abs(values))
+            sent.append(group.tensor(np.where(large, values, 0.0)))
+        return super().reduced(group, sent)
+
+
+class Misdescribed(_Local):
+    """Requires something that is no capability, though it is spelled like one."""
+
+    name = "broken-misdescribed"
+    requires = frozenset({"local-step", "average-parameters"})  # type: ignore[assignment]
+
+
+BROKEN = (
+    Undeclared,
+    WrongLoss,
+    NeverAverages,
+    SometimesEqual,
+    RootTakesAll,
+    SumsGradients,
+    StandsStill,
+    NeedsSamples,
+    NeedsOthers,
+    ForgetsSmallGradients,
+    Misdescribed,
+)

@@ -1,0 +1,271 @@
+"""The parts of the conformance kit that need no run."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.adapter import Adapter
+from isotrain.core.capabilities import Capability
+from isotrain.core.cli import main
+from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.exit_codes import ExitCode
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.registry import plugin_host
+from isotrain.core.strategy import Strategy
+from isotrain.testing import backend, commands, digits, endings, report, strategy
+from isotrain.testing.launching import Run
+from isotrain.testing.native import assert_native_equality
+from isotrain.testing.scorecard import Check, Scorecard
+from isotrain.testing.watch import NEEDS, Watched
+
+WITHOUT_CAPABILITY = {
+    *("place", "tensor", "numpy", "barrier", "synchronise_device", "close"),
+    *("evaluation_step", "collect_metrics", "traits"),
+    *("undisturbed", "keep_gradients", "kept_gradients"),
+}
+
+
+def sums() -> None:
+    """Sums are sums."""
+
+
+CHECK = Check(sums)
+FAILED = CHECK.failed("2 + 2\n= 5")
+
+
+def test_every_method_of_a_group_takes_a_capability_or_is_there_for_all() -> None:
+    methods = {name for name in vars(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
+    public = {name for name in methods if not name.startswith("_")}
+    assert public == {*NEEDS, *WITHOUT_CAPABILITY}
+    assert set(NEEDS.values()) == set(Capability)
+
+
+def test_a_watched_group_notes_what_is_used() -> None:
+    class Group:
+        replicas = 2
+
+        def all_reduce(self, values: list[int], op: str) -> list[int]:
+            return [value * 2 for value in values]
+
+    used: set[Capability] = set()
+    watched: Any = Watched(Group(), used)  # type: ignore[arg-type]
+    assert watched.replicas == 2
+    assert not used
+    assert watched.all_reduce([3], "sum") == [6]
+    assert used == {Capability.ALL_REDUCE}
+
+
+def test_the_gradients_of_the_digits_are_those_of_their_loss() -> None:
+    generator, rows = np.random.default_rng(3), np.arange(5)
+    shapes = {
+        "hidden/kernel": (64, digits.HIDDEN),
+        "hidden/bias": (digits.HIDDEN,),
+        "head/kernel": (digits.HIDDEN, 10),
+        "head/bias": (10,),
+    }
+    oracle = digits.Oracle({n: generator.normal(size=s) / 4 for n, s in shapes.items()})
+    gradients = oracle.gradients(rows)
+    for name, shape in shapes.items():
+        direction = generator.normal(size=shape)
+        before = oracle.weights[name]
+        ends = []
+        for sign in (1, -1):
+            oracle.weights[name] = before + sign * 1e-6 * direction
+            ends.append(oracle.loss(rows))
+        oracle.weights[name] = before
+        slope = (ends[0] - ends[1]) / 2e-6
+        assert slope == pytest.approx(float((gradients[name] * direction).sum()), rel=1e-6)
+
+
+def test_names_of_checks_are_told_apart() -> None:
+    for checks in (backend.CHECKS, strategy.CHECKS):
+        assert len({check.name for check in checks}) == len(checks)
+
+
+def outcomes_of(notes: dict[int, dict[str, Any]], failure: str | None) -> dict[str, Any]:
+    adapter = plugin_host().backend("torch-ddp")
+    run = Run([], notes, failure, 0.0, 0.0, Path())
+    return {o.check: o for o in backend._in_session(adapter, run, processes=2)}
+
+
+def test_a_check_that_ends_the_run_fails_and_those_after_it_are_not_asked() -> None:
+    names = [check.name for check in backend.IN_SESSION]
+    done = dict.fromkeys(names[:3], "")
+    found = outcomes_of({0: {**done, names[3]: ""}, 1: done}, "rank 1 died")
+    assert [found[name].verdict for name in names[:5]] == [
+        *("passed", "passed", "passed", "failed", "not asked")
+    ]
+    assert "rank 1 died" in found[names[3]].reason
+    assert found["clean_exit"].verdict == "not asked"
+
+
+def test_a_process_that_noted_nothing_is_not_passed_over() -> None:
+    names = [check.name for check in backend.IN_SESSION]
+    found = outcomes_of({0: dict.fromkeys(names, "")}, "rank 1 never came")
+    assert found[names[0]].verdict == "failed"
+
+
+def test_one_process_that_finds_a_fault_is_enough() -> None:
+    names = [check.name for check in backend.IN_SESSION]
+    good = dict.fromkeys(names, "")
+    found = outcomes_of({0: good, 1: {**good, names[4]: "2 != 3"}}, None)
+    assert {name for name, o in found.items() if o.verdict == "failed"} == {names[4]}
+    assert found[names[4]].reason == "process 1: 2 != 3"
+
+
+def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
+    class Lacking:
+        supported = frozenset({Capability.BROADCAST})
+        unsupported = {Capability.ALL_GATHER: "for want of a library"}
+
+    asked = Check(sums, frozenset({Capability.BROADCAST}))
+    lacking: Adapter = Lacking()  # type: ignore[assignment]
+    assert asked.obstacle(lacking) is None
+    obstacle = Check(sums, frozenset({Capability.ALL_GATHER})).obstacle(lacking)
+    assert obstacle == "the backend has no all-gather: for want of a library"
+
+
+def test_a_scorecard_is_told_whole() -> None:
+    outcomes = (CHECK.passed(), FAILED, CHECK.not_asked("no numbers"))
+    card = Scorecard("backend", "abacus", "abacus", 2, outcomes)
+    text = report.scorecard(card)
+    assert "backend abacus, 2 replicas: 1 passed, 1 failed, 1 not asked" in text
+    for part in ("Sums are sums.", "no numbers", "2 + 2", "= 5"):
+        assert part in text
+    assert not card.passed
+    assert card.to_dict()["outcomes"][1] == {
+        "check": "sums",
+        "meaning": "Sums are sums.",
+        "verdict": "failed",
+        "reason": "2 + 2\n= 5",
+    }
+
+
+def test_a_strategy_that_fits_nowhere_is_told_why() -> None:
+    class Demanding(Strategy):
+        name = "demanding"
+        summary = "-"
+        requires = frozenset({"telepathy"})  # type: ignore[assignment]
+
+        def step(self, group: Any, batch: Any, learning_rate: float) -> Any: ...
+
+    with pytest.raises(PlanError, match="telepathy"):
+        strategy.fitting_backend(Demanding(), plugin_host())
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(IsotrainError, match=r"unknown backend or strategy 'data-paralel'.*Did you"):
+        commands._card("data-paralel", None, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checked"),
+    [
+        (["torch-ddp:gloo"], ("backend", "torch-ddp:gloo", {"replicas": 2})),
+        (["data-parallel"], ("strategy", "data-parallel", {"backend": None, "replicas": 2})),
+        (
+            ["x", "--backend", "torch-ddp", "--replicas", "3"],
+            ("strategy", "x", {"backend": "torch-ddp", "replicas": 3}),
+        ),
+    ],
+)
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_command_checks_a_backend_or_a_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    checked: Any,
+    passes: bool,
+) -> None:
+    asked: list[Any] = []
+
+    def card(kind: Any, name: str, **given: Any) -> Scorecard:
+        asked.append((kind, name, given))
+        return Scorecard(kind, name, "torch-ddp", 2, (CHECK.passed() if passes else FAILED,))
+
+    monkeypatch.setattr(backend, "check_backend", functools.partial(card, "backend"))
+    monkeypatch.setattr(strategy, "check_strategy", functools.partial(card, "strategy"))
+    code = main(["conformance", *arguments, "--json"])
+    assert code == (ExitCode.OK if passes else ExitCode.FINDINGS)
+    assert asked == [checked]
+    told = json.loads(capsys.readouterr().out)["scorecard"]
+    assert (told["kind"], told["name"], told["passed"]) == (*checked[:2], passes)
+    assert main(["conformance", *arguments]) == code
+    assert f"{checked[0]} {checked[1]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"kernel": 2.0 + 2.0**-50}, "largest differences"),
+        ({"bias": 1.0, "kernel": 2.0}, "bias"),
+        ({"kernel": 1.0}, "not trained at all"),
+    ],
+)
+def test_native_equality_is_to_the_bit(changed: dict[str, float], told: str) -> None:
+    start, end = {"kernel": np.array(1.0)}, {"kernel": np.array(2.0)}
+    ours = {"start": start, "weights": end}
+    assert_native_equality(ours, lambda given: {"kernel": given["kernel"] * 2})
+    other = {name: np.array(value) for name, value in changed.items()}
+    ours = ours if told != "not trained at all" else {"start": start, "weights": start}
+    with pytest.raises(AssertionError, match=told):
+        assert_native_equality(ours, lambda given: other)
+
+
+KILLED = "rank 1 of 2 was ended by SIGKILL after step 3, in call 'between calls'."
+STUCK = "rank 1 of 2 made no progress for 5 s at step 4, in call 'next batch'."
+
+
+def ended(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, check: Check, failure: str | None, seconds: float
+) -> str | None:
+    """Why a check of a run that goes wrong fails, if the run goes like this."""
+    notes = {1: {"moment": 100.0}} if failure is None or "before" not in failure else {}
+    run = Run([], notes, failure, 100.0 + seconds, 0.0, folder)
+    monkeypatch.setattr(endings, "attempt", lambda *given: run)
+    return backend.ending_outcome(check, "torch-ddp", 2).reason
+
+
+@pytest.mark.parametrize(
+    ("check", "failure", "seconds", "told"),
+    [
+        (0, KILLED, 3.0, None),
+        (1, STUCK, 8.0, None),
+        (0, None, 3.0, "as if nothing had happened"),
+        (0, KILLED, 60.0, "it took 60.0 s"),
+        (0, KILLED.replace("rank 1", "rank 0"), 3.0, "expected: rank 1 of 2 was ended"),
+        (0, "rank 0 raised ValueError before that", 3.0, "the run failed before that"),
+        (1, STUCK.replace("next batch", "step"), 8.0, "the call is not named"),
+        (1, KILLED, 8.0, "expected: rank 1 of 2 made no progress"),
+    ],
+)
+def test_how_runs_end_that_go_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    check: int,
+    failure: str | None,
+    seconds: float,
+    told: str | None,
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    reason = ended(monkeypatch, folder, backend.ENDINGS[check], failure, seconds)
+    assert reason is None if told is None else told in str(reason)
+    assert folder.exists() == (told is not None)  # only of what has to be looked into
+
+
+def test_a_process_that_lingers_is_no_clean_exit() -> None:
+    names = [check.name for check in backend.IN_SESSION]
+    good = dict.fromkeys(names, "")
+    run = Run([], {0: good, 1: good}, None, 0.0, 5.5, Path())
+    adapter = plugin_host().backend("torch-ddp")
+    *_, last = backend._in_session(adapter, run, processes=2)
+    assert last.check == "clean_exit"
+    assert last.reason is not None
+    assert "still there 5.5 s" in last.reason
