@@ -15,6 +15,8 @@ from isotrain.core.json_text import json_page
 
 FORMAT = 1
 COMPARISON_FILE = "comparison.json"
+LEAST_RUNS = 3
+"""Runs of a cell from which on an interval knows how runs differ."""
 CellStatus = Literal["finished", "failed", "skipped"]
 
 

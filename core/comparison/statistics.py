@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from isotrain.core.comparison.records import Estimate
+from isotrain.core.comparison.records import LEAST_RUNS, Estimate
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-LEAST_RUNS = 3
-"""Runs from which on an interval knows how runs differ."""
 _NORMAL = 1.959964
 _STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179),

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.comparison.records import ESTIMATES, Cell, Estimate, Repeat, Span
-from isotrain.core.comparison.statistics import LEAST_RUNS, Bootstrap, quantile, rate
+from isotrain.core.comparison.records import ESTIMATES, LEAST_RUNS, Cell, Estimate, Repeat, Span
+from isotrain.core.comparison.statistics import Bootstrap, quantile, rate
 from isotrain.core.plan import plain_differences
 
 _NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"

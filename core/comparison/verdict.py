@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isotrain.core.comparison.records import Cell, Estimate, Verdict
-from isotrain.core.comparison.statistics import LEAST_RUNS
+from isotrain.core.comparison.records import LEAST_RUNS, Cell, Estimate, Verdict
 
 LOSS_TOLERANCE = 1e-3
 """A relative difference of losses from which on the verdict mentions it."""
