@@ -8,15 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conformance.runs import launch_quietly
 from integration import parity_cases as cases
 
 from isotrain.core.parity.judge import Judgement, judge
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.runs import RunTrace, put_together
 from isotrain.core.spec_io import load_spec
+from isotrain.testing.launching import attempt
 
 ROOT = Path(__file__).parents[2]
 PLANTED = {
@@ -32,11 +33,18 @@ PLANTED = {
 """Backend to the stage, the cause and the step that must be named."""
 
 
+def launched(work: Any, precision: str) -> list[Any]:
+    spec = cases.faulty_spec(precision)
+    run = attempt(work, spec, "torch-ddp", 2)
+    assert run.failure is None, run.failure
+    return run.returned
+
+
 @functools.cache
 def planted() -> dict[str, RunTrace]:
     """The run as it is and with each fault in float64, and as it is in float32; in two launches."""
-    quick = launch_quietly(cases.trace_right, cases.faulty_spec("float32"), "torch-ddp", 2)
-    ranks = launch_quietly(cases.trace_faults, cases.faulty_spec("float64"), "torch-ddp", 2)
+    quick = launched(cases.trace_right, "float32")
+    ranks = launched(cases.trace_faults, "float64")
     found = {name: put_together(name, [rank[name] for rank in ranks]) for name in ranks[0]}
     return {**found, "float32": put_together("float32", quick)}
 
