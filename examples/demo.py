@@ -150,7 +150,7 @@ def main() -> int:
         print(json.dumps({"cells": [asdict(c) for c in cells], "agree": agree, "text": text}))
     else:
         print_table(cells)
-        print(text)
+        print(text, flush=True)
         trained = list(dict.fromkeys(cell.backend for cell in cells if cell.apart is not None))
         if args.repeats and trained:
             page = report(args, trained)
