@@ -1,4 +1,4 @@
-"""What each command does; `isotrain.core.cli` has their arguments."""
+"""What each command does; `isotrain.core.cli_arguments` has their arguments."""
 
 from __future__ import annotations
 

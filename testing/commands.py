@@ -1,4 +1,4 @@
-"""What `isotrain conformance` does; `isotrain.core.cli` has its arguments."""
+"""What `isotrain conformance` does; `isotrain.core.cli_arguments` has its arguments."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 
+from isotrain.core.argument_types import count, counts
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -17,9 +19,9 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
         metavar="NAME[:COLLECTIVE]",
         help="what to compare; may be repeated (all that can be used)",
     )
-    add("--replicas", type=_counts, default=[1], metavar="N,N", help="how many of each (1)")
+    add("--replicas", type=counts, default=[1], metavar="N,N", help="how many of each (1)")
     add("--strategy", action="append", metavar="NAME", help="may be repeated (the spec's)")
-    add("--repeat", type=_count, metavar="N", help="runs of each cell (3)")
+    add("--repeat", type=count, metavar="N", help="runs of each cell (3)")
     add(
         "--time-budget",
         type=_duration,
@@ -34,7 +36,7 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--steps",
-        type=_count,
+        type=count,
         metavar="N",
         help="first steps to compare losses of (20)",
     )
@@ -63,18 +65,6 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
 def describe_report(command: argparse.ArgumentParser) -> None:
     """Adds what `report` takes."""
     command.add_argument("folder", metavar="DIR", help="what compare wrote to")
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least 1, received {text!r}"
-        )
-    return int(text)
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part.strip()) for part in text.split(",")]
 
 
 def _duration(text: str) -> float:

@@ -88,7 +88,7 @@ def string_constants(path: Path) -> Iterator[str]:
 
 
 # Helps and examples on the command line show a person real names; no behaviour hangs on them.
-SHOWS_NAMES = {"cli.py"}
+SHOWS_NAMES = {"cli_arguments.py"}
 
 
 def test_core_names_no_backend() -> None:

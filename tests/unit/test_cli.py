@@ -19,7 +19,8 @@ import pytest
 
 from isotrain import __version__
 from isotrain.core import commands
-from isotrain.core.cli import exit_code_of, main, parser
+from isotrain.core.cli import exit_code_of, main
+from isotrain.core.cli_arguments import parser
 from isotrain.core.errors import (
     BackendUnavailableError,
     DataError,
