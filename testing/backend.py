@@ -57,6 +57,7 @@ IN_SESSION = (
     _check(training.replicas_stay_equal, STEP, STATE, GRADIENTS),
     _check(training.exact_mean_of_gradients, STATE, GRADIENTS),
     _check(training.synchronised_step, STEP, STATE),
+    _check(training.steps_leave_no_threads, STEP),
     _check(training.accumulation, STEP, STATE),
     _check(training.gradients_and_apply, STEP, STATE, GRADIENTS, Capability.ALL_REDUCE),
     _check(training.local_step, STATE, Capability.LOCAL_STEP),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import psutil
 
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
@@ -153,6 +154,20 @@ def synchronised_step(bench: Bench) -> None:
         assert_close(weights, oracle.weights, f"weights after {count} samples")
 
 
+def steps_leave_no_threads(bench: Bench) -> None:
+    """However many steps are taken, the process has no more threads than after the first ones."""
+    bench.restart()
+    (batch,) = bench.batches(8, 8)
+    counts = []
+    for _ in range(2):
+        for _ in range(30):
+            bench.group.synchronised_step(batch, probe.RATE)
+        bench.group.barrier()
+        counts.append(psutil.Process().num_threads())
+    early, late = counts
+    assert late - early < 15, f"{early} threads after 30 steps, {late} after 60"
+
+
 def accumulation(bench: Bench) -> None:
     """Slices in two micro-batches, some of them empty, give the same step."""
     found = []
@@ -185,24 +200,23 @@ def gradients_and_apply(bench: Bench) -> None:
 
 def local_step(bench: Bench) -> None:
     """Each replica follows its own slice; the loss is that of the global batch."""
-    bench.restart()
-    (batch,) = bench.batches(7, 7)
-    loss = float(bench.group.local_step(batch, probe.RATE))
-    weights = bench.session.read_state(("trainable",))
-    assert_close(loss, probe.Oracle.fresh().losses(np.arange(7)).mean(), "loss")
-    replica = bench.group.local_replicas[0]
-    assert_close(weights, _after_own_slice(bench, replica, 7), f"weights of replica {replica}")
+    _check_local_step(bench, 7)
 
 
 def local_step_without_samples(bench: Bench) -> None:
     """A replica without samples stays where it is; those with samples do not notice."""
+    _check_local_step(bench, 1)
+
+
+def _check_local_step(bench: Bench, samples: int) -> None:
     bench.restart()
-    (batch,) = bench.batches(1, 1)
+    (batch,) = bench.batches(samples, samples)
     loss = float(bench.group.local_step(batch, probe.RATE))
     weights = bench.session.read_state(("trainable",))
-    assert_close(loss, probe.Oracle.fresh().losses(np.arange(1)).mean(), "loss")
+    assert_close(loss, probe.Oracle.fresh().losses(np.arange(samples)).mean(), "loss")
     replica = bench.group.local_replicas[0]
-    assert_close(weights, _after_own_slice(bench, replica, 1), f"weights of replica {replica}")
+    own = _after_own_slice(bench, replica, samples)
+    assert_close(weights, own, f"weights of replica {replica}")
 
 
 def average_parameters(bench: Bench) -> None:
