@@ -25,10 +25,7 @@ _NEVER = 1 << 30
 
 
 class HorovodExchange(Exchange):
-    """Gradients are averaged by `hvd.DistributedOptimizer`: per parameter, during the backward pass.
-
-    Its hooks, fusion and compression are used as they are; the update itself stays the program's.
-    """
+    """Gradients are averaged by Horovod, with its fusion and compression; the update is the program's."""
 
     def __init__(self, context: ProcessContext, setting: Setting) -> None:
         runtime.start(hvd, context, setting)
@@ -46,13 +43,13 @@ class HorovodExchange(Exchange):
                 )
         hvd.broadcast_parameters(program.trainable | program.frozen, root_rank=0)
         self._objective = program.objective
-        self._gradients = _distributed_optimizer(program.trainable, self._options)
+        self._gradients = _exchange_of(program.trainable, self._options)
         self._accumulating = False
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """A forward pass whose backward pass Horovod's hooks shall follow."""
         if not self._accumulating:
-            self._gradients.set_backward_passes_per_step(1)
+            self._gradients.follow()
         return self._objective(inputs, targets)
 
     @contextlib.contextmanager
@@ -69,10 +66,13 @@ class HorovodExchange(Exchange):
         handle = hvd.allreduce_async(_sendable(scalar), name="isotrain.loss", op=hvd.Sum)
         return lambda: (hvd.synchronize(handle) / self.replicas).to(scalar.dtype)
 
+    def begin_loss(self, share: torch.Tensor) -> Wait:
+        """For a small model, lets the loss travel with the gradients."""
+        return self._gradients.take_along(share) or self.begin_mean(share)
+
     def finish_gradients(self) -> None:
-        """Waits for the averages that the hooks began, and begins those of unused parameters."""
-        self._gradients.backward_passes_per_step = _NEVER
-        self._gradients.synchronize()
+        """Leaves the mean of every gradient, zero where a parameter was not used."""
+        self._gradients.finish()
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """One Horovod all-reduce."""
@@ -122,24 +122,80 @@ class _Parameters:
         self.param_groups = groups
 
 
-def _distributed_optimizer(
+class _Overlapped:
+    """`hvd.DistributedOptimizer`: gradients travel during the backward pass, from its hooks."""
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
+    ) -> None:
+        self._optimizer = hvd.DistributedOptimizer(
+            _Parameters([{"params": list(parameters.values())}]),
+            named_parameters=list(parameters.items()),
+            compression=compression,
+            op=hvd.Average,
+            groups=groups,
+            backward_passes_per_step=_NEVER,
+        )
+
+    def follow(self) -> None:
+        """Makes the hooks exchange in the next backward pass."""
+        self._optimizer.set_backward_passes_per_step(1)
+
+    def take_along(self, scalar: torch.Tensor) -> Wait | None:
+        """None: gradients that have gone leave nothing to join."""
+        return None
+
+    def finish(self) -> None:
+        """Waits for the averages that the hooks began, and begins those of unused parameters."""
+        self._optimizer.backward_passes_per_step = _NEVER
+        self._optimizer.synchronize()
+
+
+class _Together:
+    """One exchange after the backward pass: for a small model, where more take longer than they save."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], compression: Any) -> None:
+        self._parameters = list(parameters.values())
+        self._compression = compression
+        self._scalar = torch.zeros(())
+
+    def follow(self) -> None:
+        """Nothing: no hooks are waiting."""
+
+    def take_along(self, scalar: torch.Tensor) -> Wait | None:
+        """Adds a scalar, which stays uncompressed, to the next exchange."""
+        self._scalar = scalar
+        return lambda: self._scalar
+
+    def finish(self) -> None:
+        """Exchanges all gradients, those of unused parameters as zeros, and the scalar."""
+        compress, decompress = self._compression.compress, self._compression.decompress
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else _dense(parameter.grad)
+            for parameter in self._parameters
+        ]
+        sent, contexts = zip(*map(compress, gradients), strict=True)
+        self._scalar, *means = hvd.grouped_allreduce(
+            [self._scalar, *sent], name="isotrain.step", op=hvd.Average
+        )
+        for parameter, mean, context in zip(self._parameters, means, contexts, strict=True):
+            parameter.grad = decompress(mean, context)
+
+
+def _exchange_of(
     parameters: Mapping[str, torch.Tensor], options: Mapping[str, Any]
-) -> Any:
-    """Horovod's wrapper around an optimizer that never steps: only its exchange is wanted."""
-    return hvd.DistributedOptimizer(
-        _Parameters([{"params": list(parameters.values())}]),
-        named_parameters=list(parameters.items()),
-        compression=getattr(hvd.Compression, options.get("compression", "none")),
-        op=hvd.Average,
-        groups=options.get("groups", _groups(parameters)),
-        backward_passes_per_step=_NEVER,
-    )
-
-
-def _groups(parameters: Mapping[str, torch.Tensor]) -> int | None:
-    """One exchange for a small model, where starting one per parameter takes longer than it saves."""
+) -> _Overlapped | _Together:
+    """The faster way for a model of this size, unless the options name one."""
+    compression = getattr(hvd.Compression, options.get("compression", "none"))
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
-    return None if size >= OVERLAP_BYTES else 1
+    if "groups" not in options and size < OVERLAP_BYTES:
+        return _Together(parameters, compression)
+    return _Overlapped(parameters, compression, options.get("groups"))
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Horovod's groups hold no sparse tensors; a small model loses nothing by a dense one."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _sendable(value: torch.Tensor) -> torch.Tensor:

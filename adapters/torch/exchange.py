@@ -42,6 +42,10 @@ class Exchange(ABC):
     def begin_mean(self, scalar: torch.Tensor) -> Wait:
         """Starts the mean of a scalar over all replicas; the result is given when waited for."""
 
+    def begin_loss(self, share: torch.Tensor) -> Wait:
+        """As `begin_mean`, for the loss of a synchronised step, before its backward pass."""
+        return self.begin_mean(share)
+
     @abstractmethod
     def finish_gradients(self) -> None:
         """Returns once every parameter's `.grad` is the mean over all replicas."""

@@ -117,7 +117,7 @@ class TorchReplicaGroup(ReplicaGroup):
                 for piece in pieces[:-1]:
                     share = self._backward(piece, exchange.module, share)
         share, loss = self._forward(pieces[-1], exchange.module, share)
-        mean = exchange.begin_mean(share)
+        mean = exchange.begin_loss(share)
         program.backward(loss)
         exchange.finish_gradients()
         self._update_weights()
