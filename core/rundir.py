@@ -15,6 +15,7 @@ from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
 from isotrain.core.plan import Plan
 from isotrain.core.spec import TrainingSpec
+from isotrain.core.whole_file import write_whole
 
 _PACKAGES = ("isotrain", "numpy", "keras", "torch", "tensorflow", "tensorflow-cpu", "horovod")
 
@@ -50,10 +51,8 @@ class RunDirectory:
             RunFailedError: The disk is full, or the directory is gone.
         """
         target = self.path / name
-        partial = target.with_suffix(".partial")
         try:
-            partial.write_text(json_page(fields) + "\n", encoding="utf-8")
-            partial.replace(target)
+            write_whole(target, json_page(fields) + "\n")
         except OSError as error:
             raise RunFailedError(f"{target} cannot be written: {error}.") from error
 

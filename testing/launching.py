@@ -14,6 +14,7 @@ from typing import Any
 from isotrain.core import api
 from isotrain.core.errors import IsotrainError
 from isotrain.core.session import Session
+from isotrain.core.whole_file import write_whole
 
 SpecFields = Mapping[str, Any]
 
@@ -53,9 +54,7 @@ class Notes:
     def add(self, name: str, value: Any) -> None:
         """Notes one finding: JSON types."""
         self._found[name] = value
-        unfinished = self._path.with_suffix(".part")
-        unfinished.write_text(json.dumps(self._found), encoding="utf-8")
-        unfinished.rename(self._path)
+        write_whole(self._path, json.dumps(self._found))
 
 
 def attempt(work: Callable[[Session], Any], spec: SpecFields, backend: str, replicas: int) -> Run:

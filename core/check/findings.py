@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from isotrain.core.check.codes import RULES, Rule, Severity, is_silenced
 from isotrain.core.check.subject import Hit
-from isotrain.core.json_text import FORMAT
+from isotrain.core.json_text import FORMAT, json_page
+from isotrain.core.notebook import html_table
 
 _SHOWN_LAYERS = 5
 
@@ -100,24 +100,20 @@ class CheckResult:
 
     def to_json(self) -> str:
         """The result as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json_page(self.to_dict())
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
         if not self.findings:
             return f"<p>{html.escape(self.spec)}: nothing found</p>"
         columns = ("code", "severity", "field", "what", "targets", "why", "what to do")
-        head = "".join(f"<th>{name}</th>" for name in columns)
-        body = "".join(_html_row(found) for found in self.findings)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(columns, map(_row, self.findings))
 
 
-def _html_row(found: Finding) -> str:
+def _row(found: Finding) -> tuple[str, ...]:
     what = f"{found.title}: {found.case}"
     where = ", ".join(found.targets)
-    cells = (found.code, found.severity, found.field, what, where, found.reason, found.fix)
-    drawn = (f'<td style="white-space: pre-wrap">{html.escape(cell)}</td>' for cell in cells)
-    return f"<tr>{''.join(drawn)}</tr>"
+    return (found.code, found.severity, found.field, what, where, found.reason, found.fix)
 
 
 def gathered(hits: Iterable[Hit], targets: Sequence[str]) -> list[Finding]:

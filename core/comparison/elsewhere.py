@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from isotrain import __version__
 from isotrain.core.errors import IsotrainError
+from isotrain.core.whole_file import write_whole
 
 
 def main() -> None:
@@ -24,10 +25,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_other, daemon=True).start()
     sys.path.extend(folder for folder in task["path"] if folder not in sys.path)
     answer = {"version": __version__, **_attempt(task)}
-    target = Path(task["folder"]) / "answer.json"
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(answer, default=str), encoding="utf-8")
-    partial.replace(target)
+    write_whole(Path(task["folder"]) / "answer.json", json.dumps(answer, default=str))
 
 
 def _unwind(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from isotrain.core.comparison.records import ESTIMATES, Cell, Estimate
-from isotrain.core.errors import IsotrainError
 
 _PLAIN = ("name", "backend", "collective", "replicas", "strategy", "python", "status", "reason")
 _NUMBERS = ("exchanged_bytes", "final_loss", "loss_difference")
@@ -46,19 +45,3 @@ def csv_text(cells: Sequence[Cell]) -> str:
     writer.writeheader()
     writer.writerows(found)
     return stream.getvalue()
-
-
-def data_frame(cells: Sequence[Cell]) -> Any:
-    """The rows as a `pandas.DataFrame`.
-
-    Raises:
-        IsotrainError: pandas is not installed.
-    """
-    try:
-        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as error:
-        raise IsotrainError(
-            f"to_pandas needs pandas, which cannot be imported ({error}). Install it (pip install"
-            " pandas), or use to_csv() or to_dict()."
-        ) from None
-    return pandas.DataFrame(rows(cells))

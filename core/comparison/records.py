@@ -271,8 +271,9 @@ class Comparison:
             IsotrainError: pandas is not installed.
         """
         from isotrain.core.comparison import flat
+        from isotrain.core.data_frame import data_frame
 
-        return flat.data_frame(self.cells)
+        return data_frame(flat.rows(self.cells))
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""

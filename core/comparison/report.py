@@ -9,6 +9,7 @@ from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Comparison
 from isotrain.core.errors import IsotrainError
+from isotrain.core.whole_file import write_whole
 
 REPORT_FILE = "report.html"
 PLOTS_FOLDER = "plots"
@@ -45,7 +46,7 @@ def write_report(comparison: Comparison, folder: Path) -> Path:
         (folder / PLOTS_FOLDER).mkdir(parents=True, exist_ok=True)
         for plot in plots:
             _write_plot(plot, folder / PLOTS_FOLDER)
-        _write(target, html)
+        write_whole(target, html)
     except OSError as error:
         raise IsotrainError(f"the report cannot be written to {folder}: {error}.") from error
     return target
@@ -57,11 +58,5 @@ def _write_plot(plot: Plot, folder: Path) -> None:
         for path in paths:
             path.unlink(missing_ok=True)  # of an earlier report
         return
-    _write(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
-    _write(paths[1], png(plot.draw))
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    write_whole(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
+    write_whole(paths[1], png(plot.draw))

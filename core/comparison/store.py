@@ -12,6 +12,7 @@ from typing import Any
 
 from isotrain.core.comparison.records import COMPARISON_FILE, Comparison
 from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.whole_file import write_whole
 
 CSV_FILE = "comparison.csv"
 REPORT_PACKAGES = ("jinja2", "matplotlib")
@@ -70,10 +71,8 @@ def publish(comparison: Comparison, folder: Path) -> Path | None:
 
 
 def _replace(target: Path, text: str) -> None:
-    partial = target.with_suffix(".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
+        write_whole(target, text)
     except OSError as error:
         raise RunFailedError(f"{target} cannot be written: {error}.") from error
 

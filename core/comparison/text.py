@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html as markup
-from collections.abc import Sequence
 from pathlib import Path
 
 from isotrain.core.comparison.records import Cell, Change, Comparison, Estimate
 from isotrain.core.comparison.verdict import three_digits
+from isotrain.core.notebook import html_table
 from isotrain.core.tables import facts, paragraph, table
 
 _SPEED = ("cell", "samples/s", "95 % interval", "step ms", "p95 ms", "speedup", "efficiency")
@@ -66,19 +66,14 @@ def _changes(comparison: Comparison) -> list[str]:
 def html(comparison: Comparison) -> str:
     """The table of speeds and the verdict, for notebooks."""
     done = [cell for cell in comparison.cells if cell.samples_per_s is not None]
-    rows = [_row("td", _speed(cell)) for cell in done]
+    rows = [_speed(cell) for cell in done]
     rows += [
-        _row("td", (cell.name, f"{cell.status}: {cell.reason}"))
+        (cell.name, f"{cell.status}: {cell.reason}")
         for cell in comparison.cells
         if cell not in done
     ]
-    head = _row("th", _SPEED)
     verdict = markup.escape(comparison.verdict.reason)
-    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table><p>{verdict}</p>"
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{markup.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return f"{html_table(_SPEED, rows)}<p>{verdict}</p>"
 
 
 def _speed(cell: Cell) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from isotrain.core.notebook import html_facts, html_table
 from isotrain.core.parity import text
 from isotrain.core.parity.records import Parity, RunRecord
 
@@ -32,9 +33,7 @@ def body(found: Parity) -> str:
     """The page's content, as a notebook shows it."""
     headline = f"{text.HEADLINES[found.verdict]}: {found.summary}"
     runs = "".join(_run(run) for run in found.runs if run.status != "reference")
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in text.COLUMNS)
-    rows = "".join(_row(cells) for cells in text.rows(found))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    table = html_table(text.COLUMNS, text.rows(found))
     noise = _facts("Noise floor: the reference against itself", text.noise(found))
     return f'<p><strong>{escape(headline)}</strong></p>{runs}<div class="wide">{table}</div>{noise}'
 
@@ -51,12 +50,4 @@ def _run(run: RunRecord) -> str:
 
 
 def _facts(heading: str, facts: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
-        for name, value in facts
-    )
-    return f"<h2>{escape(heading)}</h2><table><tbody>{rows}</tbody></table>"
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    return f"<h2>{escape(heading)}</h2>{html_facts(facts)}"

@@ -196,8 +196,12 @@ class Parity:
         return page.whole(self)
 
     def to_pandas(self) -> Any:
-        """A DataFrame with a row per run and step; needs pandas, which isotrain does not install."""
-        import pandas
+        """A `pandas.DataFrame` with a row per run and step.
+
+        Raises:
+            IsotrainError: pandas is not installed.
+        """
+        from isotrain.core.data_frame import data_frame
 
         rows = []
         for run in self.runs:
@@ -209,7 +213,7 @@ class Parity:
                     for stage, value in fields.pop(key).items()
                 }
                 rows.append({"run": run.name, "status": run.status, **fields, **flat})
-        return pandas.DataFrame(rows)
+        return data_frame(rows)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

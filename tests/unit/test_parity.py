@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,3 +223,9 @@ def test_a_result_reads_well_everywhere() -> None:
 def test_one_run_alone_is_refused() -> None:
     with pytest.raises(isotrain.PlanError, match="nothing to compare"):
         isotrain.parity(SPEC, backends=["torch-ddp"])
+
+
+def test_to_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(IsotrainError, match="pip install pandas"):
+        small_parity().to_pandas()
