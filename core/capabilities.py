@@ -18,3 +18,6 @@ class Capability(StrEnum):
     BROADCAST = "broadcast"
     REDUCE_SCATTER = "reduce-scatter"
     SEND_RECEIVE = "send-receive"
+    COMPUTE = "compute"
+    SUBGROUPS = "subgroups"
+    BFLOAT16_EXCHANGE = "bfloat16-exchange"

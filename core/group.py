@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from isotrain.core.data import Batch
 from isotrain.core.errors import UnsupportedError
+from isotrain.core.replica import Computation, ReduceOp, Tensor
 from isotrain.core.traits import LayerTrait, Trait
 
-Tensor = Any
-"""A tensor of the backend's framework; strategies never look inside."""
-
-ReduceOp = Literal["sum", "mean", "max"]
+CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
 StateKind = Literal["trainable", "non-trainable", "optimizer"]
 ALL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
@@ -105,6 +103,41 @@ class ReplicaGroup(ABC):
             UnsupportedError: `keep_gradients` was not called, or gave False.
         """
         raise UnsupportedError(f"{type(self).__name__} keeps no gradients.")
+
+    @abstractmethod
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        """Runs `computation(replica, *own)` for each replica of this process, natively.
+
+        The framework compiles it where it compiles steps: it is then traced once for each pair of
+        computation and `static`, so whatever else it depends on must be in `values`. Nothing in it is
+        differentiated.
+
+        Args:
+            computation: Gets a `Replica`, and its own entry of each of `values`.
+            values: Each has one entry per local replica: a tensor, or a list or tuple of tensors.
+            static: What the computation depends on besides: hashable, the same on every process, and
+                given to it as the keyword argument `static` unless it is None.
+
+        Returns:
+            Per local replica what the computation gave.
+        """
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        """Asks that synchronised steps send their gradients compressed, natively. Local.
+
+        Called before the first step, at most once.
+
+        Args:
+            method: How.
+            rank: Of the approximation that `powersgd` sends.
+            start: Steps before `powersgd` begins.
+
+        Returns:
+            True if they will; False, and nothing is changed, if the backend has no such method.
+        """
+        return False
 
     @abstractmethod
     def evaluation_step(self, batch: Batch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -60,6 +60,7 @@ class Plan:
         steps_per_epoch: None until the samples were counted.
         total_steps: Of the run; None until known.
         parameters: Trainable numbers in the model; None until it was built.
+        weight_shapes: Of the trainable weights, in order; None until it was built. Not in `to_dict`.
         gradient_bytes: Their size; None until it was built.
         exchanged_bytes_per_step: Sent by each replica in one step; None until known.
     """
@@ -90,6 +91,7 @@ class Plan:
     steps_per_epoch: int | None = None
     total_steps: int | None = None
     parameters: int | None = None
+    weight_shapes: tuple[tuple[int, ...], ...] | None = None
     gradient_bytes: int | None = None
     exchanged_bytes_per_step: float | None = None
 
@@ -107,6 +109,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         fields = asdict(self)
+        del fields["weight_shapes"]
         fields["local_batches"] = list(self.local_batches)
         fields["remarks"] = list(self.remarks)
         fields["loggers"] = list(self.loggers)
@@ -159,7 +162,7 @@ def make_plan(
     threads = spec.threads or max(1, hardware.cores() // count)
     global_batch = spec.resolve_global_batch(count)
     factor = spec.scaling.factor(global_batch)
-    return Plan(
+    plan = Plan(
         run=spec.name,
         backend=name,
         framework=adapter.framework,
@@ -180,9 +183,10 @@ def make_plan(
         learning_rate=spec.optimizer.lr * factor,
         timeouts=spec.timeouts.model_dump(),
         options=options,
-        remarks=tuple(remarks),
         loggers=tuple(chosen.name for chosen in spec.loggers),
     )
+    remarks += strategy.planned(spec, plan)
+    return replace(plan, remarks=tuple(remarks))
 
 
 def _require_usable(kind: str, name: str, found: Usability) -> None:
@@ -249,6 +253,7 @@ def with_measures(
     samples: int | None,
     parameters: int,
     gradient_bytes: int,
+    weight_shapes: Sequence[Sequence[int]],
     host: PluginHost,
 ) -> Plan:
     """Completes a plan with what only the data and the built model can tell.
@@ -259,6 +264,7 @@ def with_measures(
         samples: In the training data; None for a stream.
         parameters: Trainable numbers in the model.
         gradient_bytes: Bytes of all gradients of one replica.
+        weight_shapes: Of the trainable weights, in order.
         host: Knows the backend and strategy.
     """
     per_epoch = None
@@ -266,21 +272,23 @@ def with_measures(
     if samples is not None:
         per_epoch = order.steps_per_epoch(samples, plan.global_batch, spec.drop_remainder)
         total = spec.steps or (spec.epochs or 0) * per_epoch
-    strategy = host.strategy(plan.strategy, plan.strategy_options)
-    exchanged: float | None = 0.0
-    if plan.replicas > 1:
-        exchanged = strategy.exchanged_bytes(gradient_bytes, plan.replicas)
-        if exchanged is None:
-            exchanged = host.backend(plan.backend).exchanged_bytes(gradient_bytes, plan.replicas)
-    return replace(
+    plan = replace(
         plan,
         samples=samples,
         steps_per_epoch=per_epoch,
         total_steps=total,
         parameters=parameters,
         gradient_bytes=gradient_bytes,
-        exchanged_bytes_per_step=exchanged,
+        weight_shapes=tuple(map(tuple, weight_shapes)),
     )
+    exchanged: float | None = 0.0
+    if plan.replicas > 1:
+        strategy = host.strategy(plan.strategy, plan.strategy_options)
+        strategy.planned(spec, plan)
+        exchanged = strategy.exchanged_bytes(gradient_bytes, plan.replicas)
+        if exchanged is None:
+            exchanged = host.backend(plan.backend).exchanged_bytes(gradient_bytes, plan.replicas)
+    return replace(plan, exchanged_bytes_per_step=exchanged)
 
 
 def differences(first: Plan, second: Plan) -> list[tuple[str, Any, Any]]:

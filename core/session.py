@@ -18,10 +18,11 @@ from isotrain.core.data import Batch, DataSet, Loader, as_dataset
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.events import BETWEEN_CALLS, Reporter
-from isotrain.core.group import ALL_STATE, ReplicaGroup, StateKind, Tensor
+from isotrain.core.group import ALL_STATE, ReplicaGroup, StateKind
 from isotrain.core.named_model import with_named_model
 from isotrain.core.plan import Plan, with_measures
 from isotrain.core.registry import PluginHost
+from isotrain.core.replica import Tensor
 from isotrain.core.result import History
 from isotrain.core.schedule import LearningRates
 from isotrain.core.sources import ShardedStream, as_source, map_tree
@@ -69,10 +70,11 @@ class Session:
             self.group: ReplicaGroup = adapter.start(
                 with_named_model(spec, host), plan.setting, context
             )
+        self.plan = self._measured(plan, host)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
+        self._strategy.planned(spec, self.plan)
         self._strategy.started(self.group)
         self._strategy_finished = False
-        self.plan = self._measured(plan, host)
         self.history = History()
         self._losses: list[Tensor] = []
         self._training = self._training_loader()
@@ -215,8 +217,9 @@ class Session:
                 )
             if self.is_main:
                 self._reporter.emit("evaluating")
-            for batch in self._evaluation_loader(source):
-                self.group.evaluation_step(batch)
+            with self._strategy.evaluating(self.group):
+                for batch in self._evaluation_loader(source):
+                    self.group.evaluation_step(batch)
             return self.group.collect_metrics("evaluation")
 
     @contextlib.contextmanager
@@ -329,6 +332,7 @@ class Session:
             samples=None if isinstance(train, ShardedStream) else len(train),
             parameters=sum(weight.size for weight in weights),
             gradient_bytes=sum(weight.nbytes for weight in weights),
+            weight_shapes=[weight.shape for weight in weights],
             host=host,
         )
 

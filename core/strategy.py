@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,7 +11,10 @@ from isotrain.core.capabilities import Capability
 
 if TYPE_CHECKING:
     from isotrain.core.data import Batch
-    from isotrain.core.group import ReplicaGroup, Tensor
+    from isotrain.core.group import ReplicaGroup
+    from isotrain.core.plan import Plan
+    from isotrain.core.replica import Tensor
+    from isotrain.core.spec import TrainingSpec
 
 
 class Conserved(StrEnum):
@@ -35,6 +39,7 @@ class Strategy(ABC):
         name: The name it is registered under.
         summary: One line for listings.
         requires: What it asks of a backend; a backend that lacks one of these is refused by the plan.
+            An instance may ask for more than its class, where an option needs it.
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
@@ -46,11 +51,26 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    requires: ClassVar[frozenset[Capability]]
+    requires: frozenset[Capability]
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
     conserves: frozenset[Conserved] = frozenset()
     convergence_margin: float = 0.05
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Called first of all, with what the run will be; keeps of it what the strategy needs.
+
+        Once while the plan is made, then (with the numbers of steps and parameters) before
+        `exchanged_bytes` and, on every process, before `started`.
+
+        Returns:
+            Remarks on what the spec's fields mean under this strategy, for the plan.
+
+        Raises:
+            PlanError: The options do not fit the run.
+            UnsupportedError: The spec asks for something that this strategy cannot honour.
+        """
+        return []
 
     def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Called once on every process before the first step."""
@@ -58,6 +78,13 @@ class Strategy(ABC):
     @abstractmethod
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Trains on one global batch, on every process; returns its mean loss (a scalar tensor)."""
+
+    def evaluating(self, group: ReplicaGroup) -> AbstractContextManager[None]:
+        """Called on every process; within it the replicas hold the weights that are evaluated.
+
+        Afterwards they hold again what they held. By default each evaluates on what it has.
+        """
+        return nullcontext()
 
     def finished(self, group: ReplicaGroup) -> None:  # noqa: B027  # as above
         """Called once on every process after the last step, before the final weights are read."""

@@ -52,6 +52,7 @@ def describe(session: Session) -> dict[str, Any]:
         "samples": plan.samples,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
+        "weight_shapes": plan.weight_shapes,
     }
 
 

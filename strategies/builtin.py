@@ -10,3 +10,8 @@ from isotrain.core.registers import StrategyRegister
 def isotrain_register_strategies(register: StrategyRegister) -> None:
     """Registers each strategy by reference, so that none is imported before it is used."""
     register.add("isotrain.strategies.data_parallel:DataParallel", name="data-parallel")
+    register.add("isotrain.strategies.local_sgd:LocalSGD", name="local-sgd")
+    register.add("isotrain.strategies.gossip:Gossip", name="gossip")
+    register.add("isotrain.strategies.compressed:Compressed", name="compressed")
+    register.add("isotrain.strategies.hierarchical:Hierarchical", name="hierarchical")
+    register.add("isotrain.strategies.elastic_averaging:ElasticAveraging", name="elastic-averaging")

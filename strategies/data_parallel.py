@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from isotrain.core.capabilities import Capability
 from isotrain.core.data import Batch
-from isotrain.core.group import ReplicaGroup, Tensor
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.replica import Tensor
 from isotrain.core.strategy import Conserved, Strategy
 
 

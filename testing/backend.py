@@ -12,7 +12,16 @@ from isotrain.core.plan import make_plan, split_backend
 from isotrain.core.registry import plugin_host
 from isotrain.core.session import Session
 from isotrain.core.spec_io import load_spec
-from isotrain.testing import collectives, declarations, endings, observing, probe, state, training
+from isotrain.testing import (
+    collectives,
+    computations,
+    declarations,
+    endings,
+    observing,
+    probe,
+    state,
+    training,
+)
 from isotrain.testing.bench import Bench
 from isotrain.testing.launching import Notes, Run, attempt
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted, judged
@@ -20,6 +29,7 @@ from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted, jud
 STEP = Capability.SYNCHRONISED_STEP
 STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
+COMPUTE = Capability.COMPUTE
 EXIT_SECONDS = 4.0
 """From the end of the work to the end of the processes."""
 
@@ -72,6 +82,13 @@ IN_SESSION = (
     _check(state.unknown_state_is_refused, STATE),
     _check(state.evaluation, STATE),
     _check(state.evaluation_changes_nothing, STEP, STATE),
+    _check(computations.computation, COMPUTE),
+    _check(computations.computation_on_state, COMPUTE, STATE),
+    _check(computations.computation_collectives, COMPUTE),
+    _check(computations.computation_scatters, COMPUTE),
+    _check(computations.computation_sends, COMPUTE, Capability.SEND_RECEIVE),
+    _check(computations.computation_within_parts, COMPUTE, Capability.SUBGROUPS),
+    _check(computations.computation_in_bfloat16, COMPUTE, Capability.BFLOAT16_EXCHANGE),
     _check(observing.undisturbed_gradients, STEP, STATE, GRADIENTS),
     _check(observing.kept_gradients, STEP, STATE, GRADIENTS),
 )

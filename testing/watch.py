@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.capabilities import Capability
 from isotrain.core.group import ReplicaGroup
+from isotrain.core.replica import Computation, Replica
 from isotrain.core.session import Session
 
 NEEDS: Mapping[str, Capability] = {
@@ -23,8 +25,18 @@ NEEDS: Mapping[str, Capability] = {
     "broadcast": Capability.BROADCAST,
     "reduce_scatter": Capability.REDUCE_SCATTER,
     "send_receive": Capability.SEND_RECEIVE,
+    "compute": Capability.COMPUTE,
 }
 """The methods of a replica group that take a capability; every backend has the others."""
+
+REPLICA_NEEDS: Mapping[str, Capability] = {
+    "send_receive": Capability.SEND_RECEIVE,
+    "sum_within": Capability.SUBGROUPS,
+    "broadcast_within": Capability.SUBGROUPS,
+}
+"""The methods of a replica within a computation that take one besides `compute`."""
+
+_EXCHANGES = {"all_reduce", "all_gather", *REPLICA_NEEDS}
 
 
 class Watched:
@@ -38,6 +50,44 @@ class Watched:
         if name in NEEDS:
             self._used.add(NEEDS[name])
         return getattr(self._group, name)
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        """Notes what the computation uses of its replica, when it runs or is traced."""
+        self._used.add(Capability.COMPUTE)
+        return self._group.compute(_Noting(computation, self._used), *values, static=static)
+
+
+@dataclass(frozen=True)
+class _Noting:
+    """A computation on a watched replica; equal to another of the same, which is not traced again."""
+
+    computation: Computation
+    used: set[Capability] = field(compare=False)
+
+    def __call__(self, replica: Replica, *values: Any, **options: Any) -> Any:
+        return self.computation(_WatchedReplica(replica, self.used), *values, **options)
+
+
+class _WatchedReplica:
+    def __init__(self, replica: Replica, used: set[Capability]) -> None:
+        self._replica = replica
+        self._used = used
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._replica, name)
+        if name not in _EXCHANGES:
+            return found
+        if name in REPLICA_NEEDS:
+            self._used.add(REPLICA_NEEDS[name])
+
+        def exchange(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            if "bfloat16" in str(tensor.dtype):
+                self._used.add(Capability.BFLOAT16_EXCHANGE)
+            return found(tensor, *arguments, **options)
+
+        return exchange
 
 
 @contextlib.contextmanager

@@ -41,8 +41,10 @@ class _Horovod(Adapter):
         "nccl": "NVIDIA's collectives, where Horovod was built with NCCL",
     }
     replicas_per_process = "one"
-    supported = frozenset(Capability)
-    unsupported = {}
+    supported = frozenset(Capability) - {Capability.BFLOAT16_EXCHANGE}
+    unsupported = {
+        Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32",
+    }
     options = {
         "compression": "none, or fp16: gradients travel as float16",
         "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",

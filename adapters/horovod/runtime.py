@@ -10,7 +10,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +20,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.replica import Parts
 from isotrain.core.variables import variables_set
 
 _ARRIVALS = "isotrain"
@@ -61,26 +62,29 @@ class _RendezvousServer(RendezvousHTTPServer):
         self._thread.join()
 
 
-def start(hvd: Any, context: ProcessContext, setting: Setting) -> None:
-    """Joins all processes of the run in one Horovod world. Called by every process, once.
+def start(
+    hvd: Any, context: ProcessContext, setting: Setting, process_sets: Sequence[Any] = ()
+) -> None:
+    """Joins all processes of the run in one Horovod world. Called by every process.
 
     Args:
         hvd: The framework's Horovod module, `horovod.torch` or `horovod.tensorflow`.
         context: This process's place in the run; rank 0 opens the server at its coordinator address
             for the time of the start only.
         setting: Collective, timeout and the options that Horovod reads when it starts.
+        process_sets: Horovod's, the same on every process; Horovod gives each its number.
 
     Raises:
         PlanError: The coordinator's port is taken.
         IsotrainError: A process did not come, or Horovod could not start.
     """
     if setting.collective == "mpi":
-        _initialise(hvd, _common_variables(setting) | _mpi_variables(), context)
+        _initialise(hvd, _common_variables(setting) | _mpi_variables(), context, process_sets)
     else:
         with _rendezvous(context, setting.timeout):
             variables = _common_variables(setting) | _gloo_variables(context, setting)
-            _initialise(hvd, variables, context)
-            hvd.allreduce(_one(hvd), op=hvd.Sum, name="isotrain.started")
+            _initialise(hvd, variables, context, process_sets)
+            _meet(hvd)
 
 
 def try_alone(hvd: Any) -> None:
@@ -92,7 +96,7 @@ def try_alone(hvd: Any) -> None:
     }
     with variables_set(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
-    hvd.allreduce(_one(hvd), op=hvd.Sum, name="isotrain.alone")
+    _meet(hvd)
     hvd.shutdown()
 
 
@@ -101,20 +105,64 @@ def stop(hvd: Any) -> None:
     hvd.shutdown()
 
 
-def _one(hvd: Any) -> Any:
+class ProcessSets:
+    """Horovod's process sets: the parts of a run in which collectives are made.
+
+    Horovod can add sets while it runs only if all processes compare theirs in every one of its cycles.
+    Instead it is started anew, once for every new division into parts.
+    """
+
+    def __init__(self, hvd: Any, context: ProcessContext, setting: Setting) -> None:
+        self._hvd = hvd
+        self._context = context
+        self._setting = setting
+        self._sets: dict[tuple[int, ...], Any] = {}
+
+    def own(self, parts: Parts) -> Any:
+        """The set of the part that this process is in; None where it is in none, or alone.
+
+        Called by every process with the same parts, while it waits for no exchange.
+        """
+        shared = [tuple(part) for part in parts if len(part) > 1]
+        everyone = tuple(range(self._hvd.size()))
+        new = [part for part in shared if part != everyone and part not in self._sets]
+        if new:
+            self._restart_with(new)
+        for part in shared:
+            if self._hvd.rank() in part:
+                return self._sets.get(part, self._hvd.global_process_set)
+        return None
+
+    def _restart_with(self, new: Sequence[tuple[int, ...]]) -> None:
+        """Keeps the order of the sets, and so their numbers, which traced functions know."""
+        self._sets = {part: self._hvd.ProcessSet(list(part)) for part in (*self._sets, *new)}
+        _meet(self._hvd)
+        stop(self._hvd)
+        start(self._hvd, self._context, self._setting, list(self._sets.values()))
+
+
+def _meet(hvd: Any) -> None:
+    """Exchanges a number among all processes, also while a TensorFlow function is traced."""
     if hvd.__name__.endswith("torch"):
         import torch
 
-        return torch.ones(1)
+        hvd.allreduce(torch.ones(1), op=hvd.Sum, name="isotrain.met")
+        return
     import tensorflow as tf
 
-    return tf.ones(1)
+    with tf.init_scope():
+        hvd.allreduce(tf.ones(1), op=hvd.Sum, name="isotrain.met")
 
 
-def _initialise(hvd: Any, variables: Mapping[str, str], context: ProcessContext) -> None:
+def _initialise(
+    hvd: Any,
+    variables: Mapping[str, str],
+    context: ProcessContext,
+    process_sets: Sequence[Any] = (),
+) -> None:
     try:
         with variables_set(variables):
-            hvd.init()
+            hvd.init(process_sets=list(process_sets) or None)
     except (ValueError, RuntimeError) as error:
         raise IsotrainError(
             f"Horovod could not start on rank {context.rank} of {context.world_size}: {error}"

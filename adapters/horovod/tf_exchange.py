@@ -15,7 +15,8 @@ from isotrain.adapters.tensorflow.program import Gradients, weights_of
 from isotrain.adapters.tensorflow.state import native
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
-from isotrain.core.group import ReduceOp
+from isotrain.core.group import CompressionMethod
+from isotrain.core.replica import Parts, ReduceOp, own_part
 from isotrain.core.spec import TrainingSpec
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
@@ -32,6 +33,7 @@ class HorovodExchange(Exchange):
         runtime.start(hvd, context, setting)
         self.replicas = hvd.size()
         self.local_replicas = (hvd.rank(),)
+        self._process_sets = runtime.ProcessSets(hvd, context, setting)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         """One grouped all-reduce for each type among the tensors."""
@@ -104,6 +106,34 @@ class HorovodExchange(Exchange):
         with tf.control_dependencies([check]):
             return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
 
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        """One Horovod all-reduce in this replica's process set."""
+        process_set = self._process_sets.own(parts)
+        if process_set is None:
+            return tf.identity(tensor)
+        total = hvd.allreduce(
+            _sendable(tensor),
+            op=hvd.Sum,
+            name=f"isotrain_sum_within_{process_set.process_set_id}",
+            ignore_name_scope=True,
+            process_set=process_set,
+        )
+        return tf.cast(total, tensor.dtype)
+
+    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        """One Horovod broadcast in this replica's process set."""
+        process_set = self._process_sets.own(parts)
+        if process_set is None:
+            return tf.identity(tensor)
+        given = hvd.broadcast(
+            _sendable(tensor),
+            own_part(self.replica(), parts)[0],
+            name=f"isotrain_broadcast_within_{process_set.process_set_id}",
+            ignore_name_scope=True,
+            process_set=process_set,
+        )
+        return tf.cast(given, tensor.dtype)
+
     def close(self) -> None:
         """Shuts Horovod down; the group has waited for all processes."""
         runtime.stop(hvd)
@@ -146,6 +176,12 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         self._program.agree_on_statistics(statistics)
         reduced = iter(present)
         return loss, [None if gradient is None else next(reduced) for gradient in gradients]
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        if method == "fp16":
+            self._compression = hvd.Compression.fp16
+            self._functions.clear()  # steps that were traced before would go on as they were
+        return method == "fp16"
 
     def _reduced_in_groups(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Averages gradients in consecutive groups of nearly equal length."""

@@ -15,7 +15,8 @@ from isotrain.adapters.torch.program import Program
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.group import ReduceOp
+from isotrain.core.group import CompressionMethod
+from isotrain.core.replica import Parts, ReduceOp, own_part
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 OVERLAP_BYTES = 1 << 20
@@ -32,6 +33,7 @@ class HorovodExchange(Exchange):
         self.replicas = hvd.size()
         self.rank = hvd.rank()
         self._options = setting.options
+        self._process_sets = runtime.ProcessSets(hvd, context, setting)
 
     def attach(self, program: Program) -> None:
         """Broadcasts the weights of replica 0 and registers Horovod's hooks."""
@@ -105,6 +107,31 @@ class HorovodExchange(Exchange):
         _check_one_sender(counts.tolist(), source)
         return received.squeeze(0).to(value.dtype)
 
+    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        """One Horovod all-reduce in this replica's process set."""
+        process_set = self._process_sets.own(parts)
+        if process_set is None:
+            return value.clone()
+        name = _name(f"sum_within.{process_set.process_set_id}", value)
+        total = hvd.allreduce(_sendable(value), name=name, op=hvd.Sum, process_set=process_set)
+        return total.to(value.dtype)
+
+    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        """One Horovod broadcast in this replica's process set."""
+        process_set = self._process_sets.own(parts)
+        if process_set is None:
+            return value.clone()
+        name = _name(f"broadcast_within.{process_set.process_set_id}", value)
+        root = own_part(self.rank, parts)[0]
+        given = hvd.broadcast(_sendable(value), root, name=name, process_set=process_set)
+        return given.to(value.dtype)
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        """Horovod's own compression to float16; it has no other."""
+        if method == "fp16":
+            self._gradients.compress(hvd.Compression.fp16)
+        return method == "fp16"
+
     def barrier(self) -> None:
         """One Horovod barrier."""
         hvd.barrier()
@@ -137,6 +164,10 @@ class _Overlapped:
             backward_passes_per_step=_NEVER,
         )
 
+    def compress(self, compression: Any) -> None:
+        """Changes the compression. DistributedOptimizer takes it in its constructor only."""
+        self._optimizer._compression = compression
+
     def follow(self) -> None:
         """Makes the hooks exchange in the next backward pass."""
         self._optimizer.set_backward_passes_per_step(1)
@@ -158,6 +189,10 @@ class _Together:
         self._parameters = list(parameters.values())
         self._compression = compression
         self._scalar = torch.zeros(())
+
+    def compress(self, compression: Any) -> None:
+        """Changes the compression."""
+        self._compression = compression
 
     def follow(self) -> None:
         """Nothing: no hooks are waiting."""

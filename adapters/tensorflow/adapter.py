@@ -20,6 +20,7 @@ from isotrain.core.hardware import visible_gpus
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from isotrain.adapters.tensorflow import exchange
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.spec import TrainingSpec
 
@@ -37,6 +38,8 @@ class _TensorFlowAdapter(Adapter):
         " exchanged (4194304)",
     }
     synchronised_statistics = frozenset({"cpu", "gpu"})
+    supported = frozenset(Capability)
+    unsupported = {}
     cpu_collective: ClassVar[str]
 
     def usability(self) -> Usability:
@@ -80,19 +83,24 @@ class _TensorFlowAdapter(Adapter):
         keras_backend.claim("tensorflow")
         import tensorflow as tf
 
-        from isotrain.adapters.tensorflow import exchange, native
+        from isotrain.adapters.tensorflow import native
+        from isotrain.adapters.tensorflow.exchange import SingleReplica
         from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 
         native.use_threads(setting.threads * len(context.local_replicas))
         if context.replicas == 1:
             native.use_own_gpu(setting, context)
-            return TensorFlowReplicaGroup(
-                spec, tf.distribute.get_strategy(), exchange.SingleReplica()
-            )
+            return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), SingleReplica())
         strategy = self.build_strategy(spec, setting, context)
         limit = bucket_bytes(setting.options, self.name)
-        ties = exchange.StrategyExchange(context.replicas, context.local_replicas, limit)
+        ties = self.connect(setting, context, limit)
         return TensorFlowReplicaGroup(spec, strategy, ties)
+
+    @abstractmethod
+    def connect(
+        self, setting: Setting, context: ProcessContext, bucket_bytes: int
+    ) -> exchange.Exchange:
+        """Makes the ties between several replicas."""
 
     @abstractmethod
     def build_strategy(
@@ -113,8 +121,6 @@ class TFMirrored(_TensorFlowAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "all"
-    supported = frozenset(Capability)
-    unsupported = {}
     cpu_collective = "one-device"
 
     def environment(
@@ -141,6 +147,13 @@ class TFMirrored(_TensorFlowAdapter):
 
         return native.mirrored_strategy(setting, context)
 
+    def connect(
+        self, setting: Setting, context: ProcessContext, bucket_bytes: int
+    ) -> exchange.Exchange:
+        from isotrain.adapters.tensorflow.native_exchange import MirroredExchange
+
+        return MirroredExchange(context.replicas, context.local_replicas, bucket_bytes)
+
 
 class TFMultiWorker(_TensorFlowAdapter):
     """tf.distribute.MultiWorkerMirroredStrategy."""
@@ -153,10 +166,6 @@ class TFMultiWorker(_TensorFlowAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "one"
-    supported = frozenset(Capability) - {Capability.SEND_RECEIVE}
-    unsupported = {
-        Capability.SEND_RECEIVE: "tf.distribute has no point-to-point operation between workers",
-    }
     cpu_collective = "ring"
 
     def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
@@ -179,6 +188,13 @@ class TFMultiWorker(_TensorFlowAdapter):
         from isotrain.adapters.tensorflow import native
 
         return native.multi_worker_strategy(setting, context, spec.timeouts.start)
+
+    def connect(
+        self, setting: Setting, context: ProcessContext, bucket_bytes: int
+    ) -> exchange.Exchange:
+        from isotrain.adapters.tensorflow.native_exchange import WorkerExchange
+
+        return WorkerExchange(context, setting, bucket_bytes)
 
 
 def tensorflow_environment(device: DeviceKind, threads: int) -> dict[str, str]:

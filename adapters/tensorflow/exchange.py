@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.core.errors import UnsupportedError
-from isotrain.core.group import ReduceOp
+from isotrain.core.replica import Parts, ReduceOp
 
 
 class Exchange(ABC):
@@ -51,11 +50,17 @@ class Exchange(ABC):
         (reduced,) = self.all_reduce([tensor], op)
         return tf.split(reduced, self.replicas)[self.replica()]
 
+    @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Sends to one replica while receiving a tensor of equal shape from another."""
-        raise UnsupportedError(
-            f"{type(self).__name__} has no point-to-point operation: use all_gather or broadcast."
-        )
+
+    @abstractmethod
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        """Sums over the replicas of each part; one that is in no part keeps its own."""
+
+    @abstractmethod
+    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        """Gives each part the tensor of its first replica."""
 
     def close(self) -> None:
         """Leaves the group of replicas; called by every process, outside of any function."""
@@ -75,6 +80,15 @@ class SingleReplica(Exchange):
         return tf.expand_dims(tensor, 0)
 
     def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
+        return tf.identity(tensor)
+
+    def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
+        return tf.identity(tensor)
+
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        return tf.identity(tensor)
+
+    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
         return tf.identity(tensor)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,11 +18,12 @@ from isotrain.adapters.tensorflow.program import (
     plain_losses,
     random_streams,
 )
+from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import copies, to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.core.data import Batch
-from isotrain.core.errors import UnsupportedError
-from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
+from isotrain.core.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.replica import Computation, ReduceOp
 from isotrain.core.sources import map_tree
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.traits import LayerTrait
@@ -174,6 +175,23 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return super().kept_gradients()
         return [[tf.identity(value) for value in own] for own in zip(*variables, strict=True)]
 
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        options = {} if static is None else {"static": static}
+
+        def trace(*given: Sequence[Any]) -> list[Any]:
+            return self._on_replicas(
+                lambda position: computation(
+                    TensorFlowReplica(self._program, self._exchange),
+                    *(value[position] for value in given),
+                    **options,
+                )
+            )
+
+        function = self._function(("compute", computation, static), lambda: trace)
+        return list(function(*map(list, values)))
+
     def evaluation_step(self, batch: Batch) -> None:
         counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])
         holes = any(0 in own for own in counts)
@@ -245,16 +263,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def send_receive(
         self, values: Sequence[tf.Tensor], destinations: Sequence[int], sources: Sequence[int]
     ) -> list[tf.Tensor]:
-        if len(self.local_replicas) == self.replicas:
-            return [tf.identity(values[source]) for source in sources]
-        if len(values) != 1:
-            raise UnsupportedError("send_receive between processes takes one replica in each.")
-        key = ("send_receive", destinations[0], sources[0])
-        return self._exchanged(
-            key,
-            values,
-            lambda value: self._exchange.send_receive(value, destinations[0], sources[0]),
-        )
+        def operation(value: tf.Tensor) -> tf.Tensor:
+            position = self._exchange.position()
+            return self._exchange.send_receive(value, destinations[position], sources[position])
+
+        return self._exchanged(("send_receive", *destinations, *sources), values, operation)
 
     def barrier(self) -> None:
         ones = [tf.ones((), tf.float32) for _ in self.local_replicas]

@@ -19,6 +19,7 @@ from isotrain.adapters import portable
 from isotrain.adapters.tensorflow.state import NamedState, copies, native
 from isotrain.core.errors import SpecError, UnsupportedError
 from isotrain.core.group import Phase
+from isotrain.core.replica import StatePart
 from isotrain.core.spec import TrainingSpec
 
 Piece = tuple[Any, Any]
@@ -213,6 +214,15 @@ class Program:
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
         """Replaces every trainable weight by what `mean` makes of it."""
         _assign_all(self._values, mean([value_of(value) for value in self._values]))
+
+    def part(self, name: StatePart) -> list[tf.Variable]:
+        """The variables of a part of the state, as strategies read and write them."""
+        if name == "trainable":
+            return self._values
+        if name == "statistics":
+            return self.statistics
+        slots = [native(variable) for variable in self._optimizer.variables]
+        return [slot for slot in slots if slot.dtype.is_floating and slot.shape.rank]
 
     def weighted_statistics(self, weight: tf.Tensor | None) -> list[tf.Tensor]:
         """The moving statistics times this replica's weight: their mean is the value to agree on."""

@@ -19,7 +19,8 @@ from isotrain.adapters.torch.program import Program
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import PlanError
-from isotrain.core.group import ReduceOp
+from isotrain.core.group import CompressionMethod
+from isotrain.core.replica import Parts, ReduceOp, own_part
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -79,6 +80,8 @@ class DDPExchange(Exchange):
         self.replicas = context.world_size
         self._device_ids = [context.local_rank] if setting.device == "gpu" else None
         self._options = ddp_options(setting.options)
+        self._timeout = timedelta(seconds=setting.timeout)
+        self._process_groups: dict[tuple[int, ...], Any] = {}
 
     def attach(self, program: Program) -> None:
         self.module = DistributedDataParallel(
@@ -136,6 +139,32 @@ class DDPExchange(Exchange):
             work.wait()
         return result
 
+    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        result, process_group = value.clone(), self._process_group(parts)
+        if process_group is not None:
+            dist.all_reduce(result, group=process_group)
+        return result
+
+    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        result, process_group = value.clone(), self._process_group(parts)
+        if process_group is not None:
+            dist.broadcast(result, own_part(self.rank, parts)[0], group=process_group)
+        return result
+
+    def _process_group(self, parts: Parts) -> Any:
+        """This replica's process group among those of the parts; all replicas make each, once."""
+        for part in map(tuple, parts):
+            if len(part) > 1 and part not in self._process_groups:
+                self._process_groups[part] = dist.new_group(list(part), timeout=self._timeout)
+        return self._process_groups.get(own_part(self.rank, parts))
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        if method == "topk" or (method == "bf16" and self._device.type == "cpu"):
+            return False  # torch has no hook for the one, and lets the other run on NCCL only
+        state, hook = _communication_hook(method, rank, start)
+        self.module.register_comm_hook(state, hook)  # type: ignore[attr-defined]
+        return True
+
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self._device), "sum").item()
 
@@ -147,8 +176,24 @@ class DDPExchange(Exchange):
         """Leaves the process group, after DDP is gone: its threads must not outlive the group."""
         self.barrier()
         self.__dict__.pop("module", None)
+        self._process_groups.clear()
         gc.collect()
         dist.destroy_process_group()
+
+
+def _communication_hook(method: CompressionMethod, rank: int, start: int) -> tuple[Any, Any]:
+    """One of torch's own communication hooks, and its state."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if method == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=start,
+            min_compression_rate=1,  # whatever becomes smaller
+        )
+        return state, powerSGD_hook.powerSGD_hook
+    return None, getattr(default_hooks, f"{method}_compress_hook")
 
 
 def ddp_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from isotrain.adapters.torch.program import Program
-from isotrain.core.group import ReduceOp
+from isotrain.core.group import CompressionMethod
+from isotrain.core.replica import Parts, ReduceOp
 
 Wait = Callable[[], torch.Tensor]
 
@@ -71,6 +72,18 @@ class Exchange(ABC):
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
     @abstractmethod
+    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        """Sums over the replicas of each part, into a new tensor."""
+
+    @abstractmethod
+    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        """Gives each part the tensor of its first replica."""
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        """Arranges for gradients to be exchanged compressed; False if it cannot."""
+        return False
+
+    @abstractmethod
     def barrier(self) -> None:
         """Returns once every replica has called it."""
 
@@ -110,6 +123,12 @@ class SingleReplica(Exchange):
         return value.clone()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
+        return value.clone()
+
+    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+        return value.clone()
+
+    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
         return value.clone()
 
     def barrier(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,12 +16,14 @@ from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program, to_numpy
+from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.core.adapter import Setting
 from isotrain.core.data import Batch, Slice
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import SpecError
-from isotrain.core.group import ALL_STATE, Phase, ReduceOp, ReplicaGroup, StateKind
+from isotrain.core.group import ALL_STATE, CompressionMethod, Phase, ReplicaGroup, StateKind
+from isotrain.core.replica import Computation, ReduceOp
 from isotrain.core.sources import map_tree
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.traits import LayerTrait
@@ -82,6 +84,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._program.distinguish(self._exchange.rank)
         self.replicas = self._exchange.replicas
         self.local_replicas = (self._exchange.rank,)
+        self._replica = TorchReplica(self._program, self._exchange)
         self._rate: float | None = None
         self._kept: list[torch.Tensor] | None = None
         self._statistics = self._program.statistics if self.replicas > 1 else []
@@ -216,6 +219,16 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def kept_gradients(self) -> list[list[torch.Tensor]]:
         return super().kept_gradients() if self._kept is None else [self._kept]
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        options = {} if static is None else {"static": static}
+        with torch.no_grad():
+            return [computation(self._replica, *(own for (own,) in values), **options)]
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        return self._exchange.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
         for piece in batch.slices[0]:

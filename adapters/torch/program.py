@@ -12,6 +12,7 @@ from torch import nn
 
 from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.group import StateKind
+from isotrain.core.replica import StatePart
 
 
 class Objective(nn.Module):
@@ -43,6 +44,15 @@ class Program(ABC):
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]
+
+    def part(self, name: StatePart) -> list[torch.Tensor]:
+        """The tensors of a part of the state, as strategies read and write them."""
+        if name == "trainable":
+            return list(self.trainable.values())
+        if name == "statistics":
+            return self.statistics
+        slots = self.optimizer_state().values()
+        return [slot for slot in slots if slot.is_floating_point() and slot.dim()]
 
     def zero_gradients(self) -> None:
         """Forgets the gradients."""

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from isotrain.core.data import Batch
-    from isotrain.core.group import StateKind, Tensor
+    from isotrain.core.group import StateKind
     from isotrain.core.plan import Plan
+    from isotrain.core.replica import Tensor
     from isotrain.core.session import Session
 
 INITIAL_FILE = "initial.npz"

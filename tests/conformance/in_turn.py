@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from plugins.broken_strategies import BROKEN
 
 from isotrain.core.session import Session
 from isotrain.core.strategy import Strategy
+from isotrain.strategies.compressed import Compressed
 from isotrain.strategies.data_parallel import DataParallel
+from isotrain.strategies.elastic_averaging import ElasticAveraging
+from isotrain.strategies.gossip import Gossip
+from isotrain.strategies.hierarchical import Hierarchical
+from isotrain.strategies.local_sgd import LocalSGD
 from isotrain.testing.strategy import TRIALS
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (DataParallel, *BROKEN)
+SOUND: dict[str, Callable[[], Strategy]] = {
+    "data-parallel": DataParallel,
+    "local-sgd": LocalSGD,
+    "local-sgd, every step": functools.partial(LocalSGD, every=1),
+    "gossip": Gossip,
+    "compressed, topk": functools.partial(Compressed, "topk"),
+    "compressed, powersgd": functools.partial(Compressed, "powersgd", native=False),
+    "compressed, bf16": functools.partial(Compressed, "bf16", native=False),
+    "hierarchical": Hierarchical,
+    "elastic-averaging": ElasticAveraging,
+}
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    **SOUND,
+    **{strategy.name: strategy for strategy in BROKEN},
 }
 
 
@@ -34,5 +53,6 @@ def try_all(session: Session, trial: int) -> dict[str, Any]:
 def _tried(session: Session, strategy: Strategy, trial: int) -> dict[str, Any]:
     session._strategy = strategy
     session.seek(0)
+    strategy.planned(session.spec, session.plan)
     strategy.started(session.group)
     return TRIALS[trial].work(session)

@@ -27,6 +27,8 @@ EXPECTED: dict[str, set[str]] = {
         "all_reduce_max",
         "average_parameters",
         "barrier",
+        "computation_collectives",
+        "computation_in_bfloat16",
         "evaluation",
         "evaluation_changes_nothing",
         "gradients_and_apply",
@@ -37,6 +39,7 @@ EXPECTED: dict[str, set[str]] = {
     "sum-for-mean": {
         "all_reduce_mean",
         "average_parameters",
+        "computation_collectives",
         "exact_mean_of_gradients",
         "local_step",
         "local_step_without_samples",

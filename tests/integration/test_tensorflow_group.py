@@ -295,17 +295,13 @@ def scalars_and_signed_zeros_survive(run: Run) -> None:
 
 
 @check
-def send_receive_works_or_is_refused(run: Run) -> None:
+def send_receive_goes_around_the_ring(run: Run) -> None:
     group, n = run.group(), run.replicas
     values = run.own(lambda r: group.tensor(np.full(2, r + 1.0)))
     right = run.own(lambda r: (r + 1) % n)
     left = run.own(lambda r: (r - 1) % n)
-    if Capability.SEND_RECEIVE in run.adapter.supported:
-        received = group.send_receive(values, right, left)
-        assert [float(value[0]) for value in received] == [source + 1.0 for source in left]
-    else:
-        with pytest.raises(UnsupportedError, match="point-to-point"):
-            group.send_receive(values, right, left)
+    received = group.send_receive(values, right, left)
+    assert [float(value[0]) for value in received] == [source + 1.0 for source in left]
 
 
 STEPS: dict[str, tuple[int, int, dict[str, Any]]] = {

@@ -335,7 +335,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 
 def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
     shown = [name for names in PLAN_GROUPS.values() for name in names]
-    assert sorted(shown) == sorted(field.name for field in fields(Plan))
+    assert sorted(shown) == sorted({field.name for field in fields(Plan)} - {"weight_shapes"})
     arguments = ["--backend", "torch-ddp", "--replicas", "2", "--no-measure"]
     text = isotrain("plan", "small.json", *arguments, folder=folder).stdout
     assert "rank 1 on 127.0.0.1: replica 1" in text

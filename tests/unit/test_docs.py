@@ -30,11 +30,12 @@ def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
     return PluginHost(entry_points=False)
 
 
-def test_readme_has_the_printed_table_of_strategies(
-    host: PluginHost, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", ["README.md", "docs/strategies.md"])
+def test_pages_have_the_printed_table_of_strategies(
+    host: PluginHost, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setattr(tables, "_is_terminal", lambda: False)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
     assert found == [report.strategies(listings.strategies(host))]
 
@@ -49,6 +50,14 @@ def test_every_conformance_check_is_documented(
     text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     found = re.findall(rf"<!-- {kind} checks -->\n(.*?)<!-- / -->", text, re.DOTALL)
     assert found == [testing_report.checks(checks)]
+
+
+def test_every_option_of_every_strategy_is_documented(host: PluginHost) -> None:
+    text = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## ([\w-]+)$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    for name in host.strategies.names():
+        for option in inspect.signature(host.strategies.get(name)).parameters:
+            assert f"`{option}`" in sections[name], f"{name}: {option}"
 
 
 def signature(function: Callable[..., Any]) -> str:

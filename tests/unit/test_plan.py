@@ -144,7 +144,13 @@ def test_local_batch_and_linear_scaling(host: PluginHost) -> None:
 
 def test_measures_complete_the_plan(host: PluginHost) -> None:
     found = with_measures(
-        plan(host), spec(), samples=25, parameters=6, gradient_bytes=24, host=host
+        plan(host),
+        spec(),
+        samples=25,
+        parameters=6,
+        gradient_bytes=24,
+        weight_shapes=[(2, 3)],
+        host=host,
     )
     assert (found.steps_per_epoch, found.total_steps) == (3, 9)
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)

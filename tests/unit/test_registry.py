@@ -51,14 +51,15 @@ def host() -> PluginHost:
 
 def test_builtins_and_third_parties_use_the_same_hook(host: PluginHost) -> None:
     host.add(GoodPlugin())
-    assert host.strategies.names() == ["data-parallel", "nothing"]
+    assert {"data-parallel", "nothing"} < set(host.strategies.names())
     assert isinstance(host.strategy("nothing", {}), Nothing)
 
 
 def test_a_broken_plugin_leaves_nothing_behind(host: PluginHost) -> None:
     with pytest.raises(PluginError, match="is taken by"):
         host.add(TakesATakenName())
-    assert host.strategies.names() == ["data-parallel"]
+    assert "data-parallel" in host.strategies.names()
+    assert "nothing" not in host.strategies.names()
     host.add(GoodPlugin())
 
 
@@ -81,7 +82,7 @@ def test_what_is_no_strategy_is_refused(host: PluginHost) -> None:
 
 
 def test_an_unknown_name_tells_what_there_is(host: PluginHost) -> None:
-    with pytest.raises(IsotrainError, match=r"'data-parallel'\? Available: data-parallel"):
+    with pytest.raises(IsotrainError, match=r"'data-parallel'\? Available: .*data-parallel"):
         host.strategy("data-paralell", {})
 
 

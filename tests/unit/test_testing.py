@@ -22,11 +22,11 @@ from isotrain.testing import backend, commands, digits, endings, report, strateg
 from isotrain.testing.launching import Run
 from isotrain.testing.native import assert_native_equality
 from isotrain.testing.scorecard import Check, Scorecard
-from isotrain.testing.watch import NEEDS, Watched
+from isotrain.testing.watch import NEEDS, REPLICA_NEEDS, Watched
 
 WITHOUT_CAPABILITY = {
     *("place", "tensor", "numpy", "barrier", "synchronise_device", "close"),
-    *("evaluation_step", "collect_metrics", "traits"),
+    *("evaluation_step", "collect_metrics", "traits", "compress"),
     *("undisturbed", "keep_gradients", "kept_gradients"),
 }
 
@@ -43,7 +43,8 @@ def test_every_method_of_a_group_takes_a_capability_or_is_there_for_all() -> Non
     methods = {name for name in vars(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
     public = {name for name in methods if not name.startswith("_")}
     assert public == {*NEEDS, *WITHOUT_CAPABILITY}
-    assert set(NEEDS.values()) == set(Capability)
+    used = {*NEEDS.values(), *REPLICA_NEEDS.values(), Capability.BFLOAT16_EXCHANGE}
+    assert used == set(Capability)
 
 
 def test_a_watched_group_notes_what_is_used() -> None:

@@ -1,0 +1,116 @@
+"""What the two `tf.distribute` strategies of several replicas exchange each in their own way."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from isotrain.adapters.tensorflow.exchange import StrategyExchange
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.replica import Parts, own_part
+
+
+class MirroredExchange(StrategyExchange):
+    """All replicas live in this process, which sees the tensors of all while it traces."""
+
+    def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
+        return tf.identity(self._of_all(tensor)[source])
+
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        values = self._of_all(tensor)
+        part = own_part(self.replica(), parts)
+        return tf.add_n([values[replica] for replica in part]) if part else tf.identity(tensor)
+
+    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        values = self._of_all(tensor)
+        part = own_part(self.replica(), parts)
+        return tf.identity(values[part[0]] if part else tensor)
+
+    def _of_all(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+        def collect(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Sequence[tf.Tensor]:
+            return strategy.experimental_local_results(value)
+
+        return tf.distribute.get_replica_context().merge_call(collect, args=(tensor,))
+
+
+class WorkerExchange(StrategyExchange):
+    """One replica in each process: TensorFlow's own collective operations, between some of them."""
+
+    def __init__(self, context: ProcessContext, setting: Setting, bucket_bytes: int) -> None:
+        super().__init__(context.replicas, context.local_replicas, bucket_bytes)
+        self._hint = {"communication_hint": setting.collective, "timeout_seconds": setting.timeout}
+        self._graph: Any = None
+        self._operations: Counter[Any] = Counter()
+
+    def _keys(self, kind: str, members: tuple[int, ...], tensor: tf.Tensor) -> dict[str, int]:
+        """The keys by which TensorFlow pairs one operation over its processes.
+
+        They follow from what the operation is and from how many like it the traced graph has so far, so
+        that processes that traced other graphs before agree on them.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        if graph is not self._graph:
+            self._graph, self._operations = graph, Counter()
+        operation = (kind, members, tensor.dtype.name, tuple(tensor.shape))
+        self._operations[operation] += 1
+        return {
+            "group_size": len(members),
+            "group_key": _key(members),
+            "instance_key": _key(operation, self._operations[operation]),
+        }
+
+    def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
+        """Two broadcasts among two replicas, both under way at once: each waits for its other end."""
+        own = self.replica()
+        if destination == source == own:
+            return tf.identity(tensor)
+        sent = self._send(tensor, self._keys("send", (own, destination), tensor))
+        received = self._receive(tensor, self._keys("send", (source, own), tensor))
+        with tf.control_dependencies([sent]):
+            return tf.identity(received)
+
+    def _send(self, tensor: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
+        return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys, **self._hint)
+
+    def _receive(self, like: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
+        received = tf.raw_ops.CollectiveBcastRecvV2(
+            T=like.dtype, shape=tf.shape(like), **keys, **self._hint
+        )
+        return tf.ensure_shape(received, like.shape)
+
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        def add(keys: dict[str, int], root: int) -> tf.Tensor:
+            return tf.raw_ops.CollectiveReduceV2(
+                input=tensor, ordering_token=[], merge_op="Add", final_op="Id", **keys, **self._hint
+            )
+
+        return self._within("sum", tensor, parts, add)
+
+    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        def share(keys: dict[str, int], root: int) -> tf.Tensor:
+            own = self.replica() == root
+            return self._send(tensor, keys) if own else self._receive(tensor, keys)
+
+        return self._within("broadcast", tensor, parts, share)
+
+    def _within(
+        self,
+        kind: str,
+        tensor: tf.Tensor,
+        parts: Parts,
+        operation: Callable[[dict[str, int], int], tf.Tensor],
+    ) -> tf.Tensor:
+        part = own_part(self.replica(), parts)
+        if not part:
+            return tf.identity(tensor)
+        return tf.ensure_shape(operation(self._keys(kind, part, tensor), part[0]), tensor.shape)
+
+
+def _key(*facts: Any) -> int:
+    """A positive number of 31 bits, the same in every process."""
+    return zlib.crc32(repr(facts).encode()) >> 1

@@ -1,0 +1,60 @@
+"""The TensorFlow replica that a strategy's computations see while they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from keras import ops
+
+from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.program import Program, value_of
+from isotrain.core.replica import Parts, ReduceOp, Replica, StatePart
+
+
+class TensorFlowReplica(Replica):
+    """Reads and writes a program's variables; exchanges within the graph."""
+
+    ops = ops
+
+    def __init__(self, program: Program, exchange: Exchange) -> None:
+        self.index = exchange.replica()
+        self.replicas = exchange.replicas
+        self._program = program
+        self._exchange = exchange
+
+    def read(self, parts: Sequence[StatePart]) -> tf.Tensor:
+        variables = self._variables(parts)
+        if not variables:
+            return tf.zeros(0)
+        widest = max((variable.dtype for variable in variables), key=lambda dtype: dtype.size)
+        flat = [tf.reshape(tf.cast(value_of(v), widest), [-1]) for v in variables]
+        return tf.concat(flat, axis=0)
+
+    def write(self, parts: Sequence[StatePart], vector: tf.Tensor) -> None:
+        variables = self._variables(parts)
+        values = tf.split(vector, [v.shape.num_elements() for v in variables]) if variables else []
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+
+    def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
+        return [variable for part in parts for variable in self._program.part(part)]
+
+    def scatter(self, places: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
+        return tf.scatter_nd(places[:, tf.newaxis], values, [length])
+
+    def all_reduce(self, tensor: tf.Tensor, op: ReduceOp = "sum") -> tf.Tensor:
+        return self._exchange.all_reduce([tensor], op)[0]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._exchange.all_gather(tensor)
+
+    def send_receive(self, tensor: tf.Tensor, destinations: Sequence[int]) -> tf.Tensor:
+        source = list(destinations).index(self.index)
+        return self._exchange.send_receive(tensor, destinations[self.index], source)
+
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        return self._exchange.sum_within(tensor, parts)
+
+    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        return self._exchange.broadcast_within(tensor, parts)

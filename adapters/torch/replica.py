@@ -1,0 +1,58 @@
+"""The torch replica that a strategy's computations see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from keras import ops
+
+from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.program import Program
+from isotrain.core.replica import Parts, ReduceOp, Replica, StatePart
+
+
+class TorchReplica(Replica):
+    """Reads and writes a program's tensors; exchanges eagerly."""
+
+    ops = ops
+
+    def __init__(self, program: Program, exchange: Exchange) -> None:
+        self.index = exchange.rank
+        self.replicas = exchange.replicas
+        self._program = program
+        self._exchange = exchange
+
+    def read(self, parts: Sequence[StatePart]) -> torch.Tensor:
+        tensors = self._tensors(parts)
+        if not tensors:
+            return torch.zeros(0)
+        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+    def write(self, parts: Sequence[StatePart], vector: torch.Tensor) -> None:
+        tensors = self._tensors(parts)
+        values = vector.split([tensor.numel() for tensor in tensors])
+        for tensor, value in zip(tensors, values, strict=bool(tensors)):
+            tensor.copy_(value.view_as(tensor))
+
+    def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
+        return [tensor for part in parts for tensor in self._program.part(part)]
+
+    def scatter(self, places: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
+        return values.new_zeros(length).index_add_(0, places, values)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        return self._exchange.all_reduce(tensor, op)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._exchange.all_gather(tensor)
+
+    def send_receive(self, tensor: torch.Tensor, destinations: Sequence[int]) -> torch.Tensor:
+        source = list(destinations).index(self.index)
+        return self._exchange.send_receive(tensor, destinations[self.index], source)
+
+    def sum_within(self, tensor: torch.Tensor, parts: Parts) -> torch.Tensor:
+        return self._exchange.sum_within(tensor, parts)
+
+    def broadcast_within(self, tensor: torch.Tensor, parts: Parts) -> torch.Tensor:
+        return self._exchange.broadcast_within(tensor, parts)

@@ -1,0 +1,118 @@
+"""One replica as a computation of a strategy sees it: state, tensor functions, collectives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+Tensor = Any
+"""A tensor of the backend's framework; it has the arithmetic operators, `@`, `shape` and `dtype`."""
+
+ReduceOp = Literal["sum", "mean", "max"]
+StatePart = Literal["trainable", "statistics", "momenta"]
+Parts = Sequence[Sequence[int]]
+"""Disjoint sets of replicas, by index; each sorted. A replica may be in none of them."""
+
+Computation = Callable[..., Any]
+"""`computation(replica, *own)`: gets a `Replica` and its own part of each value; gives a tensor, a list
+or tuple of such results, or None."""
+
+
+class TensorFunctions(Protocol):
+    """The functions on tensors that strategies may use: so many of those of `keras.ops`."""
+
+    def abs(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+
+    def cast(self, x: Tensor, dtype: Any) -> Tensor:
+        """To a type by name, or to that of another tensor."""
+
+    def concatenate(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """Joins tensors along an axis."""
+
+    def qr(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The reduced QR decomposition of a matrix."""
+
+    def reshape(self, x: Tensor, newshape: Sequence[int]) -> Tensor:
+        """The same elements in another shape."""
+
+    def split(self, x: Tensor, indices_or_sections: Sequence[int], axis: int = 0) -> list[Tensor]:
+        """Cuts a tensor at these places."""
+
+    def take(self, x: Tensor, indices: Tensor) -> Tensor:
+        """The elements of a vector at these places."""
+
+    def top_k(self, x: Tensor, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
+        """The largest k elements of a vector, and their places."""
+
+    def transpose(self, x: Tensor) -> Tensor:
+        """A matrix with rows and columns exchanged."""
+
+    def zeros_like(self, x: Tensor) -> Tensor:
+        """Zeros of the same shape and type."""
+
+
+class Replica(ABC):
+    """What `ReplicaGroup.compute` gives a computation.
+
+    Every collective is called by all replicas of the run, in the same order and with equal shapes.
+
+    Attributes:
+        index: Of this replica in the run.
+        replicas: In the run.
+        ops: The framework's functions on tensors.
+    """
+
+    index: int
+    replicas: int
+    ops: TensorFunctions
+
+    @abstractmethod
+    def read(self, parts: Sequence[StatePart]) -> Tensor:
+        """Copies state into one new vector, in the widest of the types it has.
+
+        `trainable` are the trainable weights; `statistics` the weights that forward passes move;
+        `momenta` the optimizer's tensors of one dimension or more. Without any, its length is 0.
+        """
+
+    @abstractmethod
+    def write(self, parts: Sequence[StatePart], vector: Tensor) -> None:
+        """Sets state to the values of a vector such as `read` gives for the same parts."""
+
+    @abstractmethod
+    def scatter(self, places: Tensor, values: Tensor, length: int) -> Tensor:
+        """A vector of zeros to which `values[i]` is added at `places[i]` (int32)."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduces a tensor over all replicas."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
+
+    @abstractmethod
+    def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
+        """Sends a tensor to one replica, and gives the one that was sent to this replica.
+
+        Args:
+            tensor: Of the same shape on every replica.
+            destinations: For every replica of the run whom it sends to: a permutation.
+        """
+
+    @abstractmethod
+    def sum_within(self, tensor: Tensor, parts: Parts) -> Tensor:
+        """Sums a tensor over the replicas of each part; one that is in no part keeps its own."""
+
+    @abstractmethod
+    def broadcast_within(self, tensor: Tensor, parts: Parts) -> Tensor:
+        """Gives each part the tensor of its first replica; one that is in no part keeps its own."""
+
+
+def own_part(replica: int, parts: Parts) -> tuple[int, ...]:
+    """The part that a replica is in; empty where it is in none, or alone."""
+    for part in parts:
+        if replica in part and len(part) > 1:
+            return tuple(part)
+    return ()

@@ -1,0 +1,97 @@
+"""What strategies have in common whose replicas drift apart between exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from isotrain.core.data import Batch
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.plan import Plan
+from isotrain.core.replica import Replica, StatePart, Tensor
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.strategy import Strategy
+
+WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
+
+
+class Drifting(Strategy):
+    """Replicas take local steps; evaluation and the end of the run see the mean of their weights."""
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses loss scaling, and says what clipping means."""
+        if spec.precision == "float16":
+            raise UnsupportedError(
+                f"strategy {self.name} takes local steps, and each replica's loss scale would go its"
+                " own way. Use precision bfloat16 or float32, or strategy data-parallel."
+            )
+        if spec.clip is None or plan.replicas == 1:
+            return []
+        return [f"{self.name}: clip is applied to each replica's own gradients in local steps"]
+
+    @contextmanager
+    def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
+        """Evaluates the mean of the replicas' weights, then gives each its own back."""
+        own = group.compute(read_weights)
+        self.agree(group)
+        yield
+        group.compute(write_weights, own)
+
+    def finished(self, group: ReplicaGroup) -> None:
+        """Leaves every replica with the same weights."""
+        self.agree(group)
+
+    def agree(self, group: ReplicaGroup) -> None:
+        """Gives every replica the weights that the run stands for: here their mean."""
+        group.compute(average_weights)
+
+
+def read_weights(replica: Replica) -> Tensor:
+    """A copy of the replica's weights and moving statistics."""
+    return replica.read(WEIGHTS)
+
+
+def write_weights(replica: Replica, vector: Tensor) -> None:
+    """Puts weights and moving statistics back."""
+    replica.write(WEIGHTS, vector)
+
+
+def average_weights(replica: Replica) -> None:
+    """Replaces weights and moving statistics by their mean over the replicas."""
+    average(replica, WEIGHTS)
+
+
+def average(replica: Replica, parts: Sequence[StatePart], weight: Tensor | None = None) -> None:
+    """Replaces state by its mean over all replicas.
+
+    Args:
+        replica: Any; all call it.
+        parts: Of the state.
+        weight: Of this replica, a scalar; the mean of all weights is 1. None for 1.
+    """
+    vector = replica.read(parts)
+    if vector.shape[0] == 0:
+        return
+    if weight is not None:
+        vector = vector * replica.ops.cast(weight, vector.dtype)
+    replica.write(parts, replica.all_reduce(vector, "mean"))
+
+
+def average_statistics(replica: Replica, weight: Tensor | None) -> None:
+    """Makes the replicas agree on their moving statistics, as a synchronised step does."""
+    average(replica, ("statistics",), weight)
+
+
+def shares(batch: Batch) -> list[float]:
+    """Per local replica its share of the global batch, where 1 is an equal one."""
+    return [sum(piece.weight for piece in pieces) for pieces in batch.slices]
+
+
+def weights_of_replicas(group: ReplicaGroup, batch: Batch) -> list[list[Tensor]]:
+    """The shares as tensors, for `compute`: one list, or none where all shares are equal."""
+    if batch.even:
+        return []
+    return [[group.tensor(np.array(share)) for share in shares(batch)]]

@@ -1,0 +1,268 @@
+"""Synchronous data parallelism whose gradients travel compressed.
+
+Natively, overlapped with the backward pass, where the backend can; else by neutral computations. Top-k with
+error feedback: Stich et al., "Sparsified SGD with Memory", arXiv 1809.07599, and Karimireddy et al., "Error
+Feedback Fixes SignSGD", arXiv 1901.09847. PowerSGD: Vogels et al., arXiv 1905.13727, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.capabilities import Capability
+from isotrain.core.data import Batch
+from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.group import CompressionMethod, ReplicaGroup
+from isotrain.core.plan import Plan
+from isotrain.core.replica import Computation, Replica, Tensor
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.strategy import Conserved, Strategy
+from isotrain.strategies import options
+from isotrain.strategies.averaging import average_statistics, weights_of_replicas
+from isotrain.strategies.tensors import joined, separated
+
+_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+_INDEX_BYTES = 4
+_SEED = 1905_13727
+
+
+class Compressed(Strategy):
+    """Every step, the mean of the replicas' compressed gradients."""
+
+    name = "compressed"
+    summary = (
+        "synchronous: gradients sent as fp16, bf16, their top-k with error feedback, or PowerSGD"
+    )
+    requires = frozenset({Capability.SYNCHRONISED_STEP, Capability.GRADIENTS, Capability.COMPUTE})
+    keeps_replicas_equal = "always"
+
+    def __init__(
+        self,
+        method: CompressionMethod,
+        ratio: float | None = None,
+        rank: int | None = None,
+        start: int | None = None,
+        native: bool = True,
+    ) -> None:
+        """Checks the options.
+
+        Args:
+            method: `fp16`, `bf16`, `topk` or `powersgd`.
+            ratio: topk: the part of the gradient's elements that is sent (0.01).
+            rank: powersgd: of the matrices that are sent (2).
+            start: powersgd: uncompressed steps before it begins (10), 2 or more.
+            native: Whether the backend's own compression is used where it has one.
+        """
+        self._method: CompressionMethod = method
+        options.one_of(self.name, "method", method, ("fp16", "bf16", "topk", "powersgd"))
+        self._only("topk", "ratio", ratio)
+        self._only("powersgd", "rank", rank)
+        self._only("powersgd", "start", start)
+        self._ratio = options.fraction(self.name, "ratio", 0.01 if ratio is None else ratio)
+        self._rank = options.whole(self.name, "rank", 2 if rank is None else rank, 1)
+        self._start = options.whole(self.name, "start", 10 if start is None else start, 2)
+        self._wants_native = options.switch(self.name, "native", native)
+        if method in ("topk", "powersgd"):
+            self.conserves = frozenset({Conserved.GRADIENT_SUM})  # by error feedback
+        if method == "bf16":
+            self.requires = self.requires | {Capability.BFLOAT16_EXCHANGE}
+        self._is_native = False
+        self._state: list[Any] = []
+        self._shapes: Sequence[tuple[int, ...]] = ()
+
+    def _only(self, method: str, option: str, value: Any) -> None:
+        if value is not None and self._method != method:
+            raise PlanError(
+                f"strategy {self.name}: {option} is an option of method {method!r}, and method is"
+                f" {self._method!r}."
+            )
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses loss scaling; notes the weights' shapes."""
+        if spec.precision == "float16":
+            raise UnsupportedError(
+                f"strategy {self.name} compresses gradients without their loss scale, which float16"
+                " needs. Use precision bfloat16 or float32, or strategy data-parallel."
+            )
+        self._shapes = plan.weight_shapes or ()
+        if plan.replicas == 1:
+            return ["compressed: one replica sends nothing, and nothing is compressed"]
+        return []
+
+    def started(self, group: ReplicaGroup) -> None:
+        """Asks for native compression; else makes what the neutral one remembers."""
+        native = self._wants_native and group.compress(self._method, self._rank, self._start)
+        self._is_native = native or group.replicas == 1
+        if not self._is_native:
+            weights = list(group.read_state(("trainable",)).values())
+            remembered = self._remembered(weights)
+            self._state = [
+                [group.tensor(array) for array in remembered] for _ in group.local_replicas
+            ]
+
+    def _remembered(self, weights: list[np.ndarray]) -> list[np.ndarray]:
+        """The state of one replica before the first step."""
+        if self._method == "topk":
+            kinds = [weight.dtype for weight in weights]
+            return [np.zeros(sum(weight.size for weight in weights), np.result_type(*kinds))]
+        if self._method == "powersgd":
+            return _first_memory(weights, self._rank)
+        return []
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Computes gradients, exchanges them compressed, and applies their mean."""
+        if self._is_native or (self._method == "powersgd" and batch.step < self._start):
+            return group.synchronised_step(batch, learning_rate)
+        gradients, loss = group.gradients(batch)
+        computation, static = self._computation()
+        weights = weights_of_replicas(group, batch)
+        results = group.compute(computation, gradients, self._state, *weights, static=static)
+        self._state = [list(state) for _, state in results]
+        group.apply([own for own, _ in results], learning_rate)
+        return loss
+
+    def _computation(self) -> tuple[Computation, Any]:
+        if self._method == "topk":
+            return exchange_largest, self._ratio
+        if self._method == "powersgd":
+            return exchange_low_rank, self._rank
+        return exchange_short, _TYPES[self._method]
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
+        """What the method sends in a step (for PowerSGD, in one after its start)."""
+        if not self._shapes:
+            return None
+        count = sum(map(math.prod, self._shapes))
+        width = gradient_bytes / count
+        reduced = 2 * (replicas - 1) / replicas
+        if self._method == "topk":
+            return (replicas - 1) * kept(count, self._ratio) * (width + _INDEX_BYTES)
+        if self._method == "powersgd":
+            return reduced * width * sum(_numbers_sent(s, self._rank) for s in self._shapes)
+        return reduced * count * 2
+
+
+Exchanged = tuple[list[Tensor], list[Tensor]]
+"""The mean gradients, and what the replica remembers for the next step."""
+
+
+def exchange_short(
+    replica: Replica,
+    gradients: list[Tensor],
+    state: list[Tensor],
+    weight: Tensor | None = None,
+    *,
+    static: str,
+) -> Exchanged:
+    """Sends gradients, divided by the number of replicas, as the type `static`."""
+    average_statistics(replica, weight)
+    vector = joined(replica.ops, gradients)
+    sent = replica.ops.cast(vector / replica.replicas, static)
+    mean = replica.ops.cast(replica.all_reduce(sent), vector.dtype)
+    return separated(replica.ops, mean, gradients), []
+
+
+def exchange_largest(
+    replica: Replica,
+    gradients: list[Tensor],
+    state: list[Tensor],
+    weight: Tensor | None = None,
+    *,
+    static: float,
+) -> Exchanged:
+    """Sends the largest elements, a fraction `static`, and remembers the others for the next step."""
+    average_statistics(replica, weight)
+    vector = joined(replica.ops, gradients) + state[0]
+    places, values = largest(replica, vector, kept(vector.shape[0], static))
+    own = replica.scatter(places, values, vector.shape[0])
+    all_places = replica.ops.reshape(replica.all_gather(places), (-1,))
+    all_values = replica.ops.reshape(replica.all_gather(values), (-1,))
+    mean = replica.scatter(all_places, all_values, vector.shape[0]) / replica.replicas
+    return separated(replica.ops, mean, gradients), [vector - own]
+
+
+def kept(count: int, ratio: float) -> int:
+    """How many of `count` elements are sent: at least one."""
+    return max(1, round(count * ratio))
+
+
+def largest(replica: Replica, vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Places (int32) and values of the elements that are largest in magnitude."""
+    ops = replica.ops
+    _, places = ops.top_k(ops.abs(vector), count, sorted=False)
+    return ops.cast(places, "int32"), ops.take(vector, places)
+
+
+def exchange_low_rank(
+    replica: Replica,
+    gradients: list[Tensor],
+    state: list[Tensor],
+    weight: Tensor | None = None,
+    *,
+    static: int,
+) -> Exchanged:
+    """PowerSGD: matrices as products of rank `static`, with error feedback; all else as it is.
+
+    The state holds, for each matrix, what was left out of it, and the right factor.
+    """
+    ops = replica.ops
+    average_statistics(replica, weight)
+    chosen = [i for i, g in enumerate(gradients) if is_worthwhile(tuple(g.shape), static)]
+    others = [i for i in range(len(gradients)) if i not in chosen]
+    residuals, rights = state[: len(chosen)], state[len(chosen) :]
+    matrices = [
+        ops.reshape(gradients[i], residual.shape) + residual
+        for i, residual in zip(chosen, residuals, strict=True)
+    ]
+    lefts = [m @ right for m, right in zip(matrices, rights, strict=True)]
+    means = mean_of_each(replica, [*lefts, *(gradients[i] for i in others)])
+    lefts = [ops.qr(left)[0] for left in means[: len(chosen)]]
+    own = [ops.transpose(m) @ left for m, left in zip(matrices, lefts, strict=True)]
+    rights = mean_of_each(replica, own)
+    residuals = [
+        m - left @ ops.transpose(right) for m, left, right in zip(matrices, lefts, own, strict=True)
+    ]
+    results = dict(zip(others, means[len(chosen) :], strict=True))
+    for i, left, right in zip(chosen, lefts, rights, strict=True):
+        results[i] = ops.reshape(left @ ops.transpose(right), gradients[i].shape)
+    return [results[i] for i in range(len(gradients))], [*residuals, *rights]
+
+
+def mean_of_each(replica: Replica, tensors: list[Tensor]) -> list[Tensor]:
+    """The means of tensors over all replicas, in one exchange."""
+    if not tensors:
+        return []
+    mean = replica.all_reduce(joined(replica.ops, tensors), "mean")
+    return separated(replica.ops, mean, tensors)
+
+
+def is_worthwhile(shape: tuple[int, ...], rank: int) -> bool:
+    """Whether a tensor, as a matrix of `shape[0]` rows, is larger than its two factors."""
+    if len(shape) < 2:
+        return False
+    rows, columns = as_matrix(shape)
+    return (rows + columns) * rank < rows * columns
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix."""
+    return shape[0], math.prod(shape[1:])
+
+
+def _numbers_sent(shape: tuple[int, ...], rank: int) -> int:
+    return sum(as_matrix(shape)) * rank if is_worthwhile(shape, rank) else math.prod(shape)
+
+
+def _first_memory(weights: list[np.ndarray], rank: int) -> list[np.ndarray]:
+    """No residuals, and random right factors, the same on every replica."""
+    generator = np.random.default_rng(_SEED)
+    matrices = [weight for weight in weights if is_worthwhile(weight.shape, rank)]
+    residuals = [np.zeros(as_matrix(m.shape), m.dtype) for m in matrices]
+    rights = [
+        generator.standard_normal((as_matrix(m.shape)[1], rank)).astype(m.dtype) for m in matrices
+    ]
+    return [*residuals, *rights]

@@ -1,0 +1,80 @@
+"""Gossip: every replica averages its weights with those of its neighbours in a graph.
+
+D-PSGD: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", arXiv 1705.09056; here
+the local update comes first and is then mixed. The exponential graphs are those of Assran et al., arXiv
+1811.10792.
+"""
+
+from __future__ import annotations
+
+from isotrain.core.capabilities import Capability
+from isotrain.core.data import Batch
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.plan import Plan
+from isotrain.core.replica import Replica, Tensor
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.strategy import Conserved
+from isotrain.strategies import graphs, options
+from isotrain.strategies.averaging import WEIGHTS, Drifting, average
+
+
+class Gossip(Drifting):
+    """Local steps; every so many of them a mixing with the neighbours."""
+
+    name = "gossip"
+    summary = "local steps; weights averaged with the neighbours in a ring, torus or other graph"
+    requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE, Capability.SEND_RECEIVE})
+    conserves = frozenset({Conserved.PARAMETER_MEAN})
+
+    def __init__(self, graph: str = "ring", every: int = 1, degree: int | None = None) -> None:
+        """Checks the options.
+
+        Args:
+            graph: `ring`, `torus`, `exponential`, `one-peer-exponential`, `random` or `complete`.
+            every: Local steps from one mixing to the next.
+            degree: random: neighbours of each replica, an even number (2).
+        """
+        self._graph = options.one_of(self.name, "graph", graph, graphs.GRAPHS)
+        self._every = options.whole(self.name, "every", every, 1)
+        if degree is not None and graph != "random":
+            raise options.refused(self.name, "degree", "none but for graph random", degree)
+        self._degree = options.whole(self.name, "degree", 2 if degree is None else degree, 2)
+        self._mixings: tuple[graphs.Rounds, ...] = ((),)
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Draws the graph."""
+        if plan.replicas > 1:
+            self._mixings = graphs.mixings(self._graph, plan.replicas, self._degree, spec.seed)
+        return super().planned(spec, plan)
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Takes a local step, and mixes when it is time to."""
+        loss = group.local_step(batch, learning_rate)
+        count, rest = divmod(batch.step + 1, self._every)
+        if rest == 0 and group.replicas > 1:
+            if self._graph == "complete":
+                group.compute(average_all)
+            else:
+                group.compute(mix, static=self._mixings[(count - 1) % len(self._mixings)])
+        return loss
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Its weights to each neighbour; in a complete graph an optimal all-reduce."""
+        if self._graph == "complete":
+            return 2 * (replicas - 1) / replicas * gradient_bytes / self._every
+        rounds = sum(map(len, self._mixings)) / len(self._mixings)
+        return rounds * gradient_bytes / self._every
+
+
+def average_all(replica: Replica) -> None:
+    """The mixing of a complete graph."""
+    average(replica, WEIGHTS)
+
+
+def mix(replica: Replica, *, static: graphs.Rounds) -> None:
+    """Replaces a replica's weights by the mean of its own and those that it is sent."""
+    own = replica.read(WEIGHTS)
+    total = own
+    for permutation in static:
+        total = total + replica.send_receive(own, permutation)
+    replica.write(WEIGHTS, total / (len(static) + 1))

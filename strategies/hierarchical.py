@@ -1,0 +1,113 @@
+"""Hierarchical data parallelism: gradients are summed on each host, then between hosts, then shared.
+
+The two levels of the all-reduce are those of high-performance computing (Thakur et al., "Optimization of
+Collective Communication Operations in MPICH", 2005) and of BytePS (Jiang et al., OSDI 2020): one replica of
+each host alone uses the slower links between hosts.
+"""
+
+from __future__ import annotations
+
+from isotrain.core.capabilities import Capability
+from isotrain.core.data import Batch
+from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.plan import Plan
+from isotrain.core.replica import Replica, Tensor
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.strategy import Conserved, Strategy
+from isotrain.strategies import options
+from isotrain.strategies.averaging import weights_of_replicas
+from isotrain.strategies.tensors import joined, separated
+
+Hosts = tuple[tuple[int, ...], ...]
+"""The replicas of each host."""
+
+
+class Hierarchical(Strategy):
+    """Every step, the mean of all gradients, by way of one replica of each host."""
+
+    name = "hierarchical"
+    summary = "synchronous: gradients summed inside each host, between hosts, and shared inside"
+    requires = frozenset({Capability.GRADIENTS, Capability.COMPUTE, Capability.SUBGROUPS})
+    keeps_replicas_equal = "always"
+    equals_data_parallel = True
+    conserves = frozenset({Conserved.GRADIENT_SUM})
+
+    def __init__(self, host_size: int | None = None) -> None:
+        """Checks the options.
+
+        Args:
+            host_size: Replicas that count as one host; None for the hosts of the plan.
+        """
+        self._size = (
+            None if host_size is None else options.whole(self.name, "host_size", host_size, 1)
+        )
+        self._hosts: Hosts = ()
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Notes which replicas share a host."""
+        if spec.precision == "float16":
+            raise UnsupportedError(
+                "strategy hierarchical sums gradients without their loss scale, which float16 needs."
+                " Use precision bfloat16 or float32, or strategy data-parallel."
+            )
+        self._hosts = _of_size(plan, self._size) if self._size else _of_plan(plan)
+        return []
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Computes gradients, sums them in two levels, and applies their mean."""
+        gradients, loss = group.gradients(batch)
+        weights = weights_of_replicas(group, batch)
+        means = group.compute(mean_in_levels, gradients, *weights, static=self._hosts)
+        group.apply(means, learning_rate)
+        return loss
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
+        """The mean over the replicas, whose first of each host sends most."""
+        if not self._hosts:
+            return None
+        inside = sum(_all_reduced(len(host)) + len(host) - 1 for host in self._hosts)
+        return (inside + _all_reduced(len(self._hosts))) * gradient_bytes / replicas
+
+
+def mean_in_levels(
+    replica: Replica,
+    gradients: list[Tensor],
+    weight: Tensor | None = None,
+    *,
+    static: Hosts,
+) -> list[Tensor]:
+    """The mean of all gradients; moving statistics are averaged along with them, and set."""
+    ops = replica.ops
+    statistics = replica.read(("statistics",))
+    if weight is not None:
+        statistics = statistics * ops.cast(weight, statistics.dtype)
+    tensors = [*gradients, statistics] if statistics.shape[0] else gradients
+    total = replica.sum_within(joined(ops, tensors), static)
+    total = replica.sum_within(total, [[host[0] for host in static]])
+    total = replica.broadcast_within(total, static)
+    means = separated(ops, total / replica.replicas, tensors)
+    if statistics.shape[0]:
+        replica.write(("statistics",), means.pop())
+    return means
+
+
+def _all_reduced(members: int) -> float:
+    """What all members together send in an optimal all-reduce, in sizes of the tensor."""
+    return 2.0 * (members - 1)
+
+
+def _of_plan(plan: Plan) -> Hosts:
+    by_host: dict[str, list[int]] = {}
+    for process in plan.processes:
+        by_host.setdefault(process.host, []).extend(process.replicas)
+    return tuple(tuple(sorted(replicas)) for replicas in by_host.values())
+
+
+def _of_size(plan: Plan, size: int) -> Hosts:
+    if plan.replicas % size:
+        raise PlanError(
+            f"strategy hierarchical: host_size: expected a divisor of the {plan.replicas} replicas,"
+            f" got {size}."
+        )
+    return tuple(tuple(range(first, first + size)) for first in range(0, plan.replicas, size))

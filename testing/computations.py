@@ -1,0 +1,162 @@
+"""Checks of computations on replicas, with inputs that depend on the replica, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.replica import Replica, Tensor
+from isotrain.testing import collectives
+from isotrain.testing.bench import CLOSE, Bench, assert_same
+
+FLOAT64 = np.dtype("float64")
+SHAPE = (2, 3)
+
+
+def given(replica: int) -> np.ndarray:
+    """A replica's input."""
+    return collectives.value(replica, FLOAT64, SHAPE)
+
+
+def _computed(bench: Bench, computation: Any, static: Hashable = None) -> list[Any]:
+    """Runs a computation on each replica's input; the results of the local replicas."""
+    tensors = [bench.group.tensor(given(r)) for r in bench.group.local_replicas]
+    return bench.group.compute(computation, tensors, static=static)
+
+
+def _compare(
+    bench: Bench,
+    computation: Any,
+    expected: Callable[[int], np.ndarray],
+    static: Hashable = None,
+) -> None:
+    results = [bench.group.numpy(t) for t in _computed(bench, computation, static)]
+    for replica, result in zip(bench.group.local_replicas, results, strict=True):
+        assert_same(result, expected(replica), f"replica {replica}")
+
+
+def _inputs(bench: Bench) -> np.ndarray:
+    return np.stack([given(r) for r in range(bench.group.replicas)])
+
+
+def _add_index(replica: Replica, tensor: Tensor, *, static: float) -> Tensor:
+    return tensor * static + replica.index + replica.replicas
+
+
+def computation(bench: Bench) -> None:
+    """Each replica computes with its own values, index and the static argument."""
+    n = bench.group.replicas
+    for factor in (2.0, 3.0):
+
+        def expected(replica: int, factor: float = factor) -> np.ndarray:
+            return given(replica) * factor + replica + n
+
+        _compare(bench, _add_index, expected, factor)
+
+
+def _double_weights(replica: Replica) -> list[Tensor]:
+    before = replica.read(("trainable", "statistics"))
+    weights = replica.read(("trainable",))
+    replica.write(("trainable",), weights * 2)
+    return [before, replica.read(("trainable", "statistics")), weights]
+
+
+def computation_on_state(bench: Bench) -> None:
+    """A computation reads the weights and moving statistics of its replica as vectors, and sets them."""
+    bench.restart()
+    start = bench.session.read_state(("trainable",))
+    found = bench.group.compute(_double_weights)
+    vectors = [[bench.group.numpy(tensor) for tensor in own] for own in found]
+    after = bench.session.read_state(("trainable",))
+    own = np.sort(np.concatenate([value.ravel() for value in start.values()]))
+    for before, later, weights in vectors:
+        assert_same(np.sort(weights), own, "trainable")
+        assert len(before) >= len(weights), "trainable and statistics are fewer than trainable"
+        assert_same(later[: len(weights)], 2 * before[: len(weights)], "trainable, written")
+        assert_same(later[len(weights) :], before[len(weights) :], "statistics, not written")
+    for name, value in after.items():
+        assert_same(value, 2 * start[name], name)
+
+
+def _collectives(replica: Replica, tensor: Tensor) -> list[Tensor]:
+    return [
+        replica.all_reduce(tensor),
+        replica.all_reduce(tensor * replica.replicas, "mean"),
+        replica.all_reduce(tensor, "max"),
+        replica.all_gather(tensor),
+    ]
+
+
+def computation_collectives(bench: Bench) -> None:
+    """Sums, means, maxima and gathers within a computation are those over all replicas."""
+    found = [[bench.group.numpy(t) for t in own] for own in _computed(bench, _collectives)]
+    inputs = _inputs(bench)
+    expected = (inputs.sum(axis=0), inputs.sum(axis=0), inputs.max(axis=0), inputs)
+    for own in found:
+        for what, result, wanted in zip(
+            ("sum", "mean", "max", "gather"), own, expected, strict=True
+        ):
+            assert_same(result, wanted, what)
+
+
+def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
+    places = replica.ops.cast(replica.ops.reshape(tensor, (-1,)) * 0, "int32") + replica.index
+    return replica.scatter(places, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
+
+
+def computation_scatters(bench: Bench) -> None:
+    """Values that are scattered to one place are added up; all other places are zero."""
+    width = bench.group.replicas + 1
+    _compare(bench, _scatter, lambda r: np.eye(width)[r] * given(r).sum())
+
+
+def _shift(replica: Replica, tensor: Tensor, *, static: tuple[int, ...]) -> Tensor:
+    return replica.send_receive(tensor, static)
+
+
+def computation_sends(bench: Bench) -> None:
+    """Within a computation, tensors travel along a permutation: around the ring in both directions."""
+    n = bench.group.replicas
+    for step in (1, n - 1):
+        destinations = tuple((r + step) % n for r in range(n))
+        _compare(bench, _shift, partial(_of_neighbour, step, n), destinations)
+
+
+def _of_neighbour(step: int, replicas: int, replica: int) -> np.ndarray:
+    return given((replica - step) % replicas)
+
+
+def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
+    total = replica.sum_within(tensor, static)
+    return replica.broadcast_within(total + replica.index, static)
+
+
+def computation_within_parts(bench: Bench) -> None:
+    """Sums and broadcasts within parts of the replicas; one that is in no part keeps its own."""
+    n = bench.group.replicas
+    for parts in (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n)))):
+        belongs = {r: part for part in parts for r in part}
+
+        def expected(replica: int, belongs: Any = belongs) -> np.ndarray:
+            part = belongs.get(replica, (replica,))
+            total: np.ndarray = sum(given(r) for r in part) + part[0]
+            return total
+
+        _compare(bench, _sum_and_share, expected, parts)
+
+
+def _short_sum(replica: Replica, tensor: Tensor) -> Tensor:
+    third = replica.ops.cast(tensor / 3, "bfloat16")
+    return replica.ops.cast(replica.all_reduce(third), "float64")
+
+
+def computation_in_bfloat16(bench: Bench) -> None:
+    """A sum of bfloat16 tensors is right to the precision of that type."""
+    found = [bench.group.numpy(tensor) for tensor in _computed(bench, _short_sum)]
+    expected = _inputs(bench).sum(axis=0) / 3
+    for result in found:
+        far = np.abs(result - expected).max() / np.abs(_inputs(bench)).max()
+        assert CLOSE < far < 2.0**-6, f"relative difference {far:.3g}"

@@ -1,0 +1,356 @@
+"""Checks of the strategies that come with isotrain: what each says that it conserves, equals, and sends."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from conformance import wire
+from conformance.strategy_bench import SAMPLES, StrategyBench
+
+from isotrain.core.registry import plugin_host
+from isotrain.core.session import Session
+from isotrain.strategies import compressed, gossip, graphs, hierarchical
+
+CLOSE = 1e-11
+MARGIN = 0.02
+"""How much worse than data-parallel's a loss may be after training; it starts at about 1."""
+
+
+def close(actual: Any, expected: Any, what: str, within: float = CLOSE) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=within, atol=within, err_msg=what)
+
+
+def apart(rows: np.ndarray) -> float:
+    """How far replicas are from each other."""
+    return float(np.abs(rows - rows[0]).max())
+
+
+def equal_data_parallel(bench: StrategyBench) -> None:
+    """On uneven global batches too, weights and moving statistics, every replica."""
+    batches = bench.batches(SAMPLES - 1, 7)
+    expected = bench.trained("data-parallel", batches)
+    n = bench.replicas
+    found = {
+        "local-sgd": bench.trained("local-sgd", batches, every=1),
+        "local-sgd after its start": bench.trained("local-sgd", batches, every=4, start=99),
+        **{
+            f"hierarchical {size}": bench.trained("hierarchical", batches, host_size=size)
+            for size in range(1, n + 1)
+            if n % size == 0
+        },
+        "compressed, all of it": bench.trained("compressed", batches, method="topk", ratio=1.0),
+    }
+    assert apart(expected) == 0
+    for what, rows in found.items():
+        close(rows, expected, what)
+        assert apart(rows) == 0, what
+
+
+def complete_graph_equals_data_parallel(bench: StrategyBench) -> None:
+    """Gossip with everybody, on even global batches."""
+    batches = bench.batches(4 * bench.replicas, 2 * bench.replicas)
+    expected = bench.trained("data-parallel", batches)
+    close(bench.trained("gossip", batches, graph="complete"), expected, "complete graph")
+
+
+def local_steps_are_averaged_in_time(bench: StrategyBench) -> None:
+    """Replicas go their own ways for k steps, and then have the mean of where they got."""
+    n = bench.replicas
+    batches = bench.batches(9 * n, 3 * n)
+    bench.restart()
+    for batch in batches:
+        bench.group.local_step(batch, 0.125)
+    mean = bench.weights().mean(axis=0)
+    strategy = bench.strategy("local-sgd", every=3)
+    bench.train(strategy, batches[:2])
+    between = bench.weights()
+    strategy = bench.strategy("local-sgd", every=3)
+    bench.train(strategy, batches)
+    close(bench.weights(), np.tile(mean, (n, 1)), "mean of the weights")
+    assert apart(between) > 1e-4
+
+
+def evaluation_sees_the_mean(bench: StrategyBench) -> None:
+    """Replicas hold their mean while they are evaluated, and their own again afterwards."""
+    batches = bench.batches(2 * bench.replicas, 2 * bench.replicas)
+    for name in ("local-sgd", "gossip"):
+        strategy = bench.strategy(name, every=9)
+        bench.train(strategy, batches)
+        own = bench.weights()
+        with strategy.evaluating(bench.group):
+            seen = bench.weights()
+        after = bench.weights()
+        strategy.finished(bench.group)
+        end = bench.weights()
+        assert apart(own) > 1e-4
+        close(seen, np.tile(own.mean(axis=0), (bench.replicas, 1)), name)
+        close(after, own, f"{name}, afterwards", 0)
+        close(end, seen, f"{name}, at the end")
+
+
+def gossip_mixes_by_its_matrix(bench: StrategyBench) -> None:
+    """Every graph of so many replicas: what each gets is its row of the matrix; the mean stays."""
+    n = bench.replicas
+    found = []
+    for graph in graphs.GRAPHS:
+        if (graph == "torus" and n < 4) or (graph == "random" and n < 3):
+            continue
+        for rounds in graphs.mixings(graph, n, 2, 1):
+            bench.restart()
+            bench.group.local_step(bench.batches(2 * n, 2 * n)[0], 0.125)
+            before = bench.weights()
+            bench.group.compute(gossip.mix, static=rounds)
+            found.append((graph, rounds, before, bench.weights()))
+    for graph, rounds, before, after in found:
+        close(after, np.array(graphs.matrix(rounds, n)) @ before, graph)
+        close(after.mean(axis=0), before.mean(axis=0), f"{graph}: mean")
+        assert apart(before) > 1e-4
+
+
+def elastic_averaging_follows_its_equations(bench: StrategyBench) -> None:
+    """Two steps by hand: equations 5 and 6 of the paper; in the end all have the centre, moved once more."""
+    n, beta = bench.replicas, 0.5
+    batches = bench.batches(4 * n, 2 * n)
+    bench.restart()
+    track = [bench.weights()]
+    for batch in batches:
+        bench.group.local_step(batch, 0.125)
+        track.append(bench.weights())
+    strategy = bench.strategy("elastic-averaging", every=1, beta=beta)
+    bench.train(strategy, batches)
+    found = bench.weights()
+    strategy.finished(bench.group)
+    end = bench.weights()
+    weights = slice(0, bench.plan.parameters)
+    start, one, two = (rows[:, weights] for rows in track)
+    close(found[:, weights], two - beta / n * (one - start), "replicas")
+    centre = start[0] + beta * (one - start).mean(axis=0)
+    centre += beta * (found[:, weights].mean(axis=0) - centre)
+    close(end[:, weights], np.tile(centre, (n, 1)), "centre")
+    assert apart(end) == 0
+
+
+def gradients_for(bench: StrategyBench, replica: int) -> list[np.ndarray]:
+    """Gradients of a matrix and a bias, different on each replica."""
+    generator = np.random.default_rng(replica)
+    return [generator.normal(size=(9, 7)), generator.normal(size=5)]
+
+
+def compute(
+    bench: StrategyBench,
+    computation: Any,
+    given: Callable[[int], list[list[np.ndarray]]],
+    static: Any,
+) -> list[list[list[np.ndarray]]]:
+    """Runs a computation on lists of arrays, and gives for every replica the lists it gave."""
+    group = bench.group
+    local = [given(replica) for replica in group.local_replicas]
+    values = [
+        [[group.tensor(array) for array in own[place]] for own in local]
+        for place in range(len(local[0]))
+    ]
+    results = group.compute(computation, *values, static=static)
+    return [[[group.numpy(t) for t in part] for part in result] for result in results]
+
+
+def error_feedback_conserves_the_sum(bench: StrategyBench) -> None:
+    """What all sent plus what all kept is what all had: gradients and what was kept before."""
+    n = bench.replicas
+    ones = np.ones
+    cases = {
+        "topk": (
+            compressed.exchange_largest,
+            lambda r: [gradients_for(bench, r), [np.arange(68.0) * r / 40]],
+            0.1,
+        ),
+        "powersgd": (
+            compressed.exchange_low_rank,
+            lambda r: [gradients_for(bench, r), [ones((9, 7)) * r, np.eye(7)[:, :2] + 0.1]],
+            2,
+        ),
+    }
+    found = {name: compute(bench, *case) for name, case in cases.items()}
+    kept = {
+        name: bench.board.share_rows([state[0].ravel() for _, state in results])
+        for name, results in found.items()
+    }
+    for name, (_, given, _) in cases.items():
+        had = sum(flat(given(r)[0])[: len(kept[name][0])] for r in range(n))
+        had = had + sum(given(r)[1][0].ravel() for r in range(n))
+        mean, _ = found[name][0]
+        sent = n * flat(mean)[: len(kept[name][0])]
+        close(sent + sum(kept[name]), had, name)
+        assert np.abs(sum(kept[name])).max() > 0.1, name
+    places = np.count_nonzero(flat(found["topk"][0][0]))
+    assert 7 <= places <= 7 * n, places
+    assert np.linalg.matrix_rank(found["powersgd"][0][0][0]) == 2
+    close(found["powersgd"][0][0][1], sum(gradients_for(bench, r)[1] for r in range(n)) / n, "bias")
+
+
+def flat(tensors: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([tensor.ravel() for tensor in tensors])
+
+
+def short_types_round(bench: StrategyBench) -> None:
+    """fp16 and bf16 give the mean to their precision, and no better."""
+    n = bench.replicas
+    exact = sum(flat(gradients_for(bench, r)) for r in range(n)) / n
+    supported = plugin_host().backend(bench.plan.backend).supported
+    for method, name, precision in (("fp16", "float16", 2e-3), ("bf16", "bfloat16", 2e-2)):
+        needed = plugin_host().strategy("compressed", {"method": method}).requires
+        if needed <= supported:
+            results = compute(
+                bench, compressed.exchange_short, lambda r: [gradients_for(bench, r), []], name
+            )
+            close(flat(results[0][0]), exact, method, precision)
+            assert np.abs(flat(results[0][0]) - exact).max() > precision / 100, method
+
+
+def converge(bench: StrategyBench) -> None:
+    """Each ends within a stated margin of where data-parallel ends."""
+    batches = bench.batches(40, 8)
+    given: dict[str, dict[str, Any]] = {
+        "data-parallel": {},
+        "local-sgd": {"every": 4, "start": 5},
+        "gossip": {"graph": "one-peer-exponential"},
+        "hierarchical": {},
+        "elastic-averaging": {"every": 2},
+        "compressed": {"method": "topk", "ratio": 0.1},
+    }
+    losses = {}
+    for name, options in given.items():
+        strategy = bench.strategy(name, **options)
+        first = bench.train(strategy, batches, repeats=8)[0]
+        losses[name] = bench.evaluation_loss(strategy)
+        strategy.finished(bench.group)
+        assert apart(bench.weights()) == 0, f"{name} ends with different weights"
+    for loss in losses.values():
+        assert loss < losses["data-parallel"] + MARGIN, losses
+        assert loss < 0.8 * first, (first, losses)
+
+
+def measured(bench: StrategyBench, work: Callable[[], Any]) -> float:
+    """Bytes that a replica sends in it, the mean over all; one call before makes the connections."""
+    work()
+    bench.group.barrier()
+    before = wire.bytes_sent()
+    bench.board.share({})
+    work()
+    bench.group.barrier()
+    sent = np.array([wire.bytes_sent() - before], dtype=float)
+    return float(np.mean(bench.board.share_rows([sent])))
+
+
+def sends_what_it_says(bench: StrategyBench) -> None:
+    """Bytes on the wire in 12 steps, against the plan's."""
+    if not bench.is_on_the_wire:
+        return
+    n, parameters = bench.replicas, bench.plan.parameters or 0
+    batches = bench.batches(n, n) * 12
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("local-sgd", {"every": 1}),
+        ("local-sgd", {"every": 4}),
+        ("elastic-averaging", {"every": 3}),
+        ("hierarchical", {"host_size": n // 2}),
+        ("gossip", {"graph": "one-peer-exponential"}),
+        ("compressed", {"method": "fp16", "native": False}),
+        ("compressed", {"method": "topk", "ratio": 0.05}),
+        ("compressed", {"method": "powersgd", "rank": 4, "start": 2, "native": False}),
+    ]
+    found = []
+    for name, options in cases:
+        strategy = bench.strategy(name, **options)
+        bench.train(strategy, batches[:2])
+
+        def work(strategy: Any = strategy) -> None:
+            for number, batch in enumerate(batches, start=12):
+                strategy.step(bench.group, replace(batch, step=number), 0.001)
+
+        promised = strategy.exchanged_bytes(parameters * 8, n)
+        found.append((f"{name} {options}", measured(bench, work) / 12, promised))
+    slack = 0.08 * 8 * parameters  # headers, and what keeps the processes in step
+    for what, sent, promised in found:
+        assert 0.9 * promised < sent < 1.1 * promised + slack, f"{what}: {sent}, not {promised}"
+    assert 3.7 < found[0][1] / found[1][1] < 4.1, found[:2]
+
+
+def only_the_first_of_a_host_sends_to_others(bench: StrategyBench) -> None:
+    """Between hosts: an all-reduce of the first replicas, and nothing else."""
+    n = bench.replicas
+    if not bench.is_on_the_wire or n < 4:
+        return
+    size = 40_000
+    hosts = ((0, 1), (2, 3))
+    values = [[[bench.group.tensor(np.ones(size))]]]
+
+    def reduce() -> None:
+        bench.group.compute(hierarchical.mean_in_levels, *values, static=hosts)
+
+    reduce()
+    bench.group.barrier()
+    before = wire.sent_to(bench.board, n)
+    reduce()
+    bench.group.barrier()
+    sent = wire.sent_to(bench.board, n) - before
+    rows = np.stack(bench.board.share_rows([sent]))
+    between = rows[np.ix_((0, 1), (2, 3))] + rows[np.ix_((2, 3), (0, 1))].T
+    expected = np.array([[2 * 8 * size, 0], [0, 0]])
+    assert np.abs(between - expected).max() < 0.02 * 8 * size, rows
+
+
+def native_compression(bench: StrategyBench) -> None:
+    """Where the backend has one: the bytes on the wire fall, and training goes on; the last check.
+
+    (A backend may be asked once.) fp16 for two replicas, PowerSGD where there are more.
+    """
+    method: Any = "fp16" if bench.replicas == 2 else "powersgd"
+    options = {"method": method} | ({} if method == "fp16" else {"start": 2, "rank": 2})
+    batches = bench.batches(8 * bench.replicas, 8 * bench.replicas)
+    exact = bench.trained("data-parallel", batches, repeats=4)
+    strategy = bench.strategy("compressed", **options)
+    bench.train(strategy, batches, repeats=4)
+    found = bench.weights()
+    assert apart(found) == 0
+    assert 0 < np.abs(found - exact).max() < 0.05
+    if bench.is_on_the_wire:
+        sent = measured(bench, lambda: bench.train(strategy, batches * 4))
+        promised = 4 * (
+            strategy.exchanged_bytes((bench.plan.parameters or 0) * 8, bench.replicas) or 0
+        )
+        assert 0.9 * promised < sent < 1.1 * promised + 30_000, (sent, promised)
+
+
+CHECKS = (
+    equal_data_parallel,
+    complete_graph_equals_data_parallel,
+    local_steps_are_averaged_in_time,
+    evaluation_sees_the_mean,
+    gossip_mixes_by_its_matrix,
+    elastic_averaging_follows_its_equations,
+    error_feedback_conserves_the_sum,
+    short_types_round,
+    converge,
+    sends_what_it_says,
+    only_the_first_of_a_host_sends_to_others,
+    native_compression,
+)
+NAMES = tuple(check.__name__ for check in CHECKS)
+
+
+def run_checks(session: Session) -> dict[str, str]:
+    """Makes every check; check name to what is wrong, or an empty text."""
+    bench = StrategyBench(session)
+    return {check.__name__: _failure(check, bench) for check in CHECKS}
+
+
+def _failure(check: Callable[[StrategyBench], None], bench: StrategyBench) -> str:
+    bench.board.share({})
+    try:
+        check(bench)
+    except Exception:
+        return traceback.format_exc()
+    return ""

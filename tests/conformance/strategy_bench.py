@@ -1,0 +1,159 @@
+"""What a check of strategies is given: one started run, in which every strategy has its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.data import Batch, DataSet, Loader
+from isotrain.core.registry import plugin_host
+from isotrain.core.session import Session
+from isotrain.core.sources import as_source
+from isotrain.core.strategy import Strategy
+from isotrain.testing.board import Board
+
+RATE = 0.125
+WIDTH = 192
+SAMPLES = 44
+STATE = ("trainable", "statistics")
+
+
+def build_model() -> Any:
+    """A regression with a hidden matrix that is worth compressing, and a batch normalisation."""
+    import keras
+    from keras import layers
+
+    features = keras.Input((4,), name="features")
+    x = layers.Dense(WIDTH, activation="tanh", name="first")(features)
+    x = layers.Dense(WIDTH, activation="tanh", name="second")(x)
+    outputs = {
+        "prediction": layers.Dense(3, name="last")(x),
+        "statistics": layers.BatchNormalization(center=False, scale=False)(features),
+    }
+    return keras.Model({"features": features}, outputs)
+
+
+def objective(model: Any, batch: Any) -> Any:
+    """The mean squared error of each sample."""
+    from keras import ops
+
+    inputs, targets = batch
+    return ops.mean(ops.square(model(inputs)["prediction"] - targets), axis=-1)
+
+
+def samples() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    generator = np.random.default_rng(5)
+    features = generator.normal(size=(SAMPLES, 4))
+    return {"features": features}, np.sin(features @ generator.normal(size=(4, 3)))
+
+
+def data() -> DataSet:
+    return DataSet(samples(), samples())
+
+
+def spec() -> dict[str, Any]:
+    """Plain gradient descent in float64."""
+    return {
+        "name": "strategies",
+        "model": build_model,
+        "objective": objective,
+        "data": data,
+        "optimizer": {"name": "sgd", "lr": RATE},
+        "global_batch": 8,
+        "epochs": 1,
+        "seed": 3,
+        "precision": "float64",
+        "threads": 1,
+        "timeouts": {"progress": 60.0},
+    }
+
+
+class StrategyBench:
+    """A session whose state can be put back, and strategies to run in it.
+
+    Attributes:
+        group: The session's.
+        replicas: In the run.
+        plan: The session's.
+        board: For comparing notes over the processes.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.group = session.group
+        self.replicas = session.group.replicas
+        self.plan = session.plan
+        self.board = Board(session.run_directory, session.rank, len(session.plan.processes))
+        self._session = session
+        self._start = self.board.share(session.read_state())[0]
+
+    @property
+    def is_on_the_wire(self) -> bool:
+        """Whether what replicas exchange leaves their process."""
+        return len(self.plan.processes) == self.replicas > 1
+
+    def restart(self) -> None:
+        """Puts every replica to the start."""
+        self._session.write_state(self._start)
+
+    def batches(self, count: int, size: int, accumulate: int = 1) -> list[Batch]:
+        """Global batches of `size` from the first `count` samples, in order."""
+        inputs, targets = samples()
+        loader = Loader(
+            as_source(({"features": inputs["features"][:count]}, targets[:count])),
+            global_batch=size,
+            replicas=self.replicas,
+            local_replicas=self.group.local_replicas,
+            seed=0,
+            shuffle=False,
+            drop_remainder=False,
+            accumulate=accumulate,
+            epochs=1,
+            place=self.group.place,
+        )
+        return list(loader)
+
+    def strategy(self, name: str, **options: Any) -> Strategy:
+        """A strategy at the start of a run of its own."""
+        self.restart()
+        made = plugin_host().strategy(name, options)
+        plan = replace(self.plan, strategy=name, strategy_options=options, total_steps=None)
+        made.planned(self._session.spec, plan)
+        made.started(self.group)
+        return made
+
+    def train(self, strategy: Strategy, batches: Sequence[Batch], repeats: int = 1) -> list[float]:
+        """Steps on these batches over and over; the losses."""
+        losses = []
+        for number in range(repeats * len(batches)):
+            batch = replace(batches[number % len(batches)], step=number)
+            losses.append(float(strategy.step(self.group, batch, RATE)))
+        return losses
+
+    def trained(
+        self, name: str, batches: Sequence[Batch], repeats: int = 1, **options: Any
+    ) -> np.ndarray:
+        """The weights and moving statistics of every replica after a whole run."""
+        strategy = self.strategy(name, **options)
+        self.train(strategy, batches, repeats)
+        strategy.finished(self.group)
+        return self.weights()
+
+    def weights(self) -> np.ndarray:
+        """Weights and moving statistics of every replica now: shape `[replicas, numbers]`."""
+        own = [self.group.numpy(v) for v in self.group.compute(read_state)]
+        return np.stack(self.board.share_rows(own))
+
+    def evaluation_loss(self, strategy: Strategy) -> float:
+        """As the session evaluates."""
+        self.group.collect_metrics("evaluation")
+        with strategy.evaluating(self.group):
+            for batch in self.batches(SAMPLES, SAMPLES):
+                self.group.evaluation_step(batch)
+        return self.group.collect_metrics("evaluation")["loss"]
+
+
+def read_state(replica: Any) -> Any:
+    return replica.read(STATE)

@@ -1,0 +1,214 @@
+"""Strategies without a run: options, graphs, schedules, bytes, and what they refuse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.plan import Plan, make_plan, with_measures
+from isotrain.core.registry import PluginHost
+from isotrain.core.spec import TrainingSpec
+from isotrain.strategies import graphs
+from isotrain.strategies.local_sgd import LocalSGD
+
+BACKEND = "torch-ddp"
+
+
+@pytest.fixture(scope="module")
+def host() -> PluginHost:
+    return PluginHost(entry_points=False)
+
+
+def spec(name: str, options: dict[str, Any], **fields: Any) -> TrainingSpec:
+    return TrainingSpec(
+        **{
+            "model": dict,
+            "data": dict,
+            "loss": "mse",
+            "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.5},
+            "global_batch": 12,
+            "steps": 20,
+            "device": "cpu",
+            "strategy": {"name": name, "options": options},
+            **fields,
+        }
+    )
+
+
+def plan(
+    host: PluginHost, name: str, options: dict[str, Any], replicas: int = 4, **fields: Any
+) -> Plan:
+    backend = fields.pop("backend", BACKEND)
+    return make_plan(spec(name, options, **fields), backend=backend, replicas=replicas, host=host)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("local-sgd", {"every": 0}, "every: expected a whole number of at least 1, got 0"),
+        ("local-sgd", {"every": 2.5}, "got 2.5"),
+        ("local-sgd", {"every": []}, "pairs"),
+        ("local-sgd", {"every": [[5, 2]]}, "the first at 0 or before"),
+        ("local-sgd", {"every": [[0, 2], [0, 3]]}, "ascending"),
+        ("local-sgd", {"start": -1}, "start"),
+        ("local-sgd", {"average_momenta": 1}, "true or false"),
+        ("local-sgd", {"k": 1}, "does not take the options"),
+        ("gossip", {"graph": "rng"}, "Did you mean 'ring'"),
+        ("gossip", {"degree": 2}, "none but for graph random"),
+        ("gossip", {"graph": "random", "degree": 3}, "even number from 2 to 3"),
+        ("compressed", {}, "method"),
+        ("compressed", {"method": "fp8"}, "unknown method 'fp8'"),
+        ("compressed", {"method": "topk", "ratio": 0}, "above 0 and up to 1"),
+        ("compressed", {"method": "topk", "ratio": 1.5}, "got 1.5"),
+        ("compressed", {"method": "topk", "rank": 2}, "rank is an option of method 'powersgd'"),
+        ("compressed", {"method": "powersgd", "rank": 0}, "at least 1"),
+        ("compressed", {"method": "powersgd", "start": 1}, "at least 2"),
+        ("hierarchical", {"host_size": 3}, "a divisor of the 4 replicas, got 3"),
+        ("elastic-averaging", {"beta": 2}, "beta"),
+        ("elastic-averaging", {"every": True}, "every"),
+    ],
+)
+def test_wrong_options_are_refused_by_the_plan(
+    host: PluginHost, name: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(IsotrainError, match=words):
+        plan(host, name, options)
+
+
+def test_a_torus_needs_a_grid(host: PluginHost) -> None:
+    with pytest.raises(PlanError, match="rows"):
+        plan(host, "gossip", {"graph": "torus"}, replicas=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("local-sgd", {}),
+        ("gossip", {}),
+        ("elastic-averaging", {}),
+        ("hierarchical", {}),
+        ("compressed", {"method": "topk"}),
+    ],
+)
+def test_loss_scaling_is_refused(host: PluginHost, name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="loss scale"):
+        plan(host, name, options, precision="float16")
+
+
+def test_bfloat16_is_refused_where_it_would_travel_as_float32(host: PluginHost) -> None:
+    (strategy,) = [host.strategy("compressed", {"method": "bf16"})]
+    lacking = [
+        name for name in host.backends.names() if strategy.requires - host.backend(name).supported
+    ]
+    assert lacking
+    assert all("horovod" in name for name in lacking)
+
+
+def test_clipping_has_a_remark(host: PluginHost) -> None:
+    assert any("clip" in r for r in plan(host, "gossip", {}, clip={"value": 1.0}).remarks)
+    assert not any("clip" in r for r in plan(host, "gossip", {}).remarks)
+
+
+ALL_GRAPHS = [
+    (graph, replicas)
+    for graph in graphs.GRAPHS
+    for replicas in (2, 3, 4, 6, 8, 9, 12)
+    if not (graph == "torus" and replicas < 4) and not (graph == "random" and replicas < 3)
+]
+
+
+def is_connected(weights: np.ndarray) -> bool:
+    return bool((np.linalg.matrix_power(weights, len(weights)) > 0).all())
+
+
+@pytest.mark.parametrize(("graph", "replicas"), [g for g in ALL_GRAPHS if g != ("torus", 3)])
+def test_graphs_are_doubly_stochastic_and_connected(graph: str, replicas: int) -> None:
+    product = np.eye(replicas)
+    for rounds in graphs.mixings(graph, replicas, 2, seed=7):
+        weights = np.array(graphs.matrix(rounds, replicas))
+        assert (weights >= 0).all()
+        assert np.allclose(weights.sum(axis=0), 1)
+        assert np.allclose(weights.sum(axis=1), 1)
+        assert all(sorted(permutation) == list(range(replicas)) for permutation in rounds)
+        product = weights @ product
+    assert is_connected(product)
+
+
+def test_neighbours_are_the_right_ones() -> None:
+    def neighbours(graph: str, replicas: int, mixing: int = 0) -> list[int]:
+        rounds = graphs.mixings(graph, replicas, 2, 0)[mixing]
+        return sorted(permutation[0] for permutation in rounds)
+
+    assert neighbours("ring", 8) == [1, 7]
+    assert neighbours("ring", 2) == [1]
+    assert neighbours("torus", 12) == [1, 3, 4, 8]
+    assert neighbours("exponential", 8) == [1, 2, 4]
+    assert [neighbours("one-peer-exponential", 8, m) for m in range(3)] == [[1], [2], [4]]
+    assert neighbours("complete", 4) == [1, 2, 3]
+    weights = graphs.matrix(graphs.mixings("complete", 5, 2, 0)[0], 5)
+    assert np.allclose(weights, 1 / 5)
+
+
+def test_a_random_graph_follows_its_seed() -> None:
+    first, again, other = (graphs.mixings("random", 9, 4, seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def averagings(every: Any, start: int, steps: int) -> list[int]:
+    strategy = LocalSGD(every=every, start=start)
+    return [step for step in range(start, steps) if strategy.is_averaged_after(step)]
+
+
+def test_local_sgd_averages_when_its_schedule_says() -> None:
+    assert averagings(3, 0, 10) == [2, 5, 8]
+    assert averagings(3, 2, 10) == [4, 7]
+    assert averagings([[0, 1], [3, 2], [8, 4]], 0, 16) == [0, 1, 2, 4, 6, 7, 11, 15]
+    assert averagings([[0, 2], [6, 3]], 1, 9) == [2, 4, 5, 8]
+
+
+SHAPES = [(20, 30), (30,)]
+BYTES = 4 * 630
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("local-sgd", {"every": 5}, 1.5 * BYTES / 5),
+        ("local-sgd", {"every": 8}, 1.5 * BYTES * 3 / 20),
+        ("local-sgd", {"every": 5, "start": 10}, 1.5 * BYTES * 12 / 20),
+        ("local-sgd", {"every": 5, "average_momenta": True}, 2 * 1.5 * BYTES / 5),
+        ("gossip", {}, 2 * BYTES),
+        ("gossip", {"graph": "one-peer-exponential", "every": 2}, BYTES / 2),
+        ("gossip", {"graph": "complete"}, 1.5 * BYTES),
+        ("compressed", {"method": "fp16"}, 1.5 * BYTES / 2),
+        ("compressed", {"method": "topk", "ratio": 0.1}, 3 * 63 * 8),
+        ("compressed", {"method": "powersgd", "rank": 2}, 1.5 * 4 * (2 * 50 + 30)),
+        ("hierarchical", {"host_size": 2}, (2 * 3 + 2) * BYTES / 4),
+        ("elastic-averaging", {"every": 3}, 1.5 * BYTES / 3),
+    ],
+)
+def test_the_plan_says_what_is_sent(
+    host: PluginHost, name: str, options: dict[str, Any], expected: float
+) -> None:
+    found = with_measures(
+        plan(host, name, options),
+        spec(name, options),
+        samples=100,
+        parameters=630,
+        gradient_bytes=BYTES,
+        weight_shapes=SHAPES,
+        host=host,
+    )
+    assert found.exchanged_bytes_per_step == pytest.approx(expected)
+    assert "weight_shapes" not in found.to_dict()
+
+
+def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
+    strategy = host.strategy("hierarchical", {})
+    processes = [SimpleNamespace(host=name, replicas=(rank,)) for rank, name in enumerate("abab")]
+    strategy.planned(spec("hierarchical", {}), SimpleNamespace(processes=processes))  # type: ignore[arg-type]
+    assert strategy._hosts == ((0, 2), (1, 3))  # type: ignore[attr-defined]
