@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +16,8 @@ import pytest
 
 from isotrain.core.errors import PluginError
 from isotrain.core.new_plugin import make_plugin
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def call(*arguments: str, folder: Path, variables: Mapping[str, str] | None = None) -> str:
@@ -27,20 +33,61 @@ def call(*arguments: str, folder: Path, variables: Mapping[str, str] | None = No
     return completed.stdout
 
 
-@pytest.mark.slow
-def test_a_new_plugin_installs_and_passes_its_tests(tmp_path: Path) -> None:
-    call("-m", "isotrain", "new-plugin", "tidy-averaging", folder=tmp_path)
-    package, site = tmp_path / "isotrain-tidy-averaging", tmp_path / "site"
+def installed(package: Path) -> dict[str, str]:
+    """Installs a package beside this environment; the variables with which it is found."""
+    site = package.parent / "site"
     no_network = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
     call("-m", "pip", "install", *no_network, "--target", str(site), ".", folder=package)
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    variables = {"PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
+    return {"PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
+
+
+@pytest.mark.slow
+def test_a_new_plugin_installs_and_passes_its_tests(tmp_path: Path) -> None:
+    call("-m", "isotrain", "new-plugin", "tidy-averaging", folder=tmp_path)
+    package = tmp_path / "isotrain-tidy-averaging"
+    variables = installed(package)
     listed = call("-m", "isotrain", "strategies", folder=package, variables=variables)
     assert "tidy-averaging" in listed
     told = call("-m", "pytest", "-q", "-rs", folder=package, variables=variables)
     assert "8 passed, 2 skipped" in told, told
     assert "does not say that it equals data parallelism" in told
     assert "does not say that it conserves gradient-sum" in told
+
+
+def commands(page: str) -> list[list[str]]:
+    """The command lines of a page that call isotrain."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("isotrain ")]
+
+
+@pytest.mark.slow
+def test_the_guide_leads_to_a_strategy_under_five_backends(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "first-strategy.md").read_text(encoding="utf-8")
+    new, check, listing, plan, run, compare = commands(page)
+    call("-m", "isotrain", *new, folder=tmp_path)
+    package = tmp_path / "isotrain-lookahead"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (named,) = re.findall(r"Replace `isotrain-lookahead/(.*?)`", page)
+    assert (package / named).is_file()
+    (package / named).write_text(code, encoding="utf-8")
+    variables = installed(package)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+
+    def told(*arguments: str) -> str:
+        return call("-m", "isotrain", *arguments, folder=tmp_path, variables=variables)
+
+    assert "0 failed" in told(*check)
+    (row,) = [line for line in told(*listing).splitlines() if line.startswith("| lookahead")]
+    assert row.count(" yes ") == 5
+    assert "lookahead" in told(*plan)
+    assert json.loads(told(*run, "--set", "epochs=1", "--json").splitlines()[-1])["final_loss"] < 1
+    compared = json.loads(
+        told(*compare, "--set", "epochs=1", "--repeat", "1", "--output", "all", "--json")
+    )
+    assert [cell["status"] for cell in compared["cells"]] == ["finished"] * 5
+    assert all(cell["loss_difference"] < 1e-4 for cell in compared["cells"])
 
 
 @pytest.mark.parametrize("name", ["Tidy", "tidy_averaging", "-tidy", "tidy-", "2tidy", "a b", ""])
