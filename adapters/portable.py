@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random as python_random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -247,7 +248,8 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
     if double:
         raise SpecError(
             f"metrics: more than one result would be called {', '.join(double)} (the loss is always"
-            " given as `loss`). Give a callable of your own with another name for one of them."
+            " given as `loss`). Give one of them another name: the option `name`, or a callable of"
+            " your own."
         )
     return metrics
 
@@ -302,8 +304,12 @@ def _targets_first(function: Any) -> Any:
 
 
 def _constructed(cls: type, chosen: Component, field: str) -> Any:
+    options = dict(chosen.options)
+    name = inspect.signature(cls).parameters.get("name")
+    if name is not None and name.default is None:  # Keras would count: auc, auc_1, ...
+        options.setdefault("name", keras.src.utils.naming.to_snake_case(cls.__name__))
     try:
-        return cls(**chosen.options)
+        return cls(**options)
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"{field}: {chosen.label!r} refuses the options {chosen.options}: {error}"

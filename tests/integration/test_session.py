@@ -166,6 +166,18 @@ def test_accuracy_of_one_number_per_sample_does_not_depend_on_the_split(tmp_path
     assert launch(evaluate, tmp_path, evaluation={"batch": 5}, **fields) <= 1
 
 
+def test_metrics_have_the_same_names_in_training_and_evaluation(tmp_path: Path) -> None:
+    def names(session: isotrain.Session) -> list[list[str]]:
+        session.step(next(session.batches()))
+        return [list(session.metrics()), list(session.evaluate(labelled()))]
+
+    fields = {"model": flat_predictions, "data": labelled, "metrics": ["AUC", "precision"]}
+    fields |= {"loss": "binary_crossentropy"}
+    training, evaluation = launch(names, tmp_path, **fields)
+    assert training == ["auc", "precision"]
+    assert evaluation == ["loss", *training]
+
+
 def no_optimizer(learning_rate: float) -> object:
     return object()
 
