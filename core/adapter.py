@@ -13,6 +13,7 @@ from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 
 if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup
+    from isotrain.core.plan import Plan
     from isotrain.core.spec import TrainingSpec
 
 DeviceKind = Literal["cpu", "gpu"]
@@ -124,9 +125,13 @@ class Adapter(ABC):
         """
         return []
 
-    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Bytes each replica sends per synchronised step; an optimal all-reduce unless overridden."""
-        return 2 * (replicas - 1) / replicas * gradient_bytes
+    def exchanged_bytes(self, plan: Plan) -> float:
+        """Bytes each replica sends per synchronised step; an optimal all-reduce unless overridden.
+
+        Args:
+            plan: With the measures of the model: `parameters` and `gradient_bytes`.
+        """
+        return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
 
     def check_options(self, spec: TrainingSpec) -> Mapping[str, Any]:
         """Returns the spec's options for this backend.

@@ -287,7 +287,7 @@ def with_measures(
         strategy.planned(spec, plan)
         exchanged = strategy.exchanged_bytes(gradient_bytes, plan.replicas)
         if exchanged is None:
-            exchanged = host.backend(plan.backend).exchanged_bytes(gradient_bytes, plan.replicas)
+            exchanged = host.backend(plan.backend).exchanged_bytes(plan)
     return replace(plan, exchanged_bytes_per_step=exchanged)
 
 

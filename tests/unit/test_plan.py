@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from isotrain.adapters.horovod.adapter import HorovodTorch
 from isotrain.core import adapter as contract
 from isotrain.core.adapter import Adapter, Examination, Usability
 from isotrain.core.capabilities import Capability
@@ -154,6 +156,13 @@ def test_measures_complete_the_plan(host: PluginHost) -> None:
     )
     assert (found.steps_per_epoch, found.total_steps) == (3, 9)
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)
+
+
+def test_horovods_compression_halves_the_bytes(host: PluginHost) -> None:
+    made = replace(plan(host), parameters=6, gradient_bytes=24, replicas=2)
+    compressed = replace(made, options={"compression": "fp16"})
+    assert HorovodTorch().exchanged_bytes(made) == 24
+    assert HorovodTorch().exchanged_bytes(compressed) == 12
 
 
 def test_plans_diff_by_field(host: PluginHost) -> None:
