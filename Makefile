@@ -22,11 +22,14 @@ environment: ## only the set-up
 demo: environment ## train the digits under every backend and compare the results
 	$(VENV_PYTHON) examples/demo.py
 
+# Two files of tests at a time: most tests start processes and wait for them. A file stays together, for its tests share runs.
+PYTEST := $(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile tests
+
 test: environment ## all tests
-	$(VENV_PYTHON) -m pytest tests
+	$(PYTEST)
 
 test-quick: environment ## the everyday tests, under 3 minutes
-	$(VENV_PYTHON) -m pytest tests -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: environment ## style and types
 	$(VENV_PYTHON) -m ruff check
