@@ -389,7 +389,7 @@ class OwnLosses:
 
     def added_to(self, loss: Any) -> Any:
         """Adds them to a loss; costs next to nothing where there are none."""
-        if self._regularised or any(layer._losses for layer in self._layers):
+        if self._regularised or any(x._losses or x._loss_ids for x in self._layers):
             for extra in self._model.losses:
                 loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss

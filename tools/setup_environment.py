@@ -31,6 +31,9 @@ OLDEST = (3, 11)
 TENSORFLOW = "tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow"
 BUILD_TOOLS = ("setuptools", "wheel")
 HOROVOD_NEEDS = ("cffi", "cmake", "packaging")
+JAX = ("jax", "jaxlib")
+JAX_FOLDER = VENV / "jax"
+"""Apart from the others: where JAX can be imported Keras and TensorFlow import it, in every process."""
 
 
 class SetupError(Exception):
@@ -145,6 +148,8 @@ def _install() -> None:
     _run(*pinned, *HOROVOD_NEEDS, TENSORFLOW, "--no-build-isolation", "--editable", extras)
     print("set-up: installing Horovod", flush=True)
     _run(str(VENV_PYTHON), str(ROOT / "tools" / "horovod" / "build.py"))
+    print("set-up: installing JAX for the example of a backend", flush=True)
+    _run(*pinned, "--no-deps", "--upgrade", "--target", str(JAX_FOLDER), *JAX)
 
 
 def _write_stamp(inputs: str) -> None:

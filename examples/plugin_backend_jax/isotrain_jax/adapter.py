@@ -1,0 +1,106 @@
+"""Declares `jax-mesh`; imports JAX only when a run starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from isotrain.adapters import keras_backend
+from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
+from isotrain.core.capabilities import Capability
+from isotrain.core.environment import ProcessContext
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.hardware import visible_gpus
+
+if TYPE_CHECKING:
+    from isotrain.core.group import ReplicaGroup
+    from isotrain.core.spec import TrainingSpec
+
+INSTALL_HINT = "install JAX and Keras: pip install jax keras"
+_CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+
+class JaxMesh(Adapter):
+    """One compiled step over a mesh of every process's device."""
+
+    name = "jax-mesh"
+    framework = "jax"
+    summary = "JAX shard_map over a mesh of devices, one process per replica"
+    collectives = {
+        "auto": "nccl on GPUs, gloo on CPUs",
+        "gloo": "over TCP, for CPUs",
+        "nccl": "NVIDIA's collectives, for GPUs",
+    }
+    replicas_per_process = "one"
+    unsupported = {
+        Capability.BFLOAT16_EXCHANGE: "XLA sums bfloat16 between CPUs as float32",
+    }
+    supported = frozenset(Capability) - frozenset(unsupported)
+
+    def usability(self) -> Usability:
+        for package in ("jax", "jaxlib", "keras"):
+            if importlib.util.find_spec(package) is None:
+                return Usability(False, None, f"{package} is not installed", INSTALL_HINT)
+        return Usability(True, metadata.version("jax"))
+
+    def examine(self) -> Examination:
+        import jax
+        import jaxlib
+        import keras
+
+        versions = {
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "keras": keras.__version__,
+        }
+        on_gpus = jax.default_backend() == "gpu"
+        nccl = Usability(True) if on_gpus else _unusable("JAX sees no NVIDIA GPU", "use gloo")
+        collectives = {"auto": Usability(True), "gloo": Usability(True), "nccl": nccl}
+        return Examination(Usability(True, jax.__version__), collectives, versions)
+
+    def accelerators(self) -> int:
+        has_cuda = any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS)
+        return visible_gpus() if has_cuda else 0
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        name = self.known_collective(requested)
+        right = "nccl" if device == "gpu" else "gloo"
+        if name not in ("auto", right):
+            raise UnsupportedError(
+                f"jax-mesh:{name} does not exchange between {device.upper()}s, which this run uses:"
+                f" XLA has {right} there. Use jax-mesh:{right}."
+            )
+        return right
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        self.check_options(spec)
+        return []
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        variables = {
+            keras_backend.VARIABLE: "jax",
+            "JAX_PLATFORMS": "cuda" if device == "gpu" else "cpu",
+            "NPROC": str(threads),  # from which XLA takes the size of its pools on CPUs
+            "OMP_NUM_THREADS": str(threads),
+        }
+        return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
+        keras_backend.claim("jax")
+        from isotrain_jax import mesh
+
+        mesh.configure(setting, context)
+        if context.replicas > 1:
+            mesh.join(spec, setting, context)
+        from isotrain_jax.group import JaxReplicaGroup  # imports Keras, which may ask for devices
+
+        return JaxReplicaGroup(spec, mesh.ReplicaMesh(context.rank))
+
+
+def _unusable(reason: str, hint: str) -> Usability:
+    return Usability(False, None, reason, hint)

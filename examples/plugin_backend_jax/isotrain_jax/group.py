@@ -1,0 +1,263 @@
+"""The replica group of one JAX process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isotrain.adapters import keras_traits
+from isotrain.core.data import Batch
+from isotrain.core.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.replica import Computation, ReduceOp
+from isotrain.core.sources import map_tree
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.traits import LayerTrait
+from isotrain_jax import mesh
+from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
+from isotrain_jax.program import Arrays, Piece, Program, State
+from isotrain_jax.replica import JaxReplica
+from isotrain_jax.state import Names, to_numpy
+
+_CACHED_ARRAYS = 256
+
+
+class JaxReplicaGroup(ReplicaGroup):
+    """One replica: its state, and the compiled functions that change it.
+
+    The state is kept as global arrays, so that the synchronised step takes and gives it as it is.
+    """
+
+    def __init__(self, spec: TrainingSpec, ties: ReplicaMesh) -> None:
+        """Builds the model; called by every process once it has joined the others.
+
+        Args:
+            spec: What to train.
+            ties: The devices of all replicas.
+        """
+        self._mesh = ties
+        self.replicas = ties.replicas
+        self.local_replicas = (ties.rank,)
+        self._program = program = Program(spec)
+        self._names = Names(program.variables, ties.rank)
+        self._state: State = ties.lift(program.initial_state())
+        self._evaluated = program.nothing_evaluated()
+        self._precision = spec.precision
+        self._rate_type = np.float64 if spec.precision == "float64" else np.float32
+        self._numbers: dict[Any, jax.Array] = {}
+        self._computations: dict[Any, Callable[..., Any]] = {}
+        self._step = ties.compile(self._even_step, (EACH, EQUAL), donated=[0])
+        self._finish = ties.compile(self._exchange_and_apply, (EACH, EQUAL), donated=[0])
+        self._sum = ties.compile(functools.partial(mesh.all_reduce, op="sum"), EQUAL)
+        self._mean = ties.compile(functools.partial(mesh.all_reduce, op="mean"), EACH)
+        self._contribution = jax.jit(program.contribution)
+        self._local_update = jax.jit(program.local_update)
+        self._unscaled = jax.jit(program.unscaled)
+        self._apply = jax.jit(self._rescale_and_apply)
+        self._evaluate = jax.jit(program.evaluate)
+        self._start_alike()
+
+    def _start_alike(self) -> None:
+        """Makes all replicas' weights those of replica 0, and the seeds each replica's own."""
+        if self.replicas > 1:
+            weights = (self._state.trainable, self._state.others)
+            from_first = functools.partial(mesh.broadcast, root=0)
+            alike = self._mesh.compile(functools.partial(jax.tree.map, from_first))(weights)
+            self._state = self._state._replace(trainable=alike[0], others=alike[1])
+        as_first_has_them = Names(self._program.variables, rank=0)
+        self.write_state(as_first_has_them.read(self._local_state(), ("non-trainable",)))
+
+    def _local_state(self) -> State:
+        return self._mesh.lower(self._state)
+
+    @property
+    def model(self) -> Any:
+        """The model of this process's replica, with its weights as they are now."""
+        state, variables = self._local_state(), self._program.variables
+        for part in ("trainable", "others"):
+            for variable, value in zip(getattr(variables, part), getattr(state, part), strict=True):
+                variable.assign(jnp.copy(value).reshape(variable.shape))
+        return self._program.model
+
+    def place(self, arrays: Any) -> Any:
+        return map_tree(self._mesh.place, arrays)
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> jax.Array:
+        pieces, weights, rate = _pieces(batch), self._weights(batch), self._rate(learning_rate)
+        if batch.even:
+            data = self._mesh.lift((pieces, weights, rate))
+            self._state, loss = self._step(self._state, *data)
+        else:  # Slices differ in size: what the processes compile together must not see them.
+            loss, gradients, state = self._contribution(self._local_state(), pieces, weights)
+            own = (state, jnp.atleast_1d(loss), gradients, weights, rate)
+            self._state, loss = self._finish(*self._mesh.lift(own))
+        return self._mesh.lower(loss)
+
+    def _even_step(
+        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+    ) -> tuple[State, jax.Array]:
+        """What every replica does in a synchronised step."""
+        loss, gradients, state = self._program.contribution(state, pieces, weights)
+        return self._exchange_and_apply(state, loss, gradients, weights, rate)
+
+    def _exchange_and_apply(
+        self,
+        state: State,
+        loss: jax.Array,
+        gradients: Arrays,
+        weights: jax.Array,
+        rate: jax.Array,
+    ) -> tuple[State, jax.Array]:
+        """Averages loss, gradients and moving statistics over the replicas, and updates the weights."""
+        others, moved = list(state.others), self._program.statistics
+        shares = [others[place] * weights.sum().astype(others[place].dtype) for place in moved]
+        if self.replicas > 1:
+            loss, gradients, means = mesh.all_reduce((loss, gradients, shares), "mean")
+            for place, mean in zip(moved, means, strict=True):
+                others[place] = mean
+        state = self._program.apply(state._replace(others=others), gradients, rate)
+        return state, loss.reshape(())
+
+    def local_step(self, batch: Batch, learning_rate: float) -> jax.Array:
+        given = (_pieces(batch), self._weights(batch), self._rate(learning_rate))
+        state, loss = self._local_update(self._local_state(), *given)
+        self._state = self._mesh.lift(state)
+        return self._mesh.exchange(mesh.all_reduce, loss, "mean")
+
+    def gradients(self, batch: Batch) -> tuple[list[list[jax.Array]], jax.Array]:
+        given = (_pieces(batch), self._weights(batch))
+        loss, gradients, state = self._contribution(self._local_state(), *given)
+        self._state = self._mesh.lift(state)
+        mean = self._mesh.exchange(mesh.all_reduce, loss, "mean")
+        return [self._unscaled(state, gradients)], mean
+
+    def apply(self, gradients: Sequence[Sequence[jax.Array]], learning_rate: float) -> None:
+        rate = self._rate(learning_rate)
+        self._state = self._mesh.lift(self._apply(self._local_state(), list(gradients[0]), rate))
+
+    def _rescale_and_apply(self, state: State, gradients: Arrays, rate: jax.Array) -> State:
+        return self._program.apply(state, self._program.rescaled(state, gradients), rate)
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        state = self._local_state()
+        before = jax.tree.map(jnp.copy, (state.others, state.metrics))
+        yield
+        others, metrics = self._mesh.lift(before)
+        self._state = self._state._replace(others=others, metrics=metrics)
+
+    def keep_gradients(self) -> bool:
+        self._state = self._mesh.lift(self._program.keeping_gradients(self._local_state()))
+        return True
+
+    def kept_gradients(self) -> list[list[jax.Array]]:
+        if not self._state.kept:
+            return super().kept_gradients()
+        kept = self._program.kept_gradients(self._local_state())
+        return [list(map(jnp.copy, kept))]  # the next step takes the memory of its state
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        key = (computation, static)
+        if key not in self._computations:
+            options = {} if static is None else {"static": static}
+
+            def function(state: State, given: Any) -> tuple[State, Any]:
+                replica = JaxReplica(self._program, self._mesh, state)
+                result = computation(replica, *mesh.unpacked(given), **options)
+                return replica.state, mesh.packed(result)
+
+            self._computations[key] = self._mesh.compile(function, donated=[0])
+        given = self._mesh.lift(mesh.packed([own for (own,) in values]))
+        self._state, result = self._computations[key](self._state, given)
+        return [mesh.unpacked(self._mesh.lower(result))]
+
+    def evaluation_step(self, batch: Batch) -> None:
+        counts = self._numbers_of(tuple(float(piece.count) for piece in batch.slices[0]))
+        given = (self._local_state(), self._evaluated, _pieces(batch), counts)
+        self._evaluated = self._evaluate(*given)
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        program, ties = self._program, self._mesh
+        if phase == "train":
+            sums = ties.lower(self._sum(self._state.metrics))
+            self._state = self._state._replace(metrics=ties.lift(program.metrics_at_start()))
+            return program.training_results(sums)
+        evaluated = ties.lower(self._sum(ties.lift(self._evaluated)))
+        self._evaluated = program.nothing_evaluated()
+        return program.evaluation_results(evaluated)
+
+    def traits(self) -> list[LayerTrait]:
+        return keras_traits.model_traits(self._program.model, self._precision)
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        return self._names.read(self._local_state(), kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        written = self._names.written(self._local_state(), state, self._mesh.place)
+        self._state = self._mesh.lift(written)
+
+    def average_parameters(self) -> None:
+        self._state = self._state._replace(trainable=self._mean(self._state.trainable))
+
+    def tensor(self, array: np.ndarray) -> jax.Array:
+        return self._mesh.place(array)
+
+    def numpy(self, tensor: jax.Array) -> np.ndarray:
+        return to_numpy(tensor)
+
+    def all_reduce(self, values: Sequence[jax.Array], op: ReduceOp = "sum") -> list[jax.Array]:
+        return [self._mesh.exchange(mesh.all_reduce, values[0], op)]
+
+    def all_gather(self, values: Sequence[jax.Array]) -> list[jax.Array]:
+        return [self._mesh.exchange(mesh.all_gather, values[0])]
+
+    def broadcast(self, values: Sequence[jax.Array], root: int = 0) -> list[jax.Array]:
+        return [self._mesh.exchange(mesh.broadcast, values[0], root)]
+
+    def reduce_scatter(self, values: Sequence[jax.Array], op: ReduceOp = "sum") -> list[jax.Array]:
+        return [self._mesh.exchange(mesh.reduce_scatter, values[0], op, gives=EACH)]
+
+    def send_receive(
+        self, values: Sequence[jax.Array], destinations: Sequence[int], sources: Sequence[int]
+    ) -> list[jax.Array]:
+        # All processes compile the exchange together, so each must know where everybody sends to.
+        own = self._numbers_of((destinations[0],))
+        routes = tuple(np.asarray(self._mesh.exchange(mesh.all_gather, own)).ravel().tolist())
+        return [self._mesh.exchange(mesh.permute, values[0], routes, gives=EACH)]
+
+    def barrier(self) -> None:
+        self.all_reduce([self._numbers_of((1.0,))])[0].block_until_ready()
+
+    def synchronise_device(self) -> None:
+        jax.block_until_ready(self._state)
+
+    def close(self) -> None:
+        self.barrier()
+        self._mesh.close()
+
+    def _weights(self, batch: Batch) -> jax.Array:
+        return self._numbers_of(tuple(piece.weight for piece in batch.slices[0]))
+
+    def _rate(self, rate: float) -> jax.Array:
+        return self._numbers_of((self._rate_type(rate),))
+
+    def _numbers_of(self, values: tuple[Any, ...]) -> jax.Array:
+        """An array on the device of a few numbers, made once; float64 unless they are of NumPy."""
+        key = (type(values[0]), values)
+        array = self._numbers.get(key)
+        if array is None:
+            if len(self._numbers) >= _CACHED_ARRAYS:
+                self._numbers.clear()
+            array = self._numbers[key] = self._mesh.place(np.array(values))
+        return array
+
+
+def _pieces(batch: Batch) -> tuple[Piece, ...]:
+    return tuple([(piece.inputs, piece.targets) for piece in batch.slices[0]])

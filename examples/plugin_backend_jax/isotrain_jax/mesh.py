@@ -1,0 +1,238 @@
+"""The replicas of a run as a mesh of devices, one per process; the exchange between them.
+
+A tensor of the run is a *global* array: every replica's own *local* array is its part along the first axis.
+Nothing is copied on the way from one to the other. So that every array has a first axis, numbers travel as
+arrays of shape `[1]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib import _jax
+
+from isotrain.core.adapter import Setting
+from isotrain.core.environment import ProcessContext
+from isotrain.core.replica import Parts, ReduceOp
+from isotrain.core.spec import TrainingSpec
+
+Tree: TypeAlias = Any
+"""Arrays in tuples, lists and dicts."""
+
+AXIS = "replica"
+EACH = PartitionSpec(AXIS)
+"""Every replica has a part of its own."""
+EQUAL = PartitionSpec()
+"""Every replica has the same."""
+
+_HEARTBEAT_SECONDS = 30
+_SHUTDOWN_SECONDS = 30
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+
+
+def configure(setting: Setting, context: ProcessContext) -> None:
+    """Sets JAX up for one replica on one device; before anything asks JAX for its devices.
+
+    64-bit types are on in every precision, so that tensors keep the type of the array that they are made
+    of; what a model computes in is decided by the types of its weights.
+    """
+    jax.config.update("jax_enable_x64", True)
+    if setting.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    else:
+        jax.config.update("jax_cuda_visible_devices", str(context.local_rank))
+
+
+def join(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> None:
+    """Joins the other processes; called by every process of a run with several, before any computation."""
+    host, port = context.coordinator
+    jax.distributed.initialize(
+        coordinator_address=f"{host}:{port}",
+        coordinator_bind_address=f"{host}:{port}",  # JAX alone would listen on every interface
+        num_processes=context.world_size,
+        process_id=context.rank,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(spec.timeouts.start),
+        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+    )
+    own_host = context.addresses[context.rank].rpartition(":")[0]
+    with _gloo_listening_on(own_host):
+        jax.devices()  # connects everybody
+
+
+@contextlib.contextmanager
+def _gloo_listening_on(host: str) -> Iterator[None]:
+    """Makes gloo listen on one address; it would take the one that the host's name stands for."""
+    original = _jax.make_gloo_tcp_collectives
+    _jax.make_gloo_tcp_collectives = functools.partial(original, hostname=host)
+    try:
+        yield
+    finally:
+        _jax.make_gloo_tcp_collectives = original
+
+
+class Number(NamedTuple):
+    """A number on its way.
+
+    Attributes:
+        value: Shape `[1]`.
+    """
+
+    value: jax.Array
+
+
+def packed(tree: Tree) -> Tree:
+    """Puts `Number` around the numbers among arrays."""
+    return jax.tree.map(lambda x: x if x.ndim else Number(x.reshape(1)), tree)
+
+
+def unpacked(tree: Tree) -> Tree:
+    """Undoes `packed`."""
+    return jax.tree.map(
+        lambda x: x.value[0] if isinstance(x, Number) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, Number),
+    )
+
+
+class ReplicaMesh:
+    """Every replica's device. With one replica it is that device alone, and nothing is exchanged.
+
+    Attributes:
+        replicas: Devices in the mesh.
+        rank: Which of them is this process's.
+    """
+
+    def __init__(self, rank: int) -> None:
+        first = {device.process_index: device for device in reversed(jax.devices())}
+        devices = [first[process] for process in sorted(first)]
+        self.replicas = len(devices)
+        self.rank = rank
+        self._device = devices[rank]
+        self._mesh = Mesh(devices, (AXIS,))
+        self._sharding = NamedSharding(self._mesh, EACH)
+        self._exchanges: dict[Any, Callable[[Tree], Tree]] = {}
+
+    def place(self, array: Any) -> jax.Array:
+        """Copies a NumPy array to this process's device."""
+        return jax.device_put(array, self._device, may_alias=False)
+
+    def lift(self, tree: Tree) -> Tree:
+        """Makes global arrays of local ones; local."""
+        return jax.tree.map(self._lift, tree)
+
+    def _lift(self, part: jax.Array) -> jax.Array:
+        shape = (self.replicas * part.shape[0], *part.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, [part])
+
+    def lower(self, tree: Tree) -> Tree:
+        """Gives this process's part of global arrays; local."""
+        return jax.tree.map(lambda array: array.addressable_data(0), tree)
+
+    def compile(
+        self, function: Callable[..., Any], gives: Any = EACH, donated: Sequence[int] = ()
+    ) -> Callable[..., Any]:
+        """Compiles what every replica does, exchanges included.
+
+        Args:
+            function: Gets this replica's parts, and may use the collectives of this module.
+            gives: `EACH` or `EQUAL` for what it returns, or a tuple of them.
+            donated: Positions of arguments whose memory may be reused for the results.
+
+        Returns:
+            The function of global arrays; called by every process.
+        """
+        mapped = jax.shard_map(
+            function, mesh=self._mesh, in_specs=EACH, out_specs=gives, check_vma=False
+        )
+        return jax.jit(mapped, donate_argnums=donated)
+
+    def exchange(
+        self, collective: Callable[..., jax.Array], value: jax.Array, *how: Any, gives: Any = EQUAL
+    ) -> jax.Array:
+        """Runs one of this module's collectives on a local array; called by every process.
+
+        Args:
+            collective: Which.
+            value: Of any shape.
+            how: Its other arguments, the same in every process.
+            gives: `EACH` where replicas get different results, else `EQUAL`.
+        """
+        key = (collective, how)
+        if key not in self._exchanges:
+
+            def function(part: Tree) -> Tree:
+                result = collective(unpacked(part), *how)
+                return packed(result) if gives == EACH else result
+
+            self._exchanges[key] = self.compile(function, gives)
+        return unpacked(self.lower(self._exchanges[key](self.lift(packed(value)))))
+
+    def close(self) -> None:
+        """Leaves the other processes; called by every process, once nobody waits for anybody."""
+        self._exchanges.clear()
+        if self.replicas > 1:
+            jax.distributed.shutdown()
+
+
+def all_reduce(value: Tree, op: ReduceOp) -> Tree:
+    """Reduces each array of a tree over all replicas; within a compiled function."""
+    return {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax}[op](value, AXIS)
+
+
+def all_gather(value: jax.Array) -> jax.Array:
+    """Stacks the arrays of all replicas; within a compiled function."""
+    return lax.all_gather(value, AXIS)
+
+
+def broadcast(value: jax.Array, root: int) -> jax.Array:
+    """Gives the array of replica `root`; within a compiled function."""
+    return broadcast_within(value, [[root, *(set(range(lax.axis_size(AXIS))) - {root})]])
+
+
+def sum_within(value: jax.Array, parts: Parts) -> jax.Array:
+    """Sums over the replicas of each part; one that is in no part keeps its own."""
+    return lax.psum(value, AXIS, axis_index_groups=_groups(parts))
+
+
+def broadcast_within(value: jax.Array, parts: Parts) -> jax.Array:
+    """Gives each part the array of its first replica, bit by bit: the others add zero bits."""
+    groups = _groups(parts)
+    first = jnp.isin(lax.axis_index(AXIS), jnp.array([group[0] for group in groups]))
+    is_truth = value.dtype == jnp.bool_
+    bits = value.astype(jnp.uint8) if is_truth else _as_bits(value)
+    given = lax.psum(jnp.where(first, bits, jnp.zeros_like(bits)), AXIS, axis_index_groups=groups)
+    return given.astype(value.dtype) if is_truth else lax.bitcast_convert_type(given, value.dtype)
+
+
+def _groups(parts: Parts) -> list[list[int]]:
+    """The parts, and every replica that is in none as a part of its own."""
+    members = {replica for part in parts for replica in part}
+    alone = [[replica] for replica in range(lax.axis_size(AXIS)) if replica not in members]
+    return [*map(list, parts), *alone]
+
+
+def _as_bits(value: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(value, _BITS[value.dtype.itemsize])
+
+
+def reduce_scatter(value: jax.Array, op: ReduceOp) -> jax.Array:
+    """Reduces, and gives this replica its part of the first axis; within a compiled function."""
+    replicas = lax.axis_size(AXIS)
+    if op == "max":
+        return jnp.split(all_reduce(value, op), replicas)[lax.axis_index(AXIS)]
+    total = lax.psum_scatter(value, AXIS, tiled=True)
+    return total / replicas if op == "mean" else total
+
+
+def permute(value: jax.Array, destinations: tuple[int, ...]) -> jax.Array:
+    """Sends to the replica of `destinations` that stands at the own place; within a compiled function."""
+    return lax.ppermute(value, AXIS, list(enumerate(destinations)))

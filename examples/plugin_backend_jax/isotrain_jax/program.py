@@ -1,0 +1,323 @@
+"""One replica as pure functions: from its state and its samples to its new state.
+
+Keras' variables only say what there is; their values travel as a `State` through the functions, which JAX
+can then differentiate and compile. Where a Keras object reads or writes variables (a layer, a metric, an
+optimizer), that happens in a `StatelessScope`, which puts the values of a `State` in their place.
+Nothing here knows of other replicas.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from isotrain.adapters import portable
+from isotrain.core.errors import SpecError, UnsupportedError
+from isotrain.core.replica import StatePart
+from isotrain.core.spec import TrainingSpec
+from isotrain_jax.attention import choose_attention
+
+Arrays: TypeAlias = "list[jax.Array]"
+Piece: TypeAlias = "tuple[Any, Any]"
+"""The inputs and the targets of one slice."""
+
+
+class State(NamedTuple):
+    """What a replica has: the values of its variables, and kept gradients; numbers have the shape `[1]`.
+
+    Attributes:
+        trainable: Weights that are trained.
+        others: The model's other weights: moving statistics, seeds.
+        slots: The optimizer's variables.
+        metrics: The accumulators of the training metrics.
+        kept: The gradients of the last update, if it finds room for them here; else nothing.
+    """
+
+    trainable: Arrays
+    others: Arrays
+    slots: Arrays
+    metrics: Arrays
+    kept: Arrays
+
+
+_OF_VARIABLES = ("trainable", "others", "slots", "metrics")
+
+
+class Evaluated(NamedTuple):
+    """What evaluation has added up.
+
+    Attributes:
+        loss: Sum of the losses, and number of samples; float64.
+        metrics: The accumulators of the metrics.
+    """
+
+    loss: jax.Array
+    metrics: Arrays
+
+
+class Program:
+    """Model, loss, optimizer and metrics of one replica.
+
+    Attributes:
+        model: The model as the person's function built it.
+        variables: The Keras variables, where `State` has their values.
+        statistics: Which of the other weights forward passes move.
+    """
+
+    def __init__(self, spec: TrainingSpec) -> None:
+        """Builds everything.
+
+        Raises:
+            SpecError: The model function returned no Keras model.
+            UnsupportedError: A metric cannot be compiled.
+        """
+        choose_attention(spec.precision)
+        self.model = portable.build_model(spec, "jax")
+        if not isinstance(self.model, keras.Layer):
+            raise SpecError(
+                f"model: the function returned {type(self.model).__name__!r}; jax-mesh trains a Keras"
+                " model."
+            )
+        self._optimizer = portable.build_optimizer(spec, "jax")
+        self._optimizer.build(self.model.trainable_variables)
+        self._metrics = _with_accumulators(portable.build_metrics(spec, "jax"))
+        self._evaluation_metrics = portable.build_metrics(spec, "jax")
+        self.variables = State(
+            list(self.model.trainable_variables),
+            list(self.model.non_trainable_variables),
+            list(self._optimizer.variables),
+            [variable for metric in self._metrics for variable in metric.variables],
+            kept=[],
+        )
+        moved = {id(variable) for variable in portable.moving_statistics(self.model)}
+        self.statistics = [i for i, v in enumerate(self.variables.others) if id(v) in moved]
+        rate = self._optimizer.learning_rate
+        self._rate_place = [id(slot) for slot in self.variables.slots].index(id(rate))
+        self._training_loss = portable.loss_computer(spec, self.model, "jax", training=True)
+        self._evaluation_loss = portable.loss_computer(spec, self.model, "jax", training=False)
+
+    def places(self, part: StatePart) -> tuple[str, Sequence[int]]:
+        """Where strategies find a part of the state: the field of `State`, and places in it."""
+        if part == "trainable":
+            return "trainable", range(len(self.variables.trainable))
+        if part == "statistics":
+            return "others", self.statistics
+        slots = enumerate(self.variables.slots)
+        return "slots", [i for i, v in slots if v.shape and keras.backend.is_float_dtype(v.dtype)]
+
+    def initial_state(self) -> State:
+        """The values that the variables were built with."""
+        return State(*(_packed(v.value for v in group) for group in self.variables))
+
+    def contribution(
+        self, state: State, pieces: Sequence[Piece], weights: jax.Array
+    ) -> tuple[jax.Array, Arrays, State]:
+        """Computes a replica's share of the loss and its gradients.
+
+        Args:
+            state: Of the replica.
+            pieces: Its slices, one after the other.
+            weights: The weight of each, shape `[pieces]`; a slice of weight 0 is a placeholder.
+
+        Returns:
+            The sum over the slices of weight * mean loss; its gradients (of the scaled loss, where the
+            precision needs loss scaling); and the state with metrics, moving statistics and seeds as
+            the forward passes left them.
+        """
+        sums: tuple[jax.Array, Arrays] | None = None
+        for index, piece in enumerate(pieces):
+            loss, gradients, after = self._forward_and_backward(state, piece, weights[index])
+            state = self._unless_empty(weights[index], state, after)
+            own = (loss, gradients)
+            sums = own if sums is None else jax.tree.map(jnp.add, sums, own)
+        assert sums is not None
+        return *sums, state
+
+    def _forward_and_backward(
+        self, state: State, piece: Piece, weight: jax.Array
+    ) -> tuple[jax.Array, Arrays, State]:
+        def scaled_loss(trainable: Arrays) -> tuple[jax.Array, tuple[jax.Array, State]]:
+            now = state._replace(trainable=trainable)
+            with self._holding(now) as scope:
+                loss, predictions = self._training_loss(*piece)
+                loss = loss * weight.astype(loss.dtype)
+                scaled = self._optimizer.scale_loss(loss)
+                portable.update_metrics(self._metrics, piece[1], predictions)
+            return scaled, (loss, self._held(scope, now))
+
+        (_, (loss, after)), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(
+            state.trainable
+        )
+        return loss, gradients, after._replace(trainable=state.trainable)
+
+    def _holding(self, state: State) -> keras.StatelessScope:
+        """A scope in which the variables have the values of a state."""
+        pairs: list[tuple[keras.Variable, jax.Array]] = []
+        for field in _OF_VARIABLES:
+            variables, values = getattr(self.variables, field), getattr(state, field)
+            pairs += zip(variables, _shaped(variables, values), strict=True)
+        return keras.StatelessScope(pairs, collect_losses=True)
+
+    def _held(self, scope: keras.StatelessScope, state: State) -> State:
+        """The state with the values that the variables have at the end of a scope."""
+        values = {
+            field: _packed(map(scope.get_current_value, getattr(self.variables, field)))
+            for field in _OF_VARIABLES
+        }
+        return state._replace(**values)
+
+    def _unless_empty(self, weight: jax.Array, before: State, after: State) -> State:
+        """Undoes what a placeholder did to moving statistics and metrics; seeds move on."""
+        others = list(after.others)
+        for place in self.statistics:
+            others[place] = jnp.where(weight == 0, before.others[place], others[place])
+        metrics = _chosen(weight == 0, before.metrics, after.metrics)
+        return after._replace(others=others, metrics=metrics)
+
+    def apply(self, state: State, gradients: Arrays, rate: jax.Array) -> State:
+        """Clips and applies gradients that are already reduced over the replicas.
+
+        Args:
+            state: Of the replica.
+            gradients: As `contribution` gives them.
+            rate: The learning rate, shape `[1]`.
+        """
+        if state.kept:
+            state = state._replace(kept=_packed(self.unscaled(state, gradients)))
+        slots = list(state.slots)
+        slots[self._rate_place] = rate
+        weights = self.variables.trainable
+        trained, moved = self._optimizer.stateless_apply(
+            _shaped(self.variables.slots, slots),
+            _shaped(weights, gradients),
+            _shaped(weights, state.trainable),
+        )
+        return state._replace(trainable=_packed(trained), slots=_packed(moved))
+
+    def local_update(
+        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+    ) -> tuple[State, jax.Array]:
+        """Updates a replica from its own slices alone, and not at all where they hold no samples.
+
+        Returns:
+            The new state, and the share of the loss as `contribution` gives it.
+        """
+        share = weights.sum()
+        own = jnp.where(share == 0, 0.0, weights / share)
+        loss, gradients, after = self.contribution(state, pieces, own)
+        updated = self.apply(after, gradients, rate)
+        return (
+            updated._replace(
+                trainable=_chosen(share == 0, state.trainable, updated.trainable),
+                slots=_chosen(share == 0, state.slots, updated.slots),
+            ),
+            loss * share.astype(loss.dtype),
+        )
+
+    def keeping_gradients(self, state: State) -> State:
+        """The state with room for the gradients of updates."""
+        return state._replace(kept=[jnp.zeros_like(value) for value in state.trainable])
+
+    def kept_gradients(self, state: State) -> Arrays:
+        """The gradients of the last update, in the shapes of their weights; after `keeping_gradients`."""
+        return _shaped(self.variables.trainable, state.kept)
+
+    def unscaled(self, state: State, gradients: Arrays) -> Arrays:
+        """Takes the loss scale out of gradients, which get the shapes of their weights."""
+        with self._holding(state):
+            scale = self._optimizer.scale_loss(jnp.ones(()))
+        return [
+            gradient / scale.astype(gradient.dtype)
+            for gradient in _shaped(self.variables.trainable, gradients)
+        ]
+
+    def rescaled(self, state: State, gradients: Arrays) -> Arrays:
+        """Puts the loss scale back into gradients, as `apply` expects them."""
+        with self._holding(state):
+            return [self._optimizer.scale_loss(gradient) for gradient in gradients]
+
+    def nothing_evaluated(self) -> Evaluated:
+        """The accumulators of evaluation as they start."""
+        return Evaluated(jnp.zeros(2, jnp.float64), _at_start(self._evaluation_metrics))
+
+    def metrics_at_start(self) -> Arrays:
+        """The accumulators of the training metrics as they start."""
+        return _at_start(self._metrics)
+
+    def evaluate(
+        self, state: State, evaluated: Evaluated, pieces: Sequence[Piece], counts: jax.Array
+    ) -> Evaluated:
+        """Adds slices to the accumulators; `counts` has shape `[pieces]`, 0 for a placeholder."""
+        for index, piece in enumerate(pieces):
+            count = counts[index]
+            variables = [v for metric in self._evaluation_metrics for v in metric.variables]
+            with self._holding(state) as scope:
+                for variable, value in zip(
+                    variables, _shaped(variables, evaluated.metrics), strict=True
+                ):
+                    variable.assign(value)
+                loss, predictions = self._evaluation_loss(*piece)
+                portable.update_metrics(self._evaluation_metrics, piece[1], predictions)
+            after = _packed(map(scope.get_current_value, variables))
+            added = jnp.stack([loss.astype(jnp.float64) * count, count])
+            evaluated = Evaluated(
+                evaluated.loss + jnp.where(count == 0, 0.0, added),
+                _chosen(count == 0, evaluated.metrics, after),
+            )
+        return evaluated
+
+    def training_results(self, sums: Arrays) -> dict[str, float]:
+        """The training metrics, from their accumulators added up over all replicas."""
+        return _results(self._metrics, sums)
+
+    def evaluation_results(self, sums: Evaluated) -> dict[str, float]:
+        """Loss and metrics of an evaluation, from what all replicas added up."""
+        loss, count = sums.loss
+        return {"loss": float(loss / count), **_results(self._evaluation_metrics, sums.metrics)}
+
+
+def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
+    """Gives metrics back, and refuses those that make variables when they see the first samples.
+
+    Raises:
+        UnsupportedError: There is one.
+    """
+    late = [metric.name for metric in metrics if not getattr(metric, "_built", True)]
+    if late:
+        raise UnsupportedError(
+            f"metrics: jax-mesh compiles a step before it sees samples, and {', '.join(late)} makes"
+            " variables only then. Leave it out, or give a function of your own, whose values are"
+            " averaged."
+        )
+    return metrics
+
+
+def _shaped(variables: Sequence[keras.Variable], values: Iterable[jax.Array]) -> Arrays:
+    """Values in the shapes of their variables."""
+    return [x.reshape(variable.shape) for variable, x in zip(variables, values, strict=True)]
+
+
+def _packed(values: Iterable[jax.Array]) -> Arrays:
+    """Values as a `State` holds them."""
+    return [jnp.atleast_1d(value) for value in values]
+
+
+def _chosen(condition: jax.Array, these: Arrays, others: Arrays) -> Arrays:
+    return [jnp.where(condition, a, b) for a, b in zip(these, others, strict=True)]
+
+
+def _at_start(metrics: Sequence[keras.metrics.Metric]) -> Arrays:
+    return _packed(value for metric in metrics for value in metric.stateless_reset_state())
+
+
+def _results(metrics: Sequence[keras.metrics.Metric], sums: Arrays) -> dict[str, float]:
+    results, left = {}, iter(sums)
+    for metric in metrics:
+        own = _shaped(metric.variables, itertools.islice(left, len(metric.variables)))
+        results[metric.name] = float(metric.stateless_result(own))
+    return results

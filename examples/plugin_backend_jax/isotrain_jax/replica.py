@@ -1,0 +1,77 @@
+"""The JAX replica that a strategy's computations see while they are traced."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from keras import ops
+
+from isotrain.core.replica import Parts, ReduceOp, Replica, StatePart
+from isotrain_jax import mesh
+from isotrain_jax.mesh import ReplicaMesh
+from isotrain_jax.program import Arrays, Program, State
+
+
+class JaxReplica(Replica):
+    """Reads and writes a state that is being traced; exchanges within the compiled function.
+
+    Attributes:
+        state: As the computation has left it.
+    """
+
+    ops = ops
+
+    def __init__(self, program: Program, ties: ReplicaMesh, state: State) -> None:
+        self.index = ties.rank
+        self.replicas = ties.replicas
+        self.state = state
+        self._program = program
+
+    def read(self, parts: Sequence[StatePart]) -> jax.Array:
+        values = [value for part in parts for value in self._part(part)]
+        if not values:
+            return jnp.zeros(0)
+        widest = max((value.dtype for value in values), key=lambda dtype: dtype.itemsize)
+        return jnp.concatenate([value.astype(widest).reshape(-1) for value in values])
+
+    def write(self, parts: Sequence[StatePart], vector: jax.Array) -> None:
+        sizes = [math.prod(value.shape) for part in parts for value in self._part(part)]
+        values = iter(jnp.split(vector, list(itertools.accumulate(sizes))[:-1]))
+        for part in parts:
+            self._set(
+                part,
+                [next(values).astype(old.dtype).reshape(old.shape) for old in self._part(part)],
+            )
+
+    def _part(self, name: StatePart) -> Arrays:
+        field, places = self._program.places(name)
+        return [getattr(self.state, field)[place] for place in places]
+
+    def _set(self, name: StatePart, values: Arrays) -> None:
+        field, places = self._program.places(name)
+        changed = list(getattr(self.state, field))
+        for place, value in zip(places, values, strict=True):
+            changed[place] = value
+        self.state = self.state._replace(**{field: changed})
+
+    def scatter(self, places: jax.Array, values: jax.Array, length: int) -> jax.Array:
+        return jnp.zeros(length, values.dtype).at[places].add(values)
+
+    def all_reduce(self, tensor: jax.Array, op: ReduceOp = "sum") -> jax.Array:
+        return mesh.all_reduce(tensor, op)
+
+    def all_gather(self, tensor: jax.Array) -> jax.Array:
+        return mesh.all_gather(tensor)
+
+    def send_receive(self, tensor: jax.Array, destinations: Sequence[int]) -> jax.Array:
+        return mesh.permute(tensor, tuple(destinations))
+
+    def sum_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+        return mesh.sum_within(tensor, parts)
+
+    def broadcast_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+        return mesh.broadcast_within(tensor, parts)

@@ -1,0 +1,119 @@
+"""Slow momentum: local steps; what they achieved together is taken for the gradient of a slower optimizer.
+
+SlowMo: Wang et al., "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv
+1910.00643, algorithm 1. Block-wise model update filtering (BMUF, Chen and Huo, ICASSP 2016) is the same idea.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import isotrain
+from isotrain import Capability
+
+isotrain_api = "1.0"
+
+
+class SlowMomentum(isotrain.Strategy):
+    """Every few local steps the weights are averaged, and moved on with momentum."""
+
+    name = "slow-momentum"
+    summary = "local steps; every few of them averaged, and moved on with a slow momentum"
+    requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE})
+
+    def __init__(self, every: int = 8, momentum: float = 0.5, rate: float = 1.0) -> None:
+        """Checks the options.
+
+        Args:
+            every: Local steps from one averaging to the next.
+            momentum: Beta of the paper; with 0 and `rate` 1 nothing but averaging is left.
+            rate: Alpha of the paper, the slow learning rate.
+
+        Raises:
+            IsotrainError: One is out of range.
+        """
+        if not (isinstance(every, int) and every >= 1 and 0 <= momentum < 1 and rate > 0):
+            raise isotrain.IsotrainError(
+                "strategy 'slow-momentum': expected a whole number `every` of at least 1, `momentum`"
+                f" from 0 to below 1 and `rate` above 0; received every={every!r},"
+                f" momentum={momentum!r}, rate={rate!r}."
+            )
+        self._every = every
+        self._momentum = momentum
+        self._rate = rate
+        self._steps = 0
+        self._learning_rate = 0.0
+        self._anchors: list[Any] = []
+        self._velocities: list[Any] = []
+
+    def started(self, group: Any) -> None:
+        """Keeps the weights that all replicas start from: a vector for each one here."""
+        self._anchors = group.compute(_weights)
+        self._velocities = group.compute(_standing_still)
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        """Takes a local step, and the slow one when it is time to."""
+        loss = group.local_step(batch, learning_rate)
+        self._steps += 1
+        self._learning_rate = learning_rate
+        if self._steps == self._every:
+            self._slow_step(group)
+        return loss
+
+    def _slow_step(self, group: Any) -> None:
+        """Leaves all replicas with the same weights."""
+        rates = [group.tensor(np.array(self._learning_rate)) for _ in group.local_replicas]
+        given = (self._anchors, self._velocities, rates)
+        moved = group.compute(_move, *given, static=(self._momentum, self._rate))
+        self._anchors = [anchor for anchor, _ in moved]
+        self._velocities = [velocity for _, velocity in moved]
+        self._steps = 0
+
+    def finished(self, group: Any) -> None:
+        """Brings the replicas together where the last steps left them apart."""
+        if self._steps:
+            self._slow_step(group)
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Per step: an optimal all-reduce of the weights every so many steps."""
+        return 2 * (replicas - 1) / replicas * gradient_bytes / self._every
+
+
+def _weights(replica: Any) -> Any:
+    return replica.read(("trainable",))
+
+
+def _standing_still(replica: Any) -> Any:
+    return replica.ops.zeros_like(_weights(replica))
+
+
+def _move(
+    replica: Any, anchor: Any, velocity: Any, learning_rate: Any, *, static: tuple[float, float]
+) -> tuple[Any, Any]:
+    """Equation 2 of the paper, on one replica; every backend runs it natively.
+
+    Args:
+        replica: Whose weights are moved.
+        anchor: The weights that all had after the last slow step, a vector.
+        velocity: Of the slow optimizer, likewise.
+        learning_rate: Of the last local step, a scalar.
+        static: The momentum and the rate of the slow optimizer.
+
+    Returns:
+        The new anchor and velocity.
+    """
+    momentum, rate = static
+    learning_rate = replica.ops.cast(learning_rate, anchor.dtype)
+    mean = replica.all_reduce(_weights(replica), "mean")
+    velocity = momentum * velocity + (anchor - mean) / learning_rate
+    anchor = anchor - rate * learning_rate * velocity
+    replica.write(("trainable",), anchor)
+    return anchor, velocity
+
+
+@isotrain.hookimpl
+def isotrain_register_strategies(register: Any) -> None:
+    """Registers the strategy."""
+    register.add(SlowMomentum)

@@ -1,0 +1,185 @@
+"""The examples of plugins, really installed: a backend on a third framework, and a strategy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import check_strategies, runs
+from conformance.nearness import EXACT, assert_equal_runs, distance
+from plugins import example_backend_runs
+
+from isotrain.testing import backend
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PACKAGES = ("plugin_backend_jax", "plugin_strategy_slowmo")
+JAX = Path(sys.prefix) / "jax"
+"""JAX has a folder of its own: where it can be imported, Keras imports it on every framework."""
+
+ROUGH_BOUNDS = {"bfloat16": 3e-2, "float16-clipped": 4e-3}
+"""A few roundings of the half precisions, which each framework makes at other places."""
+
+Variables = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Variables:
+    """Variables of an environment in which both packages are installed, and JAX is not."""
+    folder = tmp_path_factory.mktemp("plugins")
+    for package in PACKAGES:  # pip builds in the sources' own folder
+        shutil.copytree(EXAMPLES / package, folder / package)
+    site = folder / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    subprocess.run([*pip, *(str(folder / package) for package in PACKAGES)], check=True)
+    return with_path({**os.environ, "PYTEST_ADDOPTS": ""}, site)
+
+
+@pytest.fixture(scope="module")
+def with_jax(installed: Variables) -> Variables:
+    """The same with JAX; XLA optimises nothing: there are many shapes, and little to compute."""
+    assert JAX.is_dir(), f"{JAX} is missing: `make environment` installs JAX there"
+    return {**with_path(installed, JAX), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+def with_path(variables: Variables, folder: Path) -> Variables:
+    return {**variables, "PYTHONPATH": os.pathsep.join([str(folder), variables["PYTHONPATH"]])}
+
+
+def python(variables: Variables, *arguments: str) -> str:
+    """Runs Python in that environment; gives its output."""
+    finished = subprocess.run(
+        [sys.executable, *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-4000:]
+    return finished.stdout
+
+
+def own_tests(variables: Variables, package: str, *options: str) -> str:
+    """Runs the tests that a package has; gives what pytest says."""
+    folder = EXAMPLES / package
+    told = ("-q", "-rs", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir")
+    return python(variables, "-m", "pytest", *told, str(folder), *options, str(folder / "tests"))
+
+
+@pytest.fixture(scope="module")
+def found(with_jax: Variables, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What runs on the backend found."""
+    folder = tmp_path_factory.mktemp("found")
+    python(with_jax, "-m", "plugins.example_backend_runs", "jax-mesh", str(folder))
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    with np.load(folder / "weights.npz") as weights:
+        return {**found, "weights": dict(weights), "folder": folder}
+
+
+LISTING = """
+import sys
+from isotrain.core.cli import main
+code = main(sys.argv[1:])
+assert not {"jax", "keras"} & set(sys.modules)
+sys.exit(code)
+"""
+
+
+def test_both_are_found_by_their_entry_points(with_jax: Variables) -> None:
+    """Listing them loads no framework."""
+    found = json.loads(python(with_jax, "-c", LISTING, "plugins", "--json"))["plugins"]
+    plugins = {p["distribution"]: p for p in found if p["source"] == "entry point"}
+    assert plugins["isotrain-jax"]["registered"] == {"backends": ["jax-mesh"]}
+    assert plugins["isotrain-slowmo"]["registered"] == {"strategies": ["slow-momentum"]}
+    assert {p["status"] for p in plugins.values()} == {"loaded"}
+    assert {p["api"] for p in plugins.values()} == {"1.0"}
+
+
+def test_the_strategy_runs_on_every_backend(with_jax: Variables) -> None:
+    listed = json.loads(python(with_jax, "-c", LISTING, "strategies", "--json"))["strategies"]
+    pairs = {strategy["name"]: strategy["backends"] for strategy in listed}
+    assert all(pair["supported"] for pair in pairs["slow-momentum"].values())
+    assert all(own["jax-mesh"]["supported"] for own in pairs.values())
+
+
+def test_the_backend_is_not_usable_without_jax(installed: Variables) -> None:
+    listed = json.loads(python(installed, "-c", LISTING, "backends", "--json"))["backends"]
+    (backend,) = [row for row in listed if row["name"] == "jax-mesh"]
+    assert (backend["usable"], backend["reason"]) == (False, "jax is not installed")
+
+
+def test_the_backend_passes_its_own_tests(with_jax: Variables) -> None:
+    """Every check of the kit but the one on a capability that it says it lacks; and native equality."""
+    told = own_tests(with_jax, "plugin_backend_jax")
+    assert f"{len(backend.CHECKS)} passed, 1 skipped" in told, told
+    assert "the backend has no bfloat16-exchange" in told
+
+
+@pytest.mark.parametrize("name", check_strategies.NAMES)
+def test_strategies_keep_their_promises_on_the_backend(found: dict[str, Any], name: str) -> None:
+    """Those that come with isotrain, with 2 replicas."""
+    assert [failures[name] for failures in found["strategies"]] == ["", ""]
+
+
+@pytest.mark.parametrize("other", ["torch-ddp", "tf-mirrored"])
+def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
+    """One spec, three frameworks: in float64, to the rounding of sums."""
+    here = {"loss": found["losses"], "weights": found["weights"]}
+    assert_equal_runs(here, runs.trained(other, 2, example_backend_runs.CASE), EXACT)
+
+
+VARIED_ON_TORCH = """
+import pathlib, sys
+from plugins import example_backend_runs
+example_backend_runs.save_varied("torch-ddp", pathlib.Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def varied(found: dict[str, Any]) -> Path:
+    """The folder with what two frameworks made of some choices of a spec."""
+    python(dict(os.environ), "-c", VARIED_ON_TORCH, str(found["folder"]))
+    folder: Path = found["folder"]
+    return folder
+
+
+@pytest.mark.parametrize("name", example_backend_runs.VARIED)
+def test_frameworks_agree_on_choices(varied: Path, name: str) -> None:
+    """On losses, weights and evaluation: an optimizer, clipping, half precisions."""
+    here, there = (
+        np.load(varied / f"{name}-{backend}.npz") for backend in ("jax-mesh", "torch-ddp")
+    )
+    with here, there:
+        keys = [key for key in there.files if "accuracy" not in key]
+        apart = {key: distance(here[key], there[key]) for key in keys}
+    bound = ROUGH_BOUNDS.get(name, EXACT)
+    assert not {key: value for key, value in apart.items() if not value <= bound}
+
+
+def test_losses_of_layers_count(found: dict[str, Any]) -> None:
+    """What layers add, without and with a regulariser."""
+    for loss, expected in found["own losses"]:
+        assert loss == pytest.approx(expected, rel=EXACT)
+
+
+def test_traits_of_layers_are_told(found: dict[str, Any]) -> None:
+    """For `isotrain check`."""
+    assert found["traits"] == [["local-statistics", "BatchNormalization"]]
+
+
+def test_the_strategy_passes_its_own_tests_on_the_backend(with_jax: Variables) -> None:
+    """The conformance kit among them."""
+    variables = {**with_jax, "ISOTRAIN_TEST_BACKEND": "jax-mesh"}
+    assert "11 passed, 3 skipped" in own_tests(variables, "plugin_strategy_slowmo")
+
+
+def test_the_strategy_is_right_on_a_backend_of_isotrain(installed: Variables) -> None:
+    """By the test with numbers."""
+    variables = {**installed, "ISOTRAIN_TEST_BACKEND": "torch-ddp"}
+    told = own_tests(variables, "plugin_strategy_slowmo", "-k", "is_momentum")
+    assert "1 passed" in told, told

@@ -1,0 +1,110 @@
+"""Runs on the backend that is given, in an environment where it is installed; what they find goes to files.
+
+Run as `python -m plugins.example_backend_runs BACKEND FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from conformance import check_strategies, runs, strategy_bench, variety
+
+import isotrain
+from isotrain.testing import probe
+from isotrain.testing.launching import attempt
+
+CASE = "sgd-float64"
+"""A convolutional network and a transformer."""
+VARIED = ("adamw", "bfloat16", "float16-clipped")
+"""Choices of a spec that the backend's own code has a hand in."""
+PENALTIES = (0.0, 0.25)
+
+
+def model_with_losses_of_its_own(penalty: float) -> Any:
+    """A layer, regularised unless the penalty is 0, and one that adds a loss of its input."""
+    import keras
+    from keras import layers, ops
+
+    class Adding(layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(ops.mean(ops.square(inputs)))
+            return inputs
+
+    regularizer = keras.regularizers.L2(penalty) if penalty else None
+    hidden = layers.Dense(3, kernel_regularizer=regularizer, use_bias=False, name="hidden")
+    return keras.Sequential([keras.Input((4,)), hidden, Adding()])
+
+
+def own_losses(penalty: float) -> dict[str, Any]:
+    """That model's spec: one global batch of all samples in their order."""
+    inputs, targets = probe.samples()
+    return {
+        "model": model_with_losses_of_its_own,
+        "model_args": {"penalty": penalty},
+        "data": isotrain.DataSet((inputs["features"], targets)),
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch": probe.SAMPLES,
+        "shuffle": False,
+        "epochs": 1,
+        "precision": "float64",
+    }
+
+
+def expected_loss(kernel: np.ndarray, penalty: float) -> float:
+    """The loss of its first step in NumPy."""
+    inputs, targets = probe.samples()
+    outputs = inputs["features"] @ kernel
+    parts = (np.mean((outputs - targets) ** 2), penalty * np.sum(kernel**2), np.mean(outputs**2))
+    return float(sum(parts))
+
+
+def loss_and_expectation(backend: str, penalty: float) -> tuple[float, float]:
+    """The first loss of the model with losses of its own, and what NumPy says."""
+    spec = own_losses(penalty)
+    with isotrain.open_session(spec, backend=backend, replicas=1) as session:
+        (kernel,) = session.read_state(("trainable",)).values()
+        (loss,) = [float(session.step(batch)) for batch in session.batches()]
+    return loss, expected_loss(kernel, penalty)
+
+
+def traits(backend: str) -> list[tuple[str, str]]:
+    """What the layers of the strategies' model do, and their class."""
+    with isotrain.open_session(strategy_bench.spec(), backend=backend, replicas=1) as session:
+        return [(found.trait, found.kind) for found in session.group.traits()]
+
+
+def save_varied(backend: str, folder: Path) -> None:
+    """Trains a small model with each of these choices, in this process; one file for each."""
+    choices = {**variety.FLOAT64, **variety.ROUGH}
+    for name in VARIED:
+        found = variety.train(choices[name], backend)
+        np.savez(folder / f"{name}-{backend}.npz", **found)  # type: ignore[arg-type]
+
+
+def strategy_failures(backend: str) -> list[dict[str, str]]:
+    """What is wrong with each of isotrain's own strategies on the backend, by process and check."""
+    run = attempt(check_strategies.run_checks, strategy_bench.spec(), backend, 2)
+    assert run.failure is None, run.failure
+    return run.returned
+
+
+def main() -> None:
+    """Makes all of them."""
+    backend, folder = sys.argv[1], Path(sys.argv[2])
+    found: dict[str, Any] = {"strategies": strategy_failures(backend)}
+    trained = runs.trained(backend, 2, CASE)
+    found["losses"] = trained["loss"]
+    np.savez(folder / "weights.npz", **trained["weights"])
+    found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
+    found["traits"] = traits(backend)
+    save_varied(backend, folder)
+    (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
