@@ -14,6 +14,7 @@ from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 if TYPE_CHECKING:
     from isotrain.core.group import ReplicaGroup
     from isotrain.core.plan import Plan
+    from isotrain.core.served.service import Service
     from isotrain.core.spec import TrainingSpec
 
 DeviceKind = Literal["cpu", "gpu"]
@@ -67,6 +68,7 @@ class Adapter(ABC):
         options: The names of `backend_options` it knows, with their meaning.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
+        served_over: With what the processes of a served run exchange.
     """
 
     name: ClassVar[str]
@@ -78,6 +80,7 @@ class Adapter(ABC):
     unsupported: ClassVar[Mapping[Capability, str]]
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
+    served_over: ClassVar[str] = "tcp"
 
     @abstractmethod
     def usability(self) -> Usability:
@@ -113,6 +116,38 @@ class Adapter(ABC):
 
         A run with one replica starts no process group and opens no port.
         """
+
+    def servers(self, asked: int) -> int:
+        """How many processes that only hold parameters a served run has besides its workers.
+
+        Args:
+            asked: As many as the strategy wants, where the backend has such.
+
+        Raises:
+            UnsupportedError: It cannot have so many.
+        """
+        if asked > 1:
+            raise UnsupportedError(
+                f"backend {self.name!r} keeps the parameters of a served run in rank 0, and cannot"
+                f" spread them over {asked} servers."
+            )
+        return 0
+
+    def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
+        """Starts the coordinator of a served run: a group with `served_step`.
+
+        Unless overridden, it holds the parameters and sends them to the workers over TCP; every process
+        uses `start` with one replica.
+        """
+        from isotrain.core.served.group import served_by_tcp
+
+        return served_by_tcp(service, lambda: self.start(spec, setting, service.alone()))
+
+    def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
+        """Does what a worker or server of a served run does; returns when the coordinator is gone."""
+        from isotrain.core.served.worker import serve
+
+        serve(service, lambda: self.start(spec, setting, service.alone()))
 
     def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
         """Refuses what this backend cannot honour.

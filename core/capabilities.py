@@ -21,3 +21,4 @@ class Capability(StrEnum):
     COMPUTE = "compute"
     SUBGROUPS = "subgroups"
     BFLOAT16_EXCHANGE = "bfloat16-exchange"
+    SERVED_STEP = "served-step"

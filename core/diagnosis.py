@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from isotrain.core.environment import Role
 from isotrain.core.events import Status
 from isotrain.core.processes import RankProcess
 
@@ -57,6 +58,20 @@ class Watched:
     @property
     def rank(self) -> int:
         return self.process.context.rank
+
+    @property
+    def role(self) -> Role:
+        return self.process.context.role
+
+    @property
+    def has_session(self) -> bool:
+        """Whether it runs the loop; the others serve one that does."""
+        return self.role in ("replica", "coordinator")
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the run cannot go on without it: it can without a worker that has been ready."""
+        return self.role != "worker" or not self.ready
 
     @property
     def died_silently(self) -> bool:

@@ -90,6 +90,7 @@ class Story:
             "progress": self._note_progress,
             "evaluating": self._note_evaluating,
             "epoch": self._note_epoch,
+            "worker lost": self._note_worker_lost,
         }.get(event["event"])
         return noting(event) if noting else None
 
@@ -122,6 +123,9 @@ class Story:
         if event["loss"] is not None:
             self.loss = event["loss"]
         return f"{self.phase}: {epoch_facts(event)}"
+
+    def _note_worker_lost(self, event: Mapping[str, Any]) -> str:
+        return f"worker lost: rank {event['lost_rank']} {event.get('cause') or event['reason']}"
 
     def _epoch_name(self, epoch: int) -> str:
         return f"epoch {epoch + 1}" + (f"/{self._epochs}" if self._epochs else "")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from isotrain.core.errors import IsotrainError
 
 VARIABLE = "ISOTRAIN_PROCESS"
 LOCALHOST = "127.0.0.1"
+Role = Literal["replica", "coordinator", "worker", "server"]
+"""`replica`: holds replicas that step. In a served run: `coordinator`, with loop and optimizer; `worker`,
+which computes gradients; `server`, which holds parameters where the framework has such processes."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,10 @@ class ProcessContext:
         local_world_size: Processes on this host.
         replicas: Replicas in the whole run.
         local_replicas: Indices of the replicas that live in this process.
-        addresses: `host:port` of every rank, for the backend's own server; the first is the coordinator.
+        addresses: `host:port` of every rank, for the backend's own server; the first is the coordinator. In a
+            served run one more, where its coordinator lets the others in.
         run_directory: Where this run keeps its files.
+        role: What it does; see `Role`.
     """
 
     rank: int
@@ -35,6 +41,7 @@ class ProcessContext:
     local_replicas: tuple[int, ...]
     addresses: tuple[str, ...]
     run_directory: str
+    role: Role = "replica"
 
     @property
     def coordinator(self) -> tuple[str, int]:

@@ -57,6 +57,26 @@ class ReplicaGroup(ABC):
     def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Updates each replica from its own slice alone; returns the loss of the global batch."""
 
+    def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
+        """Hands a global batch out to the workers of a served run. Called by the coordinator.
+
+        Args:
+            batch: All slices of it.
+            learning_rate: The rate of this step.
+            staleness: 0: returns after one update with the mean gradient, as a synchronised step does.
+                Else each slice is an update of its own with its part of the rate, when it comes in;
+                and slices are computed with weights in which all global batches are but the last
+                `staleness`, or (None) any number.
+
+        Returns:
+            The loss of the global batch; with staleness an object that is ready later: `float` waits.
+        """
+        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
+
+    def served_account(self) -> Mapping[str, Any]:
+        """What a served run measured so far, as JSON values: staleness, slices, lost workers. Local."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
+
     @abstractmethod
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Computes each replica's gradients without exchanging them.
@@ -149,6 +169,18 @@ class ReplicaGroup(ABC):
 
         `evaluation` has `loss` besides the spec's metrics; `train` has the metrics only.
         """
+
+    def take_metrics(self) -> np.ndarray:
+        """Gives the sums that this process's training metrics consist of, and starts them anew. Local.
+
+        Returns:
+            A float64 vector; adding it to another group's sums gives the metrics over both's samples.
+        """
+        raise UnsupportedError(f"{type(self).__name__} does not give its metrics away.")
+
+    def add_metrics(self, sums: np.ndarray) -> None:
+        """Adds what `take_metrics` of another group gave to this one's. Local."""
+        raise UnsupportedError(f"{type(self).__name__} does not take metrics over.")
 
     def traits(self) -> list[LayerTrait]:
         """Lists what the model's layers do that bears on whether runs agree. Local."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,12 @@ class Job:
         work: What to do.
         spec: What to train.
         plan: How.
+        key: A secret of this run's processes.
         plugins: Those that were asked for where the run was.
     """
 
     work: Work
     spec: TrainingSpec
     plan: Plan
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     plugins: PluginChoice = field(default_factory=lambda: plugin_choice.current().for_workers())

@@ -64,7 +64,7 @@ def launch_local(
     refuse_nesting()
     with contextlib.ExitStack() as cleanup:
         ports = cleanup.enter_context(contextlib.closing(Ports()))
-        addresses = ports.take(len(job.plan.processes), first_port)
+        addresses = ports.take(job.plan.ports, first_port)
         processes = [RankProcess(context) for context in contexts(job.plan, addresses, directory)]
         for process in processes:
             cleanup.callback(process.close)
@@ -80,7 +80,9 @@ def launch_local(
 
         with _writing(directory):
             return [
-                load_value(directory.path, f"rank-{p.context.rank}-returned") for p in processes
+                load_value(directory.path, f"rank-{process.rank}-returned")
+                for process in job.plan.processes
+                if process.has_session
             ]
 
 
@@ -137,6 +139,7 @@ def contexts(
             local_replicas=process.replicas,
             addresses=addresses,
             run_directory=str(directory.path),
+            role=process.role,
         )
         for process in plan.processes
     ]

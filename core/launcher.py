@@ -46,7 +46,7 @@ class Launcher(ABC):
             first_port: Use this port and those after it; None: any free ones.
 
         Returns:
-            What the job's function returned, by rank.
+            What the job's function returned, by rank, of the processes with a session.
 
         Raises:
             RunFailedError: A process died, raised, or fell silent.

@@ -8,7 +8,7 @@ from typing import Any
 
 from isotrain.core import hardware, order
 from isotrain.core.adapter import Adapter, DeviceKind, Setting, Usability
-from isotrain.core.environment import LOCALHOST
+from isotrain.core.environment import LOCALHOST, Role
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
 from isotrain.core.named_model import with_named_model
 from isotrain.core.registry import PluginHost
@@ -27,6 +27,12 @@ class ProcessPlan:
     host: str
     local_rank: int
     replicas: tuple[int, ...]
+    role: Role = "replica"
+
+    @property
+    def has_session(self) -> bool:
+        """Whether it runs the loop; the others serve one that does."""
+        return self.role in ("replica", "coordinator")
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,16 @@ class Plan:
             timeout=self.timeouts["progress"],
         )
 
+    @property
+    def is_served(self) -> bool:
+        """Whether rank 0 is a coordinator, and the others work for it."""
+        return self.processes[0].role == "coordinator"
+
+    @property
+    def ports(self) -> int:
+        """One for each process; one more in a served run, where its processes meet."""
+        return len(self.processes) + self.is_served
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         fields = asdict(self)
@@ -159,6 +175,17 @@ def make_plan(
     options = adapter.check_options(spec)
     remarks = [*device_remarks, *adapter.check(spec, replicas=count)]
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)
+    is_served = strategy.placement == "served" and count > 1
+    processes = _processes(adapter, count)
+    collective = resolved if count > 1 else "none"
+    if is_served:
+        processes = _served_processes(count, adapter.servers(strategy.servers))
+        collective = adapter.served_over
+        if requested is not None:
+            remarks.append(
+                f"{strategy.name}: workers exchange with rank 0 over {collective}, and not by"
+                f" {requested}"
+            )
     threads = spec.threads or max(1, hardware.cores() // count)
     global_batch = spec.resolve_global_batch(count)
     factor = spec.scaling.factor(global_batch)
@@ -166,14 +193,14 @@ def make_plan(
         run=spec.name,
         backend=name,
         framework=adapter.framework,
-        collective=resolved if count > 1 else "none",
+        collective=collective,
         strategy=strategy.name,
         strategy_options=spec.strategy.options,
         launcher=launcher,
         device=device,
         replicas=count,
         threads=threads,
-        processes=_processes(adapter, count),
+        processes=processes,
         environment=adapter.environment(spec, device=device, threads=threads, replicas=count),
         precision=spec.precision,
         global_batch=global_batch,
@@ -239,6 +266,15 @@ def _processes(adapter: Adapter, replicas: int) -> tuple[ProcessPlan, ...]:
     if adapter.replicas_per_process == "all":
         return (ProcessPlan(0, LOCALHOST, 0, tuple(range(replicas))),)
     return tuple(ProcessPlan(rank, LOCALHOST, rank, (rank,)) for rank in range(replicas))
+
+
+def _served_processes(replicas: int, servers: int) -> tuple[ProcessPlan, ...]:
+    """The coordinator, a worker per replica, and servers."""
+    workers = [(rank, (rank - 1,), "worker") for rank in range(1, replicas + 1)]
+    first = replicas + 1
+    others = [(rank, (), "server") for rank in range(first, first + servers)]
+    roles: list[Any] = [(0, tuple(range(replicas)), "coordinator"), *workers, *others]
+    return tuple(ProcessPlan(rank, LOCALHOST, rank, held, role) for rank, held, role in roles)
 
 
 def _local_batches(global_batch: int, replicas: int) -> tuple[int, ...]:

@@ -70,7 +70,9 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
 def _process(process: Mapping[str, Any]) -> str:
     replicas = process["replicas"]
     plural = "replica" if len(replicas) == 1 else "replicas"
-    return f"rank {process['rank']} on {process['host']}: {plural} {text_of(replicas)}"
+    role = "" if process["role"] == "replica" else f"{process['role']}, "
+    held = f"{plural} {text_of(replicas)}" if replicas else "parameters"
+    return f"rank {process['rank']} on {process['host']}: {role}{held}"
 
 
 def differences(ends: Sequence[str], found: Sequence[tuple[str, Any, Any]]) -> str:
@@ -95,6 +97,13 @@ def result(found: Any) -> str:
     if "samples_per_s" in timings:
         rows.append(("samples/s", f"{timings['samples_per_s']:,.0f}"))
     rows.append(("time", _time(timings)))
+    measured = {
+        name.replace("_", " "): value
+        for name, value in found.strategy_report.items()
+        if not isinstance(value, Mapping)
+    }
+    if measured:
+        rows.append((found.plan["strategy"], text_of(measured)))
     rows.append(("run directory", str(found.run_directory)))
     return facts(None, rows)
 

@@ -44,6 +44,7 @@ class RunResult:
         final_loss: Mean loss of the last step's global batch.
         metrics: The last epoch's metrics.
         history: Step by step.
+        strategy_report: What the strategy measured; empty for most.
         timings: Seconds, and samples per second, by name; see `docs/results.md`.
         plan: The plan it followed, completed with what was measured.
         versions: Of every package that took part.
@@ -57,6 +58,7 @@ class RunResult:
     plan: dict[str, Any]
     versions: dict[str, str]
     run_directory: Path
+    strategy_report: dict[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
@@ -72,6 +74,7 @@ class RunResult:
             "format": FORMAT,
             "final_loss": self.final_loss,
             "metrics": self.metrics,
+            "strategy_report": self.strategy_report,
             "timings": self.timings,
             "history": {
                 "loss": self.history.loss,
@@ -115,6 +118,7 @@ def result_from_dict(fields: Mapping[str, Any]) -> RunResult:
         plan=fields["plan"],
         versions=fields["versions"],
         run_directory=Path(fields["run_directory"]),
+        strategy_report=fields.get("strategy_report", {}),
     )
 
 

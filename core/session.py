@@ -25,6 +25,7 @@ from isotrain.core.registry import PluginHost
 from isotrain.core.replica import Tensor
 from isotrain.core.result import History
 from isotrain.core.schedule import LearningRates
+from isotrain.core.served.service import Service
 from isotrain.core.sources import ShardedStream, as_source, map_tree
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.stopwatch import Stopwatch
@@ -54,8 +55,18 @@ class Session:
         context: ProcessContext,
         host: PluginHost,
         reporter: Reporter,
+        service: Service | None = None,
     ) -> None:
-        """Loads the data, builds the model and joins the other processes."""
+        """Loads the data, builds the model and joins the other processes.
+
+        Args:
+            spec: What is trained.
+            plan: How.
+            context: This process's place.
+            host: Knows the backend, strategy and model.
+            reporter: Tells the launcher.
+            service: This process's part in a served run; needed there only.
+        """
         self.spec = spec
         self.rank = context.rank
         self.run_directory = Path(context.run_directory)
@@ -67,8 +78,11 @@ class Session:
         reporter.enter("build model")
         adapter = host.backend(plan.backend)
         with collection_paused():  # it imports the framework
-            self.group: ReplicaGroup = adapter.start(
-                with_named_model(spec, host), plan.setting, context
+            named = with_named_model(spec, host)
+            self.group: ReplicaGroup = (
+                adapter.start(named, plan.setting, context)
+                if service is None or context.role == "replica"
+                else adapter.start_served(named, plan.setting, service)
             )
         self.plan = self._measured(plan, host)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
@@ -166,7 +180,7 @@ class Session:
         if self.is_done:
             self._finish_strategy()
         if self.rank == 0 and time.monotonic() >= self._next_report:
-            self._report(batch, loss)
+            self._report(batch)
         reporter.enter(BETWEEN_CALLS)
         return loss
 
@@ -176,16 +190,30 @@ class Session:
             self._strategy_finished = True
             self._strategy.finished(self.group)
 
-    def _report(self, batch: Batch, loss: Tensor) -> None:
+    def _report(self, batch: Batch) -> None:
+        loss = self._newest_loss()
+        if loss is None:
+            return
         self._next_report = time.monotonic() + _PROGRESS_SECONDS
         self._reporter.emit(
             "progress",
             done=self._steps_done,
             total=self.total_steps,
             epoch=batch.epoch,
-            loss=float(loss),
+            loss=loss,
             samples_per_s=self.stopwatch.samples_per_second,
         )
+
+    def _newest_loss(self) -> float | None:
+        """The newest loss that is already there: that of an asynchronous step may come later."""
+        ready = (loss for loss in reversed(self._losses) if getattr(loss, "is_ready", True))
+        newest = next(ready, None)
+        return None if newest is None else float(newest)
+
+    @property
+    def strategy_report(self) -> dict[str, Any]:
+        """What the strategy measured so far."""
+        return dict(self._strategy.report())
 
     def report_no_progress(self) -> None:
         """Sends no progress from here on: reading the loss for it waits for the device. Local."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -40,6 +41,11 @@ class Strategy(ABC):
         summary: One line for listings.
         requires: What it asks of a backend; a backend that lacks one of these is refused by the plan.
             An instance may ask for more than its class, where an option needs it.
+        placement: `replicated`: every replica holds the weights and steps. `served`: with several
+            replicas, the process of rank 0 (the coordinator) holds weights, optimizer and loop, and one
+            further process per replica (a worker) computes gradients for it, by `group.served_step`.
+        servers: With placement `served`, over how many processes the parameters are spread, where the
+            backend has processes for that.
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
@@ -52,6 +58,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     requires: frozenset[Capability]
+    placement: Literal["replicated", "served"] = "replicated"
+    servers: int = 1
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
     conserves: frozenset[Conserved] = frozenset()
@@ -88,6 +96,10 @@ class Strategy(ABC):
 
     def finished(self, group: ReplicaGroup) -> None:  # noqa: B027  # as above
         """Called once on every process after the last step, before the final weights are read."""
+
+    def report(self) -> Mapping[str, Any]:
+        """What the strategy measured in the run, as JSON values, for the result; of rank 0."""
+        return {}
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Bytes that each replica sends per step on average; None leaves it to the backend."""

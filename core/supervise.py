@@ -6,17 +6,21 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from isotrain.core.diagnosis import PEERS_FAILED, Watched, describe_failure, suspicion
+from isotrain.core.diagnosis import PEERS_FAILED, Watched, describe_failure, suspicion, verdict
 from isotrain.core.events import BETWEEN_CALLS
 from isotrain.core.processes import RankProcess
 
 _GRACE_SECONDS = 1.5
 """How long after a first failure others may still say what happened to them."""
 _STACKS_SECONDS = 0.3
+_LAST_WORDS_SECONDS = 0.3
+_COORDINATOR_PATIENCE = 1.5
+"""Times the limit of silence: native code of it may wait for a silent worker, which is to be ended first."""
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 1.0
@@ -63,12 +67,24 @@ class Supervisor:
         """
         while True:
             self._poll(_POLL_SECONDS)
-            if all(watched.finished for watched in self._watched):
+            if self._work_is_done():
+                self._end_the_suspended()
                 return None
             self._look_around()
             self._find_stagnation()
             if self._failed():
                 return self._explain()
+
+    def _work_is_done(self) -> bool:
+        """Whether every process with a session has finished; those that serve them end by themselves."""
+        done = all(watched.finished for watched in self._watched if watched.has_session)
+        return done and not any(watched.failure for watched in self._watched)
+
+    def _end_the_suspended(self) -> None:
+        """Does not wait for those that cannot end by themselves."""
+        for watched in self._watched:
+            if not watched.has_session and watched.process.is_stopped:
+                watched.process.end_group(signal.SIGKILL)
 
     def drain(self) -> None:
         """Reads what is left once the processes are gone, and stops reading."""
@@ -103,7 +119,19 @@ class Supervisor:
             watched.note(event)
             if event["event"] != "heartbeat":
                 watched.active = watched.heard
+                if event["event"] == "worker lost":
+                    event["cause"] = self._cause(event["lost_rank"])
                 self._on_event(event)
+
+    def _cause(self, rank: int) -> str | None:
+        """What became of a lost worker, as far as can be seen from here."""
+        watched = self._watched[rank]
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while watched.process.exit_code is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # its connection is closed before it is gone
+        if watched.lost is None and watched.process.exit_code is None:
+            return None
+        return watched.lost or verdict(watched)
 
     def _forget(self, source: Any) -> None:
         """Reads no more from a pipe whose other end is closed."""
@@ -140,6 +168,10 @@ class Supervisor:
             watched.died = watched.died or time.time()
         if watched.lost is None:
             watched.lost = self._loss(watched)
+            if watched.lost is not None and not watched.is_needed:
+                watched.process.end_group(signal.SIGKILL)  # the run goes on without it
+        if not watched.is_needed:
+            return watched.failure is not None
         return watched.failure is not None or watched.died_silently or watched.lost is not None
 
     def _loss(self, watched: Watched) -> str | None:
@@ -151,6 +183,8 @@ class Supervisor:
         if watched.finished or watched.failure is not None or watched.process.exit_code is not None:
             return None
         now, silence = time.monotonic(), self._timeouts["silence"]
+        if watched.role == "coordinator":
+            silence *= _COORDINATOR_PATIENCE
         call = watched.process.status.call
         if call in _STARTING and now - watched.active > silence:
             return f"did not start within {silence:g} s: it does nothing"
@@ -164,28 +198,37 @@ class Supervisor:
         """Where a call takes too long, the process that is furthest behind is taken for lost."""
         now = time.monotonic()
         late = [seconds for w in self._watched if (seconds := self._lateness(w, now)) > 0]
-        if late and not any(w.lost or w.failure for w in self._watched):
+        if late and not any(w.failure or (w.lost and w.is_needed) for w in self._watched):
             self._blame_the_last(now)
 
     def _blame_the_last(self, now: float) -> None:
-        behind = min((w for w in self._watched if not w.finished), key=_progress)
+        behind = min((w for w in self._watched if w.has_session and not w.finished), key=_progress)
         if behind.failure is None and behind.process.exit_code is None:
             behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
 
     def _lateness(self, watched: Watched, now: float) -> float:
         """Seconds by which it is over the limit of its call; user code between calls has none."""
         status = watched.process.status
-        if watched.finished or status.call == BETWEEN_CALLS or not watched.started:
+        if (
+            not watched.has_session
+            or watched.finished
+            or status.call == BETWEEN_CALLS
+            or not watched.started
+        ):
             return 0.0
         limit = self._timeouts["progress" if watched.ready else "start"]
         return now - status.since - limit
 
+    def _suspects(self) -> list[Watched]:
+        """All but workers that may be lost and have not failed."""
+        return [watched for watched in self._watched if watched.is_needed or watched.failure]
+
     def _explain(self) -> str:
-        if not any(watched.lost for watched in self._watched):
+        if not any(watched.lost for watched in self._suspects()):
             self._gather()
-            if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._watched):
+            if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
                 self._blame_the_last(time.monotonic())  # the others have timed out waiting for it
-        culprit = min(self._watched, key=suspicion)
+        culprit = min(self._suspects(), key=suspicion)
         for watched in self._watched:
             if watched.started and (watched is not culprit or watched.failure is None):
                 watched.process.ask_for_stacks()

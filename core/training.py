@@ -39,6 +39,7 @@ def train(session: Session) -> dict[str, Any] | None:
             "learning_rate": history.learning_rate,
             "epochs": history.epochs,
         },
+        "strategy_report": session.strategy_report,
         "timings": session.stopwatch.timings(),
         "plan": session.plan.to_dict(),
         "versions": versions(),

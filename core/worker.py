@@ -70,15 +70,23 @@ def _exit_code(error: BaseException) -> int:
 def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
     reporter.enter("read job")
     from isotrain.core import plugin_choice
+    from isotrain.core.named_model import with_named_model
     from isotrain.core.payload import receive
     from isotrain.core.registry import plugin_host
     from isotrain.core.returned import save_value
+    from isotrain.core.served.service import Service
     from isotrain.core.session import Session
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)
     plugin_choice.take_over(job.plugins)
-    session = Session(job.spec, job.plan, context, plugin_host(job.spec.plugins), reporter)
+    host = plugin_host(job.spec.plugins)
+    service = Service.of(context, job.key, job.plan.timeouts, reporter)
+    if context.role in ("worker", "server"):
+        spec = with_named_model(job.spec, host)
+        host.backend(job.plan.backend).serve(spec, job.plan.setting, service)
+        return
+    session = Session(job.spec, job.plan, context, host, reporter, service)
     reporter.emit("ready", plan=session.plan.to_dict() if session.is_main else None)
     value: Any = job.work(session)
     session.close()

@@ -14,4 +14,5 @@ def isotrain_register_strategies(register: StrategyRegister) -> None:
     register.add("isotrain.strategies.gossip:Gossip", name="gossip")
     register.add("isotrain.strategies.compressed:Compressed", name="compressed")
     register.add("isotrain.strategies.hierarchical:Hierarchical", name="hierarchical")
+    register.add("isotrain.strategies.parameter_server:ParameterServer", name="parameter-server")
     register.add("isotrain.strategies.elastic_averaging:ElasticAveraging", name="elastic-averaging")

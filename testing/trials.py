@@ -91,11 +91,12 @@ def _fingerprints(session: Session) -> list[str]:
     """Of each local replica: equal where the weights are.
 
     Where a process holds several replicas, they are told apart by the gradients that they compute for
-    the same images; without that capability, this process's state stands for all of them.
+    the same images; without that capability, and in a served run, whose coordinator holds one state for
+    all of them, this process's state stands for all.
     """
     local = session.group.local_replicas
     supported = plugin_host().backend(session.plan.backend).supported
-    if len(local) == 1 or Capability.GRADIENTS not in supported:
+    if len(local) == 1 or session.plan.is_served or Capability.GRADIENTS not in supported:
         return [_digest(list(_weights(session).values()))] * len(local)
     gradients, _ = session.group.gradients(_same_for_all(session))
     return [_digest([session.group.numpy(part) for part in own]) for own in gradients]

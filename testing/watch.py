@@ -26,6 +26,8 @@ NEEDS: Mapping[str, Capability] = {
     "reduce_scatter": Capability.REDUCE_SCATTER,
     "send_receive": Capability.SEND_RECEIVE,
     "compute": Capability.COMPUTE,
+    "served_step": Capability.SERVED_STEP,
+    "served_account": Capability.SERVED_STEP,
 }
 """The methods of a replica group that take a capability; every backend has the others."""
 

@@ -188,7 +188,7 @@ class HorovodTorch(_Horovod):
 
         def connect() -> exchange.Exchange:
             if context.replicas == 1:
-                return exchange.SingleReplica()
+                return exchange.SingleReplica(*context.local_replicas)
             from isotrain.adapters.horovod.torch_exchange import HorovodExchange
 
             return HorovodExchange(context, setting)
@@ -221,7 +221,7 @@ class HorovodTF(_Horovod):
         native.use_threads(setting.threads)
         native.use_own_gpu(setting, context)
         if context.replicas == 1:
-            alone = exchange.SingleReplica()
+            alone = exchange.SingleReplica(*context.local_replicas)
             return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
         from isotrain.adapters.horovod import tf_exchange
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from isotrain.adapters.tensorflow import exchange
     from isotrain.core.group import ReplicaGroup
+    from isotrain.core.served.service import Service
     from isotrain.core.spec import TrainingSpec
 
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
@@ -90,7 +91,8 @@ class _TensorFlowAdapter(Adapter):
         native.use_threads(setting.threads * len(context.local_replicas))
         if context.replicas == 1:
             native.use_own_gpu(setting, context)
-            return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), SingleReplica())
+            alone = SingleReplica(*context.local_replicas)
+            return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
         strategy = self.build_strategy(spec, setting, context)
         limit = bucket_bytes(setting.options, self.name)
         ties = self.connect(setting, context, limit)
@@ -121,6 +123,8 @@ class TFMirrored(_TensorFlowAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "all"
+    supported = frozenset(Capability) - {Capability.SERVED_STEP}
+    unsupported = {Capability.SERVED_STEP: "all its replicas live in one process and step together"}
     cpu_collective = "one-device"
 
     def environment(
@@ -167,6 +171,7 @@ class TFMultiWorker(_TensorFlowAdapter):
     }
     replicas_per_process = "one"
     cpu_collective = "ring"
+    served_over = "grpc"
 
     def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
         remarks = super().check(spec, replicas=replicas)
@@ -181,6 +186,21 @@ class TFMultiWorker(_TensorFlowAdapter):
         self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return tensorflow_environment(device, threads)
+
+    def servers(self, asked: int) -> int:
+        return asked
+
+    def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        from isotrain.adapters.tensorflow import served
+
+        return served.start_coordinator(spec, setting, service)
+
+    def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
+        keras_backend.claim("tensorflow")
+        from isotrain.adapters.tensorflow import served
+
+        served.serve(setting, service)
 
     def build_strategy(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext

@@ -71,7 +71,10 @@ class SingleReplica(Exchange):
     """The null object: one replica, no strategy, no server, no port."""
 
     replicas = 1
-    local_replicas = (0,)
+
+    def __init__(self, replica: int = 0) -> None:
+        """Is alone as this replica, whose random numbers it draws."""
+        self.local_replicas = (replica,)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         return list(tensors)

@@ -11,13 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.program import (
-    Gradients,
-    Piece,
-    Program,
-    plain_losses,
-    random_streams,
-)
+from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
+from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import copies, to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
@@ -45,7 +40,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     """
 
     def __init__(
-        self, spec: TrainingSpec, strategy: tf.distribute.Strategy, exchange: Exchange
+        self,
+        spec: TrainingSpec,
+        strategy: tf.distribute.Strategy,
+        exchange: Exchange,
+        holder: tf.distribute.Strategy | None = None,
     ) -> None:
         """Builds the model on every local replica.
 
@@ -53,13 +52,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             spec: What to train.
             strategy: Holds the local replicas; the default strategy where there is one.
             exchange: Ties them to all others.
+            holder: Where the variables are to be created, if not by `strategy`.
         """
         self.strategy = strategy
         self._precision = spec.precision
         self._exchange = exchange
         self.replicas = exchange.replicas
         self.local_replicas = exchange.local_replicas
-        self._program = Program(spec, strategy.scope)
+        self._program = Program(spec, (holder or strategy).scope)
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
@@ -70,6 +70,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def model(self) -> Any:
         """The model; under a strategy with several local replicas its weights are mirrored."""
         return self._program.model
+
+    @property
+    def program(self) -> Program:
+        """What is traced."""
+        return self._program
 
     def place(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
@@ -215,6 +220,24 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return self._exchange.all_reduce(tensors, "sum")
 
         return self._on_replicas(lambda position: self._program.collect(phase, total))[0]
+
+    def take_metrics(self) -> np.ndarray:
+        return np.array(self._function("take metrics", lambda: self._trace_take)())
+
+    def _trace_take(self) -> tf.Tensor:
+        return tf.add_n(self._on_replicas(lambda position: self._program.take_metrics()))
+
+    def add_metrics(self, sums: np.ndarray) -> None:
+        self._function("add metrics", lambda: self._trace_add)(tf.constant(sums, tf.float64))
+
+    def _trace_add(self, sums: tf.Tensor) -> None:
+        """Adds to the metrics of the first replica here alone."""
+
+        def replica(position: int) -> None:
+            own = sums if position == 0 else tf.zeros_like(sums)
+            self._program.add_metrics(own)
+
+        self._on_replicas(replica)
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model, self._precision)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
+from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.state import NamedState, copies, native
 from isotrain.core.errors import SpecError, UnsupportedError
 from isotrain.core.group import Phase
@@ -61,7 +62,8 @@ class Program:
         self._trainable = trainable
         self._values = [native(variable) for variable in trainable]
         self._others = [native(variable) for variable in others]
-        self.statistics = [native(variable) for variable in moving_statistics(self.model)]
+        self._moved = moving_statistics(self.model)
+        self.statistics = [native(variable) for variable in self._moved]
         self._optimizer = portable.build_optimizer(spec, "tensorflow")
         self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
         self._rate_variable = self._optimizer.learning_rate
@@ -130,6 +132,37 @@ class Program:
         assert total is not None
         return total, sums
 
+    def contribution_aside(
+        self, pieces: Sequence[Piece], weights: tf.Tensor, shift: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `contribution` for a Keras model, but assigns to no variable: it may be traced for others.
+
+        Args:
+            pieces: The slices, none a placeholder.
+            weights: Of each.
+            shift: What the seeds of random layers are moved by, shape `[2]`.
+
+        Returns:
+            The loss; gradients and then changes of the moving statistics in one vector; and the sums of
+            the training metrics over these slices.
+        """
+        metrics = [v for metric in self._metrics["train"] for v in metric.variables]
+        with keras.StatelessScope() as scope, moved_seeds(lambda: shift):
+            for variable in metrics:
+                scope.add_update((variable, tf.zeros(variable.shape, native(variable).dtype)))
+            loss, gradients = self.contribution(pieces, weights, holes=False)
+            after = [scope.get_current_value(variable) for variable in self._moved]
+            sums = [scope.get_current_value(variable) for variable in metrics]
+        changes = [
+            tf.zeros_like(before) if now is None else now - value_of(before)
+            for now, before in zip(after, self.statistics, strict=True)
+        ]
+        return (
+            loss,
+            _joined([*self.unscaled(gradients), *changes], self._values[0].dtype),
+            _joined([tf.zeros(0, tf.float64), *sums], tf.float64),
+        )
+
     def _forward_and_backward(
         self, piece: Piece, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
@@ -153,9 +186,8 @@ class Program:
             yield
             return
         assert weight is not None
-        metrics = self._metrics[phase]
-        accumulators = [native(v) for metric in metrics for v in metric.variables]
-        with undone_where(tf.equal(weight, 0), [*self.statistics, *accumulators]):
+        moved = [*self.statistics, *self._accumulators(phase)]
+        with undone_where(tf.equal(weight, 0), moved):
             yield
 
     def apply(self, gradients: Gradients) -> None:
@@ -184,8 +216,8 @@ class Program:
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Gives the non-trainable state and the training metrics back their values; not traced."""
-        accumulators = [native(v) for metric in self._metrics["train"] for v in metric.variables]
-        variables = [c for variable in (*self._others, *accumulators) for c in copies(variable)]
+        moved = (*self._others, *self._accumulators("train"))
+        variables = [c for variable in moved for c in copies(variable)]
         before = [tf.identity(variable) for variable in variables]
         yield
         _assign_all(variables, before)
@@ -267,6 +299,26 @@ class Program:
             results[metric.name] = tf.identity(metric.stateless_result(sums))
             metric.reset_state()
         return results
+
+    def take_metrics(self) -> tf.Tensor:
+        """The sums of this replica's training metrics in one float64 vector; they start anew."""
+        values = [value_of(variable) for variable in self._accumulators("train")]
+        taken = _joined([tf.zeros(0, tf.float64), *values], tf.float64)
+        with tf.control_dependencies([taken]):
+            for metric in self._metrics["train"]:
+                metric.reset_state()
+        return taken
+
+    def add_metrics(self, sums: tf.Tensor) -> None:
+        """Adds the sums of others to this replica's."""
+        variables = self._accumulators("train")
+        parts = tf.split(sums, [variable.shape.num_elements() for variable in variables])
+        for variable, part in zip(variables, parts, strict=True):
+            part = tf.reshape(part, variable.shape)
+            variable.assign(value_of(variable) + tf.cast(part, variable.dtype))
+
+    def _accumulators(self, phase: Phase) -> list[tf.Variable]:
+        return [native(v) for metric in self._metrics[phase] for v in metric.variables]
 
     def read_state(self, kinds: Sequence[str]) -> dict[str, np.ndarray]:
         """Copies named state to NumPy; not traced."""
@@ -356,41 +408,6 @@ def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def random_streams(replica: Callable[[], int]) -> Iterator[None]:
-    """Gives each replica random numbers (dropout) of its own in what is traced within it.
-
-    The seeds' states stay equal on all replicas, and replica 0 draws what one replica alone draws.
-    """
-    original = keras.random.SeedGenerator.next
-
-    def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        seed = original(generator, ordered)
-        return seed + tf.constant([replica() * portable.SEED_STRIDE, 0], seed.dtype)
-
-    with _replaced(keras.random.SeedGenerator, "next", drawn):
-        yield
-
-
-def plain_losses() -> contextlib.AbstractContextManager[None]:
-    """Makes Keras losses give the mean over the samples they get in what is traced within it.
-
-    Under a strategy they would divide it by the number of replicas (rounded to float32), while a
-    person's own loss function would not.
-    """
-    return _replaced(keras.src.losses.loss, "scale_loss_for_distribution", lambda value: value)
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
 def undone_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
     """Gives variables the values back that they had, where `condition` (a scalar) is true."""
     before = [value_of(variable) for variable in variables]
@@ -407,6 +424,11 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
 def _assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def _joined(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """One vector of them all."""
+    return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)
 
 
 def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:

@@ -104,7 +104,7 @@ class TorchDDP(Adapter):
 
         def connect() -> exchange.Exchange:
             if context.replicas == 1:
-                return exchange.SingleReplica()
+                return exchange.SingleReplica(*context.local_replicas)
             return ddp.DDPExchange(setting, context)
 
         device = group.replica_device(setting, context)

@@ -96,7 +96,10 @@ class SingleReplica(Exchange):
     """The null object: one replica, no process group, no ports."""
 
     replicas = 1
-    rank = 0
+
+    def __init__(self, rank: int = 0) -> None:
+        """Is alone as this replica, whose random numbers it draws."""
+        self.rank = rank
 
     def attach(self, program: Program) -> None:
         self.module = program.objective.forward  # no exchange hangs on the module's hooks

@@ -253,6 +253,23 @@ class TorchReplicaGroup(ReplicaGroup):
             metric.reset_state()
         return results
 
+    def take_metrics(self) -> np.ndarray:
+        sums = [to_numpy(variable.value).ravel() for variable in self._training_accumulators()]
+        for metric in self._training_metrics:
+            metric.reset_state()
+        return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
+
+    def add_metrics(self, sums: np.ndarray) -> None:
+        start = 0
+        for variable in self._training_accumulators():
+            value = variable.value.detach()
+            part = torch.from_numpy(sums[start : start + value.numel()]).to(value)
+            variable.assign(value + part.reshape(value.shape))
+            start += value.numel()
+
+    def _training_accumulators(self) -> list[Any]:
+        return [variable for metric in self._training_metrics for variable in metric.variables]
+
     def traits(self) -> list[LayerTrait]:
         model = self.model
         if isinstance(model, keras.Layer):

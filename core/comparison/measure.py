@@ -191,7 +191,7 @@ def _agreed(session: Session, value: int) -> int:
     import numpy as np
 
     group = session.group
-    if group.replicas == 1:
+    if group.replicas == 1 or session.plan.is_served:
         return value
     sent = [
         group.tensor(np.array([value if replica == 0 else 0], np.float32))
@@ -225,7 +225,7 @@ def _all_reduce_seconds(session: Session) -> float | None:
     import numpy as np
 
     group, size = session.group, session.plan.gradient_bytes
-    if group.replicas == 1 or not size:
+    if group.replicas == 1 or session.plan.is_served or not size:
         return None
     kind = np.dtype(np.float64 if session.spec.precision == "float64" else np.float32)
     count = -(-size // kind.itemsize)

@@ -13,12 +13,13 @@ from typing import Any
 
 import isotrain
 from isotrain.core import adapter, data, environment, hookspecs, plugins, registers
+from isotrain.core.served import service
 
 LISTED = Path(__file__).with_name("public_api.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 TYPES = (
     *(adapter.Examination, adapter.Setting, adapter.Usability),
-    *(data.Batch, environment.ProcessContext),
+    *(data.Batch, environment.ProcessContext, service.Service),
     *(type(make()) for make in registers.REGISTERS.values()),
 )
 """What the contracts and hooks are given or give, beside the names of `isotrain`."""

@@ -99,7 +99,7 @@ class JaxMesh(Adapter):
             mesh.join(spec, setting, context)
         from isotrain_jax.group import JaxReplicaGroup  # imports Keras, which may ask for devices
 
-        return JaxReplicaGroup(spec, mesh.ReplicaMesh(context.rank))
+        return JaxReplicaGroup(spec, mesh.ReplicaMesh())
 
 
 def _unusable(reason: str, hint: str) -> Usability:

@@ -193,6 +193,21 @@ class JaxReplicaGroup(ReplicaGroup):
         self._evaluated = program.nothing_evaluated()
         return program.evaluation_results(evaluated)
 
+    def take_metrics(self) -> np.ndarray:
+        sums = [np.ravel(to_numpy(value)) for value in self._local_state().metrics]
+        start = self._mesh.lift(self._program.metrics_at_start())
+        self._state = self._state._replace(metrics=start)
+        return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
+
+    def add_metrics(self, sums: np.ndarray) -> None:
+        own = self._local_state().metrics
+        parts = np.split(sums, np.cumsum([value.size for value in own])[:-1]) if own else []
+        added = [
+            value + self._mesh.place(part.reshape(value.shape).astype(value.dtype))
+            for value, part in zip(own, parts, strict=True)
+        ]
+        self._state = self._state._replace(metrics=self._mesh.lift(added))
+
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self._program.model, self._precision)
 

@@ -111,12 +111,12 @@ class ReplicaMesh:
         rank: Which of them is this process's.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self) -> None:
         first = {device.process_index: device for device in reversed(jax.devices())}
         devices = [first[process] for process in sorted(first)]
         self.replicas = len(devices)
-        self.rank = rank
-        self._device = devices[rank]
+        self.rank = jax.process_index()
+        self._device = devices[self.rank]
         self._mesh = Mesh(devices, (AXIS,))
         self._sharding = NamedSharding(self._mesh, EACH)
         self._exchanges: dict[Any, Callable[[Tree], Tree]] = {}

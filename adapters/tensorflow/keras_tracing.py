@@ -1,0 +1,57 @@
+"""What Keras is made to do otherwise while a `tf.function` is traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters import portable
+
+
+def random_streams(replica: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+    """Gives each replica random numbers (dropout) of its own in what is traced within it.
+
+    The seeds' states stay equal on all replicas, and replica 0 draws what one replica alone draws.
+    """
+    return moved_seeds(lambda: tf.constant(seed_shift(replica()), tf.int64))
+
+
+def seed_shift(replica: int, step: int = 0) -> list[int]:
+    """By what the seeds of a replica's random layers differ from those of replica 0 at the start."""
+    return [replica * portable.SEED_STRIDE, step]
+
+
+@contextlib.contextmanager
+def moved_seeds(shift: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Moves the seeds that random layers draw with in what is traced within it; not their states."""
+    original = keras.random.SeedGenerator.next
+
+    def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+        seed = original(generator, ordered)
+        return seed + tf.cast(shift(), seed.dtype)
+
+    with _replaced(keras.random.SeedGenerator, "next", drawn):
+        yield
+
+
+def plain_losses() -> contextlib.AbstractContextManager[None]:
+    """Makes Keras losses give the mean over the samples they get in what is traced within it.
+
+    Under a strategy they would divide it by the number of replicas (rounded to float32), while a
+    person's own loss function would not.
+    """
+    return _replaced(keras.src.losses.loss, "scale_loss_for_distribution", lambda value: value)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

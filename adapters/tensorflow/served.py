@@ -1,0 +1,194 @@
+"""Served runs by TensorFlow's ParameterServerStrategy: variables on servers, closures on workers.
+
+A closure assigns to no variable: it gives back gradients, and what it would have done to moving statistics
+and metrics. The coordinator alone writes to the servers, so that a closure which TensorFlow repeats, because
+its worker was lost, counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.tensorflow import native
+from isotrain.adapters.tensorflow.exchange import SingleReplica
+from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.keras_tracing import plain_losses, seed_shift
+from isotrain.adapters.tensorflow.program import Piece
+from isotrain.core.adapter import Setting
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.served.attendance import Attendance
+from isotrain.core.served.group import ServedGroup
+from isotrain.core.served.ledger import Unit
+from isotrain.core.served.service import Service
+from isotrain.core.served.wire import WireError, connect
+from isotrain.core.served.workforce import Answer, Workforce
+from isotrain.core.sources import map_tree
+from isotrain.core.spec import TrainingSpec
+
+_PROTOCOL = "grpc"
+
+
+def start_coordinator(spec: TrainingSpec, setting: Setting, service: Service) -> ServedGroup:
+    """Connects to workers and servers, and builds the model on the servers."""
+    _use_threads(setting, service)
+    tf.config.set_visible_devices([], "GPU")
+    attendance = Attendance(service)
+    attendance.await_all()
+    with native.ended_after(service.start_timeout):
+        strategy = tf.distribute.ParameterServerStrategy(_resolver(service))
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    own = _OnServers(spec, tf.distribute.get_strategy(), SingleReplica(), strategy)
+    _require_stateless(own.model, own.program.statistics)
+    with strategy.scope():
+        version = tf.Variable(0, dtype=tf.int64, trainable=False)
+    workforce = _Cluster(coordinator, own, version, attendance, service)
+    return ServedGroup(own, service.context.replicas, workforce)
+
+
+def serve(setting: Setting, service: Service) -> None:
+    """Runs a worker's or server's part of TensorFlow's cluster until the coordinator is gone."""
+    _use_threads(setting, service)
+    if service.context.role == "worker":
+        native.use_own_gpu(setting, service.alone())
+    else:
+        tf.config.set_visible_devices([], "GPU")
+    job, task = _task(service)
+    threads = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=setting.threads,
+        inter_op_parallelism_threads=_waiting_threads(service),
+    )
+    server = tf.distribute.Server(_cluster(service), job, task, _PROTOCOL, threads)
+    wire = connect(service.door, service.key)
+    try:
+        wire.send({"rank": service.context.rank})
+        service.reporter.emit("ready", plan=None)
+        service.reporter.enter("serve")
+        wire.receive()
+    except WireError:
+        return
+    finally:
+        del server
+
+
+def _use_threads(setting: Setting, service: Service) -> None:
+    native.use_threads(setting.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(_waiting_threads(service))
+
+
+def _waiting_threads(service: Service) -> int:
+    """So many operations may wait for other processes at once; with one, TensorFlow waits for ever."""
+    return 2 * service.context.world_size
+
+
+def _cluster(service: Service) -> tf.train.ClusterSpec:
+    context = service.context
+    first = context.replicas + 1
+    return tf.train.ClusterSpec(
+        {
+            "chief": [context.addresses[0]],
+            "worker": list(context.addresses[1:first]),
+            "ps": list(context.addresses[first : context.world_size]),
+        }
+    )
+
+
+def _task(service: Service) -> tuple[str, int]:
+    """The name and number that a process has in TensorFlow's cluster."""
+    rank, replicas = service.context.rank, service.context.replicas
+    names = {"coordinator": ("chief", 0), "worker": ("worker", rank - 1)}
+    return names.get(service.context.role, ("ps", rank - replicas - 1))
+
+
+def _resolver(service: Service) -> tf.distribute.cluster_resolver.ClusterResolver:
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        _cluster(service), task_type="chief", task_id=0, rpc_layer=_PROTOCOL
+    )
+
+
+def _require_stateless(model: Any, statistics: Collection[tf.Variable]) -> None:
+    """Refuses a model whose forward pass writes to the servers.
+
+    Raises:
+        UnsupportedError: It is a tf.Module with weights of its own to move.
+    """
+    if statistics and not isinstance(model, keras.Layer):
+        raise UnsupportedError(
+            "tf-multiworker: a worker of a parameter server must not move a model's weights in its"
+            " forward pass, and this tf.Module has weights that are not trained. Use a Keras model."
+        )
+
+
+class _OnServers(TensorFlowReplicaGroup):
+    """The coordinator's own replica, whose variables are on the servers."""
+
+    def close(self) -> None:
+        """Keeps the traced functions: to forget one, TensorFlow asks every worker, also a suspended one."""
+
+
+class _Cluster(Workforce):
+    """Workers that TensorFlow hands closures to; which of them does what, it does not tell."""
+
+    def __init__(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        own: TensorFlowReplicaGroup,
+        version: tf.Variable,
+        attendance: Attendance,
+        service: Service,
+    ) -> None:
+        self._coordinator = coordinator
+        self._version = version
+        self._program = own.program
+        self._attendance = attendance
+        self.lost = attendance.lost
+        self._waiting = ThreadPoolExecutor(service.context.replicas, "isotrain-closure")
+        self._under_way: dict[int, tuple[Unit, Future[Any]]] = {}
+        self._function = tf.function(self._trace, autograph=False)
+
+    def _trace(self, pieces: list[Piece], weights: tf.Tensor, shift: tf.Tensor) -> Any:
+        version = self._version.read_value()
+        with tf.control_dependencies([version]), plain_losses():
+            return version, *self._program.contribution_aside(pieces, weights, shift)
+
+    def free(self) -> Collection[int]:
+        return self._attendance.present - self._under_way.keys()
+
+    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
+        pieces = [piece for piece in unit.pieces if piece.count]
+        given = [map_tree(_tensor, (piece.inputs, piece.targets)) for piece in pieces]
+        weights = tf.constant([piece.weight for piece in pieces], tf.float64)
+        shift = tf.constant(seed_shift(unit.replica, unit.step), tf.int64)
+        remote = self._coordinator.schedule(self._function, args=(given, weights, shift))
+        self._under_way[worker] = unit, self._waiting.submit(remote.fetch)
+
+    def collect(self, patience: float) -> list[Answer]:
+        self._attendance.look()
+        futures = [future for _, future in self._under_way.values()]
+        wait(futures, patience, FIRST_COMPLETED)
+        done = [slot for slot, (_, future) in self._under_way.items() if future.done()]
+        return [self._answer(*self._under_way.pop(slot)) for slot in done]
+
+    def _answer(self, unit: Unit, future: Future[Any]) -> Answer:
+        version, loss, change, metrics = future.result()
+        return Answer(unit, None, int(version), float(loss), np.asarray(change), metrics)
+
+    def given_back(self) -> list[Unit]:
+        return []  # TensorFlow repeats the closures of lost workers
+
+    def updated(self, version: int) -> None:
+        self._version.assign(version)
+
+    def close(self) -> None:
+        self._waiting.shutdown(wait=False)
+        del self._coordinator
+        self._attendance.close()
+
+
+def _tensor(array: np.ndarray | None) -> tf.Tensor | None:
+    return None if array is None else tf.constant(array)

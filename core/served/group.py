@@ -1,0 +1,303 @@
+"""The replica group of a coordinator: it holds the parameters, and workers compute the gradients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from isotrain.core.data import Batch, Slice
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.replica import Computation, StatePart, Tensor
+from isotrain.core.served.ledger import Ledger, Unit
+from isotrain.core.served.loss import PendingLoss
+from isotrain.core.served.measures import Measures
+from isotrain.core.served.service import Service
+from isotrain.core.served.tcp import TcpWorkforce
+from isotrain.core.served.vectors import STATISTICS, WEIGHTS, read_parts, separated, write_parts
+from isotrain.core.served.workforce import Answer, Workforce
+from isotrain.core.traits import LayerTrait
+
+_PATIENCE_SECONDS = 0.2
+
+
+@dataclass
+class _Step:
+    """A global batch that is not wholly applied: what has come of it, by replica."""
+
+    rate: float
+    synchronous: bool
+    missing: int
+    loss: PendingLoss
+    answers: dict[int, Answer] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+
+def _refused(*_: Any, **__: Any) -> NoReturn:
+    raise UnsupportedError(
+        "in a served run one process holds the parameters and workers compute gradients for it:"
+        " there are no replicas that step or exchange by themselves. Use served_step."
+    )
+
+
+_refusal: Any = _refused
+
+
+class ServedGroup(ReplicaGroup):
+    """All replicas of a served run.
+
+    What is asked of the weights first waits until everything that was handed out is applied.
+    """
+
+    def __init__(self, own: ReplicaGroup, replicas: int, workforce: Workforce) -> None:
+        """Makes the coordinator's group.
+
+        Args:
+            own: A group of one replica, which holds the parameters.
+            replicas: Of the run.
+            workforce: Computes the gradients.
+        """
+        self.replicas = replicas
+        self.local_replicas = tuple(range(replicas))
+        self._own = own
+        self._workforce = workforce
+        self._updates = 0
+        self._newest = -1
+        self._cached: np.ndarray | None = None
+        self._ledger = Ledger()
+        self._steps: dict[int, _Step] = {}
+        self._measures = Measures()
+        self._shapes = tuple(w.shape for w in own.read_state(("trainable",)).values())
+        self._ends = tuple(itertools.accumulate(math.prod(shape) for shape in self._shapes))
+        self._statistics = self._read(STATISTICS)
+
+    def weights(self) -> np.ndarray:
+        """The newest weights and moving statistics, one vector; read anew after each update."""
+        if self._cached is None:
+            weights = self._read(WEIGHTS)
+            self._cached = np.concatenate([weights, self._statistics.astype(weights.dtype)])
+        return self._cached
+
+    def _read(self, parts: tuple[StatePart, ...]) -> np.ndarray:
+        return self._own.numpy(self._own.compute(read_parts, static=parts)[0])
+
+    def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
+        number = batch.step
+        if number <= self._newest:
+            self._settle()  # the loop has gone back: the same step may still be under way
+        self._newest = number
+        loss = PendingLoss(lambda: self._until(lambda: not self._ledger.is_open(number)))
+        units = [
+            Unit(number, replica, pieces, staleness)
+            for replica, pieces in enumerate(batch.slices)
+            if any(piece.count for piece in pieces)
+        ]
+        self._steps[number] = _Step(learning_rate, staleness == 0, len(units), loss)
+        self._ledger.add(units)
+        if staleness == 0:
+            self._settle()
+            return self._own.tensor(np.array(float(loss)))
+        self._until(lambda: self._ledger.waiting <= self.replicas)
+        return loss
+
+    def _until(self, reached: Callable[[], bool]) -> None:
+        """Hands out and applies until a condition holds; then what is there, without waiting."""
+        self._go_on(0.0)
+        while not reached():
+            self._go_on(_PATIENCE_SECONDS)
+
+    def _go_on(self, patience: float) -> None:
+        self._hand_out()
+        for answer in self._workforce.collect(patience):
+            self._receive(answer)
+        for unit in self._workforce.given_back():
+            self._ledger.give_back(unit)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for worker, unit in self._ledger.assign(self._workforce.free()):
+            self._measures.hand_out(self._ledger.lag(unit))
+            self._workforce.hand_out(worker, unit, self._updates)
+
+    def _settle(self) -> None:
+        """Returns once everything that was handed out is applied."""
+        self._until(lambda: self._ledger.is_empty)
+
+    def _receive(self, answer: Answer) -> None:
+        step = self._steps[answer.unit.step]
+        step.losses[answer.unit.replica] = answer.loss
+        step.missing -= 1
+        if step.synchronous:
+            step.answers[answer.unit.replica] = answer
+        else:
+            self._apply([answer], step.rate / self.replicas, 1.0)
+        if not step.missing:
+            self._finish(answer.unit.step)
+
+    def _finish(self, number: int) -> None:
+        """All slices of a step have come."""
+        step = self._steps.pop(number)
+        if step.synchronous:
+            answers = [step.answers[replica] for replica in sorted(step.answers)]
+            self._apply(answers, step.rate, 1.0 / self.replicas)
+        losses = [step.losses[replica] for replica in sorted(step.losses)]
+        step.loss.value = sum(losses) / self.replicas
+
+    def _apply(self, answers: Sequence[Answer], rate: float, factor: float) -> None:
+        """Updates the weights once with the sum of some gradients, times a factor."""
+        length = self._ends[-1]
+        total: np.ndarray = functools.reduce(np.add, [each.change[:length] for each in answers])
+        if factor != 1.0:
+            total = total * total.dtype.type(factor)
+        own = self._own
+        shapes = (self._shapes, self._ends)
+        own.apply(own.compute(separated, [own.tensor(total)], static=shapes), rate)
+        self._move_statistics(answers)
+        for answer in answers:
+            self._measures.count(answer, self._updates)
+            self._ledger.applied(answer.unit)
+            if answer.metrics.size:
+                own.add_metrics(answer.metrics)
+        self._outdate()
+
+    def _outdate(self) -> None:
+        """Notes that the weights have changed."""
+        self._updates += 1
+        self._cached = None
+        self._workforce.updated(self._updates)
+
+    def _move_statistics(self, answers: Sequence[Answer]) -> None:
+        """Adds each slice's change of the moving statistics, by its share of the global batch."""
+        if not self._statistics.size:
+            return
+        for answer in answers:
+            moved = answer.change[self._ends[-1] :].astype(self._statistics.dtype)
+            self._statistics = self._statistics + moved * moved.dtype.type(
+                answer.unit.share / self.replicas
+            )
+        own = self._own
+        own.compute(write_parts, [own.tensor(self._statistics)], static=STATISTICS)
+
+    def served_account(self) -> Mapping[str, Any]:
+        return self._measures.report(self._updates, self._workforce.lost)
+
+    def place(self, arrays: Any) -> Any:
+        """Leaves NumPy arrays as they are: workers get them as such."""
+        return arrays
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """A served step without staleness is one."""
+        return self.served_step(batch, learning_rate, 0)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        self._settle()
+        for piece in itertools.chain.from_iterable(batch.slices):
+            if piece.count:
+                self._own.evaluation_step(self._placed(piece, batch))
+
+    def _placed(self, piece: Slice, batch: Batch) -> Batch:
+        """A batch of one piece, for this process's own replica."""
+        place = self._own.place
+        targets = None if piece.targets is None else place(piece.targets)
+        own = Slice(place(piece.inputs), targets, piece.count, 1.0)
+        return replace(batch, even=True, slices=((own,),))
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        self._settle()
+        return self._own.collect_metrics(phase)
+
+    def take_metrics(self) -> np.ndarray:
+        self._settle()
+        return self._own.take_metrics()
+
+    def add_metrics(self, sums: np.ndarray) -> None:
+        self._own.add_metrics(sums)
+
+    def traits(self) -> list[LayerTrait]:
+        return self._own.traits()
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        self._settle()
+        return self._own.read_state(kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._settle()
+        self._own.write_state(state)
+        self._outdate()
+        self._statistics = self._read(STATISTICS)
+
+    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Computes them here, one replica's after the other's: for looking at, not for training."""
+        self._settle()
+        found, total = [], 0.0
+        for pieces in batch.slices:
+            placed = tuple(self._placed(piece, batch).slices[0][0] for piece in pieces)
+            weighted = tuple(
+                replace(p, weight=q.weight) for p, q in zip(placed, pieces, strict=True)
+            )
+            even = len(weighted) == 1 and weighted[0].weight == 1.0
+            with self._own.undisturbed():
+                own, loss = self._own.gradients(replace(batch, even=even, slices=(weighted,)))
+            found += own
+            total += float(loss)
+        return found, self._own.tensor(np.array(total / self.replicas))
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Nothing to do: `gradients` leaves everything as it was."""
+        yield
+
+    def keep_gradients(self) -> bool:
+        return self._own.keep_gradients()
+
+    def kept_gradients(self) -> list[list[Tensor]]:
+        """Those of the last update, for each replica alike."""
+        self._settle()
+        return self._own.kept_gradients() * self.replicas
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        return list(_refused())
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        return self._own.tensor(array)
+
+    def numpy(self, tensor: Tensor) -> np.ndarray:
+        return self._own.numpy(tensor)
+
+    local_step = apply = average_parameters = _refusal
+    all_reduce = all_gather = broadcast = reduce_scatter = send_receive = _refusal
+
+    def barrier(self) -> None:
+        """Waits for what was handed out; there is no other process to wait for."""
+        self._settle()
+
+    def synchronise_device(self) -> None:
+        self._settle()
+        self._own.synchronise_device()
+
+    def close(self) -> None:
+        self._settle()
+        self._workforce.close()
+        self._own.close()
+
+
+def served_by_tcp(service: Service, build: Callable[[], ReplicaGroup]) -> ServedGroup:
+    """Starts a coordinator whose workers are sent weights and slices over TCP.
+
+    Args:
+        service: Of the coordinator.
+        build: Makes its group of one replica, which holds the parameters.
+    """
+    workforce = TcpWorkforce(service)
+    group = ServedGroup(build(), service.context.replicas, workforce)
+    workforce.await_workers(group.weights)
+    return group

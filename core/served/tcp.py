@@ -1,0 +1,154 @@
+"""Workers that are sent weights and slices over TCP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from isotrain.core.errors import RunFailedError
+from isotrain.core.served.door import Door
+from isotrain.core.served.ledger import Unit
+from isotrain.core.served.service import Service
+from isotrain.core.served.wire import Wire, WireError, packed
+from isotrain.core.served.workforce import (
+    Answer,
+    LostWorker,
+    Workforce,
+    none_left,
+    readable,
+    report_loss,
+)
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class _Worker:
+    number: int
+    wire: Wire
+    ready: bool = False
+    unit: Unit | None = None
+    since: float = 0.0
+    version: int = -1
+
+
+class TcpWorkforce(Workforce):
+    """One connection to each worker; a worker is its replica's number, its rank is one more."""
+
+    def __init__(self, service: Service) -> None:
+        """Opens the door; `await_workers` lets the workers in."""
+        self.lost: list[LostWorker] = []
+        self._service = service
+        self._weights: Callable[[], np.ndarray] | None = None
+        self._door = Door(service)
+        self._workers: dict[int, _Worker] = {}
+        self._given_back: list[Unit] = []
+
+    def await_workers(self, weights: Callable[[], np.ndarray]) -> None:
+        """Returns once all workers are ready, or lost.
+
+        Args:
+            weights: Gives the newest weights and moving statistics as one vector.
+
+        Raises:
+            RunFailedError: No worker is left.
+        """
+        self._weights = weights
+        deadline = time.monotonic() + self._service.start_timeout
+        expected = set(range(self._service.context.replicas))
+        while time.monotonic() < deadline:
+            self._answers(_POLL_SECONDS)
+            gone = {loss.worker for loss in self.lost}
+            if {n for n, worker in self._workers.items() if worker.ready} >= expected - gone:
+                break
+        ready = {n for n, worker in self._workers.items() if worker.ready}
+        for number in expected - ready - {loss.worker for loss in self.lost}:
+            self._lose(number, f"it was not ready {self._service.start_timeout:g} s after rank 0")
+        self._require_some()
+
+    def free(self) -> Collection[int]:
+        return [n for n, worker in self._workers.items() if worker.ready and worker.unit is None]
+
+    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
+        known = self._workers[worker]
+        known.unit, known.since = unit, time.monotonic()
+        arrays: list[np.ndarray] = []
+        pieces = [
+            [packed(p.inputs, arrays), packed(p.targets, arrays), p.count, p.weight]
+            for p in unit.pieces
+        ]
+        newer = known.version != version
+        if newer:
+            assert self._weights is not None, "await_workers comes first"
+            arrays.append(self._weights())
+            known.version = version
+        try:
+            known.wire.send({"step": unit.step, "pieces": pieces, "newer": newer}, arrays)
+        except WireError as error:
+            self._lose(worker, str(error))
+
+    def collect(self, patience: float) -> list[Answer]:
+        answers = self._answers(patience)
+        now = time.monotonic()
+        for worker in list(self._workers.values()):
+            if worker.unit is not None and now - worker.since > self._service.answer_timeout:
+                self._lose(worker.number, f"no answer for {now - worker.since:.0f} s")
+        self._require_some()
+        return answers
+
+    def _answers(self, patience: float) -> list[Answer]:
+        for rank, wire in self._door.arrivals():
+            self._admit(rank - 1, wire)
+        if not self._workers:
+            time.sleep(patience)
+            return []
+        wires = {worker.wire.fileno(): worker for worker in self._workers.values()}
+        answers = (self._read(wires[number]) for number in readable(wires, patience))
+        return [answer for answer in answers if answer is not None]
+
+    def _admit(self, number: int, wire: Wire) -> None:
+        """Lets a worker in; one that is taken for lost stays outside, and ends."""
+        if number in {loss.worker for loss in self.lost}:
+            wire.close()
+        else:
+            self._workers[number] = _Worker(number, wire)
+
+    def _read(self, worker: _Worker) -> Answer | None:
+        try:
+            header, arrays = worker.wire.receive()
+        except WireError as error:
+            self._lose(worker.number, str(error))
+            return None
+        if "error" in header:
+            raise RunFailedError(f"rank {worker.number + 1}, a peer, failed: {header['error']}")
+        if worker.unit is None:
+            worker.ready = True
+            return None
+        unit, worker.unit = worker.unit, None
+        return Answer(unit, worker.number, worker.version, header["loss"], arrays[0], arrays[1])
+
+    def _lose(self, number: int, reason: str) -> None:
+        worker = self._workers.pop(number, None)
+        step = None
+        if worker is not None:
+            worker.wire.close()
+            if worker.unit is not None:
+                step = worker.unit.step
+                self._given_back.append(worker.unit)
+        self.lost.append(report_loss(self._service, number, step, reason))
+
+    def _require_some(self) -> None:
+        if not self._workers:
+            raise none_left(self.lost)
+
+    def given_back(self) -> list[Unit]:
+        units, self._given_back = self._given_back, []
+        return units
+
+    def close(self) -> None:
+        self._door.close()
+        for worker in self._workers.values():
+            worker.wire.close()

@@ -1,0 +1,95 @@
+"""What a worker of a served run does: compute the gradients of slices until the coordinator is gone."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from isotrain.core.data import Batch, Slice
+from isotrain.core.events import BETWEEN_CALLS
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.served.service import Service
+from isotrain.core.served.vectors import STATISTICS, WEIGHTS, change, read_parts, write_parts
+from isotrain.core.served.wire import Wire, WireError, connect, unpacked
+
+_EVERYTHING = (*WEIGHTS, *STATISTICS)
+
+
+def serve(service: Service, build: Any) -> None:
+    """Connects, builds the replica and works; it ends with the process, and is not closed before.
+
+    Args:
+        service: Of this worker.
+        build: Makes its group of one replica.
+    """
+    service.reporter.enter("join")
+    wire = connect(service.door, service.key)
+    try:
+        wire.send({"rank": service.context.rank})
+        service.reporter.enter("build model")
+        group: ReplicaGroup = build()
+        wire.send({})
+        service.reporter.emit("ready", plan=None)
+        _Work(group, wire, service).until_closed()
+    except WireError:
+        return  # the coordinator has finished, or has given this worker up
+    except Exception as error:
+        _tell(wire, error)
+        raise
+
+
+def _tell(wire: Wire, error: Exception) -> None:
+    try:
+        wire.send({"error": f"{type(error).__name__}: {error}"})
+    except WireError:
+        return
+
+
+class _Work:
+    def __init__(self, group: ReplicaGroup, wire: Wire, service: Service) -> None:
+        self._group = group
+        self._wire = wire
+        self._reporter = service.reporter
+        self._before: Any = None
+        self._statistics = 0
+
+    def until_closed(self) -> NoReturn:
+        """Computes what comes; raises WireError once the coordinator has closed the connection."""
+        while True:
+            self._reporter.enter(BETWEEN_CALLS)
+            header, arrays = self._wire.receive()
+            self._reporter.step = header["step"]
+            self._reporter.enter("step")
+            if header["newer"]:
+                self._take_weights(arrays.pop())
+            self._compute(header, arrays)
+
+    def _take_weights(self, vector: np.ndarray) -> None:
+        group = self._group
+        if self._before is None:
+            own = group.compute(read_parts, static=STATISTICS)
+            self._statistics = group.numpy(own[0]).size
+        self._before = group.tensor(vector)
+
+    def _compute(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        group = self._group
+        group.compute(write_parts, [self._before], static=_EVERYTHING)
+        pieces = tuple(self._slice(piece, arrays) for piece in header["pieces"])
+        count = sum(piece.count for piece in pieces)
+        even = len(pieces) == 1 and pieces[0].weight == 1.0
+        batch = Batch(0, 0, header["step"], count, False, even, (pieces,))
+        gradients, loss = group.gradients(batch)
+        found = group.compute(change, gradients, [self._before], static=self._statistics)
+        answer = [group.numpy(found[0]), group.take_metrics()]
+        self._wire.send({"loss": float(loss)}, answer)
+
+    def _slice(self, plain: list[Any], arrays: list[np.ndarray]) -> Slice:
+        inputs, targets, count, weight = plain
+        place = self._group.place
+        return Slice(
+            place(unpacked(inputs, arrays)),
+            None if targets is None else place(unpacked(targets, arrays)),
+            count,
+            weight,
+        )

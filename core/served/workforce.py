@@ -1,0 +1,110 @@
+"""Those who compute gradients for a coordinator: the contract."""
+
+from __future__ import annotations
+
+import select
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from isotrain.core.errors import RunFailedError
+from isotrain.core.served.ledger import Unit
+from isotrain.core.served.service import Service
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was computed of a unit.
+
+    Attributes:
+        unit: Which.
+        worker: By whom; None where the backend does not tell.
+        version: Updates that were in the weights it was computed with.
+        loss: The sum over its slices of weight * mean.
+        change: Its gradients in one vector, and behind them by how much the moving statistics changed.
+        metrics: The sums of the training metrics over it.
+    """
+
+    unit: Unit
+    worker: int | None
+    version: int
+    loss: float
+    change: np.ndarray
+    metrics: np.ndarray
+
+
+@dataclass(frozen=True)
+class LostWorker:
+    """A worker that was lost.
+
+    Attributes:
+        worker: Its number, that of a replica.
+        rank: Of its process.
+        step: Of the slice that it had; None where it had none, or the backend does not tell.
+        reason: What was noticed.
+    """
+
+    worker: int
+    rank: int
+    step: int | None
+    reason: str
+
+
+class Workforce(ABC):
+    """The workers, seen from the coordinator.
+
+    Attributes:
+        lost: The workers that were lost so far.
+    """
+
+    lost: list[LostWorker]
+
+    @abstractmethod
+    def free(self) -> Collection[int]:
+        """The workers that can be handed a unit."""
+
+    @abstractmethod
+    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
+        """Lets a free worker compute a unit with the weights of this version."""
+
+    @abstractmethod
+    def collect(self, patience: float) -> list[Answer]:
+        """What has come in; waits for something up to `patience` seconds.
+
+        Raises:
+            RunFailedError: No worker is left, or one failed to compute.
+        """
+
+    @abstractmethod
+    def given_back(self) -> list[Unit]:
+        """The units of workers that were lost since the last call."""
+
+    def updated(self, version: int) -> None:  # noqa: B027  # most are told when they get work
+        """The weights are of another version from now on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets every worker end."""
+
+
+def report_loss(service: Service, worker: int, step: int | None, reason: str) -> LostWorker:
+    """Tells the launcher of a lost worker."""
+    loss = LostWorker(worker, worker + 1, step, reason)
+    service.reporter.emit("worker lost", lost_rank=loss.rank, lost_step=step, reason=reason)
+    return loss
+
+
+def none_left(lost: Iterable[LostWorker]) -> RunFailedError:
+    """The error of a run without workers; says what became of each peer."""
+    told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in lost)
+    return RunFailedError(f"no worker is left to compute gradients. Lost peers: {told}.")
+
+
+def readable(descriptors: Collection[int], patience: float) -> list[int]:
+    """Those from which something can be read, the end included; waits up to `patience` seconds."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(patience * 1000)]

@@ -1,0 +1,87 @@
+"""Training through a parameter server: synchronous, with bounded staleness, or asynchronous.
+
+Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014); Dean et al., "Large
+Scale Distributed Deep Networks" (NIPS 2012), for asynchronous updates; Ho et al., "More Effective Distributed
+ML via a Stale Synchronous Parallel Parameter Server" (NIPS 2013), for the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from isotrain.core.capabilities import Capability
+from isotrain.core.data import Batch
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.group import ReplicaGroup
+from isotrain.core.plan import Plan
+from isotrain.core.replica import Tensor
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.strategy import Conserved, Strategy
+from isotrain.strategies import options
+
+
+class ParameterServer(Strategy):
+    """Workers compute the gradients of slices; who holds the weights applies them as they come."""
+
+    name = "parameter-server"
+    summary = "workers send gradients to a server, synchronously or with stale weights; may be lost"
+    requires = frozenset({Capability.SERVED_STEP, Capability.SYNCHRONISED_STEP})
+    placement = "served"
+    keeps_replicas_equal = "always"
+    conserves = frozenset({Conserved.GRADIENT_SUM})
+
+    def __init__(self, staleness: int | None = 0, servers: int = 1) -> None:
+        """Checks the options.
+
+        Args:
+            staleness: Global batches that the weights of a slice may lag behind; None for any number.
+            servers: Processes that hold the parameters, on backends that have such.
+        """
+        self.servers = options.whole(self.name, "servers", servers, 1)
+        if staleness is not None:
+            options.whole(self.name, "staleness", staleness, 0)
+        self._staleness = staleness
+        self.equals_data_parallel = staleness == 0
+        self._group: ReplicaGroup | None = None
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses loss scaling, and says what an update is."""
+        if spec.precision == "float16":
+            raise UnsupportedError(
+                "strategy parameter-server sends gradients without their loss scale, which float16"
+                " needs. Use precision bfloat16 or float32, or strategy data-parallel."
+            )
+        if plan.replicas == 1 or self._staleness == 0:
+            return []
+        remarks = [
+            f"parameter-server: each of {plan.replicas} slices of a global batch is an update of its"
+            f" own, with 1/{plan.replicas} of the learning rate"
+        ]
+        if spec.clip is not None:
+            remarks.append("parameter-server: clip is applied to each slice's own gradient")
+        return remarks
+
+    def started(self, group: ReplicaGroup) -> None:
+        """Keeps the group for the report."""
+        self._group = group
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Hands the global batch out; a single replica just steps."""
+        if group.replicas == 1:
+            return group.synchronised_step(batch, learning_rate)
+        return group.served_step(batch, learning_rate, self._staleness)
+
+    def finished(self, group: ReplicaGroup) -> None:
+        """Waits for what is still under way."""
+        group.barrier()
+
+    def report(self) -> Mapping[str, Any]:
+        """Measured staleness, slices by worker, and the workers that were lost."""
+        if self._group is None or self._group.replicas == 1:
+            return {}
+        return {"staleness_bound": self._staleness, **self._group.served_account()}
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """A worker sends its gradients in every step; the weights that it receives are not counted."""
+        return float(gradient_bytes) if replicas > 1 else 0.0

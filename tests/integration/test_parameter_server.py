@@ -1,0 +1,199 @@
+"""Real runs through a parameter server: equal to data parallelism, and not stopped by a lost worker."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+import isotrain
+from isotrain.core.environment import VARIABLE
+from isotrain.core.errors import RunFailedError
+from isotrain.testing import digits, probe
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.slow
+
+REPLICAS = 2
+MOMENT = 2
+"""The step after which something bad happens."""
+RATE = 0.125
+CALLS = 3
+ADAM = {
+    "optimizer": {"name": "adam", "lr": 0.0078125},
+    "clip": {"global_norm": 0.5},
+    "accumulate": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test may leave a process behind."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert not set(psutil.Process().children(recursive=True)) - before
+
+
+def served(staleness: int | None, **changes: Any) -> dict[str, Any]:
+    chosen = {"name": "parameter-server", "options": {"staleness": staleness}}
+    return probe.spec(strategy=chosen, threads=1, **changes)
+
+
+def launch(work: Any, spec: Any, backend: str, folder: Path) -> dict[str, Any]:
+    returned = isotrain.launch(
+        work,
+        spec,
+        backend=backend,
+        replicas=REPLICAS,
+        run_directory=folder,
+        on_event=lambda _: None,
+    )
+    found: dict[str, Any] = returned[0]
+    return found
+
+
+def train(session: isotrain.Session) -> dict[str, Any]:
+    """Trains on batches of 7, 7, 7 and 1: uneven, and in the end with empty replicas."""
+    metrics = []
+    for batch in session.batches():
+        session.step(batch)
+        if batch.is_last_of_epoch:
+            metrics.append({**session.metrics(), **session.evaluate()})
+    state = session.read_state(["trainable", "non-trainable"])
+    return {
+        "loss": session.flush_losses(),
+        "metrics": metrics,
+        "state": {name: value for name, value in state.items() if "seed" not in name},
+        "report": session.strategy_report,
+        "processes": [process.role for process in session.plan.processes],
+    }
+
+
+@functools.cache
+def by_data_parallelism() -> dict[str, Any]:
+    import tempfile
+
+    spec = probe.spec(**ADAM, threads=1)
+    return launch(train, spec, "torch-ddp", Path(tempfile.mkdtemp()) / "run")
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker", "horovod-tf"])
+def test_without_staleness_it_equals_data_parallelism(backend: str, tmp_path: Path) -> None:
+    """Adam with clipping, accumulation, uneven and empty slices, moving statistics, metrics."""
+    expected = by_data_parallelism()
+    found = launch(train, served(0, **ADAM), backend, tmp_path / "run")
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-10)
+    for one, other in zip(found["metrics"], expected["metrics"], strict=True):
+        assert one == pytest.approx(other, rel=1e-10)
+    assert found["state"].keys() == expected["state"].keys()
+    for name, value in expected["state"].items():
+        np.testing.assert_allclose(found["state"][name], value, rtol=1e-9, atol=1e-10, err_msg=name)
+    assert found["report"]["updates"] == len(expected["loss"])
+    assert found["report"]["staleness_max"] == 0
+    assert found["processes"].count("server") == (backend == "tf-multiworker")
+
+
+def pid_of(session: isotrain.Session, rank: int) -> int:
+    """As the process itself has told."""
+    lines = (session.run_directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    (pid,) = (e["pid"] for e in events if e["event"] == "started" and e["rank"] == rank)
+    return int(pid)
+
+
+def hit(number: signal.Signals, rank: int) -> Any:
+    """Work in which a process is sent a signal in the middle of the run."""
+
+    def work(session: isotrain.Session) -> dict[str, Any]:
+        start = session.read_state(["trainable"])
+        for batch in session.batches():
+            session.step(batch)
+            if batch.step == MOMENT:
+                os.kill(pid_of(session, rank), number)
+        return {
+            "start": start,
+            "end": session.read_state(["trainable"]),
+            "loss": session.flush_losses(),
+            "report": session.strategy_report,
+            "validation": session.evaluate(),
+        }
+
+    return work
+
+
+def lost_in(folder: Path) -> list[int]:
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    return [event["lost_rank"] for event in events if event["event"] == "worker lost"]
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_each_sample_counts_once_though_a_worker_is_killed(backend: str, tmp_path: Path) -> None:
+    """The gradient of `seen` is the same at any weights: it tells which samples counted, and how much."""
+    bound, epochs = 1, 6
+    spec = served(bound, optimizer={"name": "sgd", "lr": RATE}, epochs=epochs)
+    found = launch(hit(signal.SIGKILL, 2), spec, backend, tmp_path / "run")
+    moved = np.zeros(probe.SAMPLES)
+    for epoch in range(epochs):
+        for rows in probe.epoch_batches(epoch):
+            moved[rows] += RATE / len(rows)
+    seen = found["start"]["seen/embeddings"] - found["end"]["seen/embeddings"]
+    np.testing.assert_allclose(seen[:, 0], moved, rtol=1e-12)
+    report = found["report"]
+    assert [loss["rank"] for loss in report["workers_lost"]] == [2] == lost_in(tmp_path / "run")
+    assert report["lag_max"] <= bound
+    assert report["staleness_max"] < (2 * bound + 1) * REPLICAS
+    if backend == "torch-ddp":  # both slices of the first batch are sent before an update is made
+        assert report["staleness_max"] > 0
+    assert report["slices"] == report["updates"] == epochs * (3 * REPLICAS + 1)
+    assert sum(report["staleness_histogram"].values()) == report["slices"]
+    assert np.isfinite(found["loss"]).all()
+
+
+def test_it_converges_though_a_worker_is_suspended(tmp_path: Path) -> None:
+    spec = digits.spec(
+        strategy={"name": "parameter-server", "options": {"staleness": None}},
+        timeouts={"silence": 4.0},
+    )
+    found = launch(hit(signal.SIGSTOP, 1), spec, "torch-ddp", tmp_path / "run")
+    expected = digits.Oracle(found["start"]).trained().accuracy()
+    assert found["validation"]["accuracy"] > expected - 0.05
+    report = found["report"]
+    assert report["staleness_bound"] is None
+    assert [loss["rank"] for loss in report["workers_lost"]] == [1] == lost_in(tmp_path / "run")
+    assert sum(report["slices_by_worker"].values()) == report["slices"]
+
+
+def test_without_the_coordinator_the_run_ends(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="rank 0 of 3 was ended by SIGKILL"):
+        launch(hit(signal.SIGKILL, 0), served(None), "torch-ddp", tmp_path / "run")
+
+
+def fail_on_a_worker(model: Any, batch: Any) -> Any:
+    """The objective of the probe, which fails in a worker at some call."""
+    global CALLS
+    if json.loads(os.environ[VARIABLE])["role"] == "worker":
+        CALLS -= 1
+        if CALLS < 0:
+            raise ValueError("a deliberate mistake")
+    return probe.objective(model, batch)
+
+
+def test_a_model_that_fails_on_a_worker_fails_the_run(tmp_path: Path) -> None:
+    spec = served(None, objective=fail_on_a_worker, metrics=[])
+    with pytest.raises(RunFailedError) as caught:
+        launch(train, spec, "torch-ddp", tmp_path / "run")
+    text = str(caught.value)
+    assert "of 3 raised ValueError" in text.splitlines()[0]
+    assert "fail_on_a_worker" in text
+    assert "a deliberate mistake" in text

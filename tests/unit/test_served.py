@@ -1,0 +1,220 @@
+"""Served runs without processes: who gets which slice when, what travels, and how losses are told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from isotrain.core.data import Slice
+from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.plan import make_plan
+from isotrain.core.registry import PluginHost
+from isotrain.core.served.ledger import Ledger, Unit
+from isotrain.core.served.loss import PendingLoss
+from isotrain.core.served.wire import Wire, WireError, accept, connect, packed, unpacked
+from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec_io import load_spec
+
+KEY = b"the secret of one run"
+
+
+def unit(step: int, replica: int, staleness: int | None = 0) -> Unit:
+    return Unit(step, replica, (Slice(None, None, 4, 1.0),), staleness)
+
+
+def ledger(steps: int, replicas: int, staleness: int | None) -> Ledger:
+    made = Ledger()
+    for step in range(steps):
+        made.add([unit(step, replica, staleness) for replica in range(replicas)])
+    return made
+
+
+def names(given: list[tuple[int, Unit]]) -> list[tuple[int, int, int]]:
+    return sorted((worker, each.step, each.replica) for worker, each in given)
+
+
+def test_each_slice_goes_to_its_own_worker_if_that_is_free() -> None:
+    assert names(ledger(1, 3, 0).assign([2, 0, 1])) == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
+    assert names(ledger(1, 3, 0).assign([0, 2])) == [(0, 0, 0), (2, 0, 2)]
+
+
+def test_a_slice_whose_worker_is_busy_goes_to_another() -> None:
+    made = ledger(1, 3, 0)
+    assert names(made.assign([2])) == [(2, 0, 2)]
+    assert names(made.assign([2])) == [(2, 0, 0)]
+    assert made.waiting == 1
+
+
+def test_an_earlier_step_goes_before_ones_own() -> None:
+    made = ledger(2, 2, None)
+    assert names(made.assign([0])) == [(0, 0, 0)]
+    assert names(made.assign([0])) == [(0, 0, 1)]
+
+
+def test_synchronous_steps_wait_for_all_of_the_step_before() -> None:
+    made = ledger(2, 2, 0)
+    first = [each for _, each in made.assign([0, 1])]
+    made.applied(first[0])
+    assert made.assign([0, 1]) == []
+    made.applied(first[1])
+    assert names(made.assign([0, 1])) == [(0, 1, 0), (1, 1, 1)]
+
+
+def test_nothing_waits_without_a_bound() -> None:
+    assert len(ledger(5, 2, None).assign(range(10))) == 10
+
+
+def test_what_a_lost_worker_had_comes_first() -> None:
+    made = ledger(2, 2, None)
+    lost = dict(made.assign([0, 1]))[0]
+    made.give_back(lost)
+    assert names(made.assign([1])) == [(1, 0, 0)]
+
+
+@given(some.integers(0, 2**32), some.integers(1, 4), some.one_of(some.none(), some.integers(0, 3)))
+def test_every_slice_is_applied_once_and_none_too_early(
+    seed: int, replicas: int, staleness: int | None
+) -> None:
+    """Whatever the order of answers and however often workers are lost."""
+    made, steps, chance = ledger(6, replicas, staleness), 6, Random(seed)
+    applied: Counter[tuple[int, int]] = Counter()
+    busy: dict[int, Unit] = {}
+    while not made.is_empty:
+        for worker, each in made.assign(set(range(replicas)) - busy.keys()):
+            assert worker not in busy
+            busy[worker] = each
+            if staleness is not None:
+                early = [(s, r) for s in range(each.step - staleness) for r in range(replicas)]
+                assert all(applied[name] for name in early)
+        worker = chance.choice(sorted(busy))
+        each = busy.pop(worker)
+        if chance.randrange(10) == 0:
+            made.give_back(each)
+        else:
+            applied[each.step, each.replica] += 1
+            made.applied(each)
+    assert applied == Counter({(s, r): 1 for s in range(steps) for r in range(replicas)})
+
+
+def ends(key: bytes = KEY, other: bytes = KEY) -> tuple[Wire | None, Wire | WireError]:
+    """The two ends of a connection, made as the coordinator and a worker do."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found: list[Wire | WireError] = []
+
+        def come() -> None:
+            try:
+                found.append(connect(listener.getsockname(), other))
+            except WireError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=come)
+        thread.start()
+        taken = accept(listener, key)
+        thread.join()
+        return taken, found[0]
+
+
+def test_arrays_arrive_as_they_were_sent() -> None:
+    taken, wire = ends()
+    assert isinstance(taken, Wire)
+    assert isinstance(wire, Wire)
+    arrays: list[np.ndarray] = []
+    tree = ({"a": np.arange(6).reshape(2, 3).T, "b": np.zeros((0, 3))}, np.float32(1.5), None)
+    plain = packed(tree, arrays)
+    wire.send({"tree": plain, "step": 3}, arrays)
+    header, received = taken.receive()
+    found = unpacked(header["tree"], received)
+    assert header["step"] == 3
+    np.testing.assert_array_equal(found[0]["a"], tree[0]["a"])
+    assert found[0]["b"].shape == (0, 3)
+    assert (found[1], found[1].dtype, found[2]) == (1.5, np.float32, None)
+    wire.close()
+    with pytest.raises(WireError, match="closed"):
+        taken.receive()
+    taken.close()
+
+
+def test_strangers_are_turned_away() -> None:
+    taken, found = ends(other=b"a guess")
+    assert taken is None
+    assert isinstance(found, WireError)
+
+
+def test_no_array_of_objects_is_taken() -> None:
+    taken, wire = ends()
+    assert isinstance(taken, Wire)
+    assert isinstance(wire, Wire)
+    wire.send_bytes(b'{"arrays": [["|O", [1]]]}')
+    wire.send_bytes(b"12345678")
+    with pytest.raises(WireError):
+        taken.receive()
+    wire.close()
+    taken.close()
+
+
+def test_a_pending_loss_waits_only_when_it_is_read() -> None:
+    waited = []
+
+    def wait() -> None:
+        waited.append(True)
+        loss.value = 2.5
+
+    loss = PendingLoss(wait)
+    assert not loss.is_ready
+    assert not waited
+    assert (float(loss), float(loss)) == (2.5, 2.5)
+    assert waited == [True]
+    assert loss.is_ready
+
+
+def spec(**options: Any) -> TrainingSpec:
+    return load_spec(
+        {
+            "model": dict,
+            "data": dict,
+            "loss": "mse",
+            "optimizer": {"name": "sgd", "lr": 0.5},
+            "global_batch": 12,
+            "steps": 20,
+            "device": "cpu",
+            "strategy": {"name": "parameter-server", "options": options},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def host() -> PluginHost:
+    return PluginHost(entry_points=False)
+
+
+def roles(host: PluginHost, backend: str, replicas: int = 2, **options: Any) -> list[Any]:
+    made = make_plan(spec(**options), backend=backend, replicas=replicas, host=host)
+    return [(process.role, process.replicas) for process in made.processes]
+
+
+def test_the_plan_has_a_coordinator_and_a_worker_for_each_replica(host: PluginHost) -> None:
+    workers = [("worker", (0,)), ("worker", (1,))]
+    assert roles(host, "torch-ddp") == [("coordinator", (0, 1)), *workers]
+    native = roles(host, "tf-multiworker", servers=2)
+    assert native == [("coordinator", (0, 1)), *workers, ("server", ()), ("server", ())]
+    assert roles(host, "torch-ddp", 1) == [("replica", (0,))]
+
+
+def test_what_cannot_be_is_refused_with_the_reason(host: PluginHost) -> None:
+    with pytest.raises(UnsupportedError, match="keeps the parameters of a served run in rank 0"):
+        roles(host, "torch-ddp", servers=2)
+    with pytest.raises(UnsupportedError, match="live in one process and step together"):
+        roles(host, "tf-mirrored")
+    with pytest.raises(PlanError, match="staleness: expected a whole number of at least 0"):
+        roles(host, "torch-ddp", staleness=-1)
+    half = spec().model_copy(update={"precision": "float16"})
+    with pytest.raises(UnsupportedError, match="loss scale"):
+        make_plan(half, backend="torch-ddp", replicas=2, host=host)
