@@ -126,6 +126,13 @@ def test_strategies_keep_their_promises_on_the_backend(found: dict[str, Any], na
     assert [failures[name] for failures in found["strategies"]] == ["", ""]
 
 
+def test_workers_of_a_parameter_server_can_be_of_the_backend(found: dict[str, Any]) -> None:
+    """Synchronous, it does what data-parallel does, metrics included."""
+    exchanged, served = found["epochs"]
+    assert "accuracy" in exchanged
+    assert served == pytest.approx(exchanged, rel=1e-12)
+
+
 @pytest.mark.parametrize("other", ["torch-ddp", "tf-mirrored"])
 def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
     """One spec, three frameworks: in float64, to the rounding of sums."""

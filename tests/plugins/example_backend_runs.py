@@ -14,13 +14,14 @@ import numpy as np
 from conformance import check_strategies, runs, strategy_bench, variety
 
 import isotrain
-from isotrain.testing import probe
+from isotrain.testing import digits, probe
 from isotrain.testing.launching import attempt
 
 CASE = "sgd-float64"
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
+SERVED = "parameter-server"
 PENALTIES = (0.0, 0.25)
 
 
@@ -93,6 +94,15 @@ def strategy_failures(backend: str) -> list[dict[str, str]]:
     return run.returned
 
 
+def epoch(backend: str, strategy: str, folder: Path) -> dict[str, float]:
+    """Loss and metrics of one epoch by one of isotrain's strategies."""
+    spec = digits.spec(count=70, epochs=1, strategy=strategy)
+    found = isotrain.run(
+        spec, backend=backend, replicas=2, run_directory=folder / strategy, on_event=lambda _: None
+    )
+    return {"final loss": found.final_loss, **found.metrics}
+
+
 def main() -> None:
     """Makes all of them."""
     backend, folder = sys.argv[1], Path(sys.argv[2])
@@ -102,6 +112,7 @@ def main() -> None:
     np.savez(folder / "weights.npz", **trained["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
     found["traits"] = traits(backend)
+    found["epochs"] = [epoch(backend, name, folder) for name in ("data-parallel", SERVED)]
     save_varied(backend, folder)
     (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
