@@ -18,7 +18,7 @@ from keras.src import backend as keras_backend
 from keras.src.backend.common import dtypes as keras_dtypes
 
 from isotrain.core import references
-from isotrain.core.errors import SpecError, unknown_name
+from isotrain.core.errors import SpecError, UnsupportedError, unknown_name
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_fields import Component
 from isotrain.core.spec_parts import CustomOptimizer
@@ -252,6 +252,21 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
             " your own."
         )
     return metrics
+
+
+def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
+    """Makes sure that metrics have the variables that others' sums can be added to.
+
+    Raises:
+        UnsupportedError: One makes its variables when it sees the first samples.
+    """
+    late = [metric.name for metric in metrics if not getattr(metric, "_built", True)]
+    if late:
+        raise UnsupportedError(
+            f"metrics: {', '.join(late)} makes its variables when it sees samples, and so cannot be"
+            " added up over the workers of a served run. Leave it out, or give a function of your own,"
+            " whose values are averaged."
+        )
 
 
 def update_metrics(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:

@@ -175,6 +175,9 @@ class ReplicaGroup(ABC):
 
         Returns:
             A float64 vector; adding it to another group's sums gives the metrics over both's samples.
+
+        Raises:
+            UnsupportedError: The metrics are not of that kind.
         """
         raise UnsupportedError(f"{type(self).__name__} does not give its metrics away.")
 

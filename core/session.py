@@ -299,6 +299,7 @@ class Session:
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets named state on every replica; every process passes the same."""
         self.group.write_state(state)
+        self._strategy.state_written(self.group)
 
     def barrier(self) -> None:
         """Returns once every process has called it."""

@@ -83,6 +83,9 @@ class Strategy(ABC):
     def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Called once on every process before the first step."""
 
+    def state_written(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
+        """Called on every process after `session.write_state`; what was kept of the weights is old."""
+
     @abstractmethod
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Trains on one global batch, on every process; returns its mean loss (a scalar tensor)."""

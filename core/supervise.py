@@ -77,8 +77,7 @@ class Supervisor:
 
     def _work_is_done(self) -> bool:
         """Whether every process with a session has finished; those that serve them end by themselves."""
-        done = all(watched.finished for watched in self._watched if watched.has_session)
-        return done and not any(watched.failure for watched in self._watched)
+        return all(watched.finished for watched in self._watched if watched.has_session)
 
     def _end_the_suspended(self) -> None:
         """Does not wait for those that cannot end by themselves."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from isotrain.core.data import Batch
-from isotrain.core.errors import UnsupportedError
 from isotrain.core.group import ReplicaGroup
 from isotrain.core.plan import Plan
 from isotrain.core.replica import Replica, StatePart, Tensor
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.strategy import Strategy
+from isotrain.strategies import options
 
 WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
 
@@ -21,13 +21,14 @@ WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
 class Drifting(Strategy):
     """Replicas take local steps; evaluation and the end of the run see the mean of their weights."""
 
+    _total_steps: int | None = None
+
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling, and says what clipping means."""
-        if spec.precision == "float16":
-            raise UnsupportedError(
-                f"strategy {self.name} takes local steps, and each replica's loss scale would go its"
-                " own way. Use precision bfloat16 or float32, or strategy data-parallel."
-            )
+        options.without_loss_scaling(
+            self.name, spec, "takes local steps without a common loss scale"
+        )
+        self._total_steps = plan.total_steps
         if spec.clip is None or plan.replicas == 1:
             return []
         return [f"{self.name}: clip is applied to each replica's own gradients in local steps"]
@@ -37,12 +38,19 @@ class Drifting(Strategy):
         """Evaluates the mean of the replicas' weights, then gives each its own back."""
         own = group.compute(read_weights)
         self.agree(group)
-        yield
-        group.compute(write_weights, own)
+        try:
+            yield
+        finally:
+            group.compute(write_weights, own)
 
     def finished(self, group: ReplicaGroup) -> None:
         """Leaves every replica with the same weights."""
         self.agree(group)
+
+    def per_step(self, usual: float, counted: Callable[[int], int]) -> float:
+        """Exchanges per step, the one at the end included; `usual` where the steps are not known."""
+        steps = self._total_steps
+        return usual if not steps else (counted(steps) + 1) / steps
 
     def agree(self, group: ReplicaGroup) -> None:
         """Gives every replica the weights that the run stands for: here their mean."""

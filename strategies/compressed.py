@@ -15,7 +15,7 @@ import numpy as np
 
 from isotrain.core.capabilities import Capability
 from isotrain.core.data import Batch
-from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.errors import PlanError
 from isotrain.core.group import CompressionMethod, ReplicaGroup
 from isotrain.core.plan import Plan
 from isotrain.core.replica import Computation, Replica, Tensor
@@ -83,11 +83,7 @@ class Compressed(Strategy):
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling; notes the weights' shapes."""
-        if spec.precision == "float16":
-            raise UnsupportedError(
-                f"strategy {self.name} compresses gradients without their loss scale, which float16"
-                " needs. Use precision bfloat16 or float32, or strategy data-parallel."
-            )
+        options.without_loss_scaling(self.name, spec, "compresses gradients without a loss scale")
         self._shapes = plan.weight_shapes or ()
         if plan.replicas == 1:
             return ["compressed: one replica sends nothing, and nothing is compressed"]
@@ -179,10 +175,11 @@ def exchange_largest(
     vector = joined(replica.ops, gradients) + state[0]
     places, values = largest(replica, vector, kept(vector.shape[0], static))
     own = replica.scatter(places, values, vector.shape[0])
-    all_places = replica.ops.reshape(replica.all_gather(places), (-1,))
-    all_values = replica.ops.reshape(replica.all_gather(values), (-1,))
-    mean = replica.scatter(all_places, all_values, vector.shape[0]) / replica.replicas
-    return separated(replica.ops, mean, gradients), [vector - own]
+    all_places, all_values = replica.all_gather(places), replica.all_gather(values)
+    total = replica.ops.zeros_like(vector)
+    for r in range(replica.replicas):  # in this order everywhere, for equal sums
+        total = total + replica.scatter(all_places[r], all_values[r], vector.shape[0])
+    return separated(replica.ops, total / replica.replicas, gradients), [vector - own]
 
 
 def kept(count: int, ratio: float) -> int:

@@ -37,9 +37,13 @@ class ElasticAveraging(Drifting):
         """Puts the centre where all replicas start."""
         self._centre = group.compute(read_trainable)
 
+    def state_written(self, group: ReplicaGroup) -> None:
+        """Puts the centre where all replicas go on from."""
+        self.started(group)
+
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a local step; in an exchange, the pull is that of before the step."""
-        if batch.step % self._every or group.replicas == 1:
+        if batch.step % self._every or batch.step == 0 or group.replicas == 1:
             return group.local_step(batch, learning_rate)
         pulls = self._exchange(group)
         loss = group.local_step(batch, learning_rate)
@@ -63,8 +67,9 @@ class ElasticAveraging(Drifting):
         self.agree(group)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """An optimal all-reduce of the weights in each exchange."""
-        return 2 * (replicas - 1) / replicas * gradient_bytes / self._every
+        """An optimal all-reduce of the weights in each exchange, the last one at the end."""
+        exchanges = self.per_step(1 / self._every, lambda steps: (steps - 1) // self._every)
+        return 2 * (replicas - 1) / replicas * gradient_bytes * exchanges
 
 
 def read_trainable(replica: Replica) -> Tensor:

@@ -15,7 +15,7 @@ from isotrain.core.replica import Replica, Tensor
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.strategy import Conserved
 from isotrain.strategies import graphs, options
-from isotrain.strategies.averaging import WEIGHTS, Drifting, average
+from isotrain.strategies.averaging import WEIGHTS, Drifting, average_weights
 
 
 class Gossip(Drifting):
@@ -53,22 +53,18 @@ class Gossip(Drifting):
         count, rest = divmod(batch.step + 1, self._every)
         if rest == 0 and group.replicas > 1:
             if self._graph == "complete":
-                group.compute(average_all)
+                group.compute(average_weights)
             else:
                 group.compute(mix, static=self._mixings[(count - 1) % len(self._mixings)])
         return loss
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Its weights to each neighbour; in a complete graph an optimal all-reduce."""
-        if self._graph == "complete":
-            return 2 * (replicas - 1) / replicas * gradient_bytes / self._every
+        """Its weights to each neighbour (in a complete graph an all-reduce), and an all-reduce at the end."""
+        reduced = 2 * (replicas - 1) / replicas * gradient_bytes
         rounds = sum(map(len, self._mixings)) / len(self._mixings)
-        return rounds * gradient_bytes / self._every
-
-
-def average_all(replica: Replica) -> None:
-    """The mixing of a complete graph."""
-    average(replica, WEIGHTS)
+        mixed = reduced if self._graph == "complete" else rounds * gradient_bytes
+        end = self.per_step(0.0, lambda steps: 0)
+        return mixed / self._every + end * reduced
 
 
 def mix(replica: Replica, *, static: graphs.Rounds) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from isotrain.core.capabilities import Capability
 from isotrain.core.data import Batch
-from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.errors import PlanError
 from isotrain.core.group import ReplicaGroup
 from isotrain.core.plan import Plan
 from isotrain.core.replica import Replica, Tensor
@@ -46,11 +46,7 @@ class Hierarchical(Strategy):
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes which replicas share a host."""
-        if spec.precision == "float16":
-            raise UnsupportedError(
-                "strategy hierarchical sums gradients without their loss scale, which float16 needs."
-                " Use precision bfloat16 or float32, or strategy data-parallel."
-            )
+        options.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
         self._hosts = _of_size(plan, self._size) if self._size else _of_plan(plan)
         return []
 

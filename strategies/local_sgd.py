@@ -6,6 +6,7 @@ Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", arXiv 1808.07217.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from isotrain.core.capabilities import Capability
 from isotrain.core.data import Batch
 from isotrain.core.group import ReplicaGroup
 from isotrain.core.plan import Plan
-from isotrain.core.replica import Replica, Tensor
+from isotrain.core.replica import Replica, StatePart, Tensor
 from isotrain.core.spec import TrainingSpec
 from isotrain.strategies import options
 from isotrain.strategies.averaging import WEIGHTS, Drifting, average, shares
@@ -46,15 +47,13 @@ class LocalSGD(Drifting):
             self.keeps_replicas_equal, self.equals_data_parallel = "always", True
         self._parts = (*WEIGHTS, "momenta") if momenta else WEIGHTS
         self._slots = 0
-        self._total_steps: int | None = None
         self._weights: list[float] = []
         self._steps = 0
         self._even = True
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Notes how long the run is, and how many momenta the optimizer has."""
+        """Notes how many momenta the optimizer has."""
         remarks = super().planned(spec, plan)
-        self._total_steps = plan.total_steps
         if "momenta" in self._parts:
             self._slots = _slots(spec.optimizer)
             if spec.optimizer.name == "custom":
@@ -78,7 +77,8 @@ class LocalSGD(Drifting):
         loss = group.local_step(batch, learning_rate)
         self._count(batch)
         if self.is_averaged_after(batch.step):
-            self._average(group)
+            self._average(group, self._parts)
+            self._forget()
         return loss
 
     def _count(self, batch: Batch) -> None:
@@ -88,14 +88,30 @@ class LocalSGD(Drifting):
         self._steps += 1
         self._even = self._even and batch.even
 
-    def _average(self, group: ReplicaGroup) -> None:
+    def _average(self, group: ReplicaGroup, parts: Sequence[StatePart]) -> None:
         """Averages, by the numbers of samples; where these are equal, without a product."""
         if self._even:
-            group.compute(_mean, static=self._parts)
+            group.compute(_mean, static=parts)
         else:
             weights = [group.tensor(np.array(sum_ / self._steps)) for sum_ in self._weights]
-            group.compute(_mean, weights, static=self._parts)
+            group.compute(_mean, weights, static=parts)
+
+    def _forget(self) -> None:
+        """Counts from here on: the replicas agree."""
         self._weights, self._steps, self._even = [], 0, True
+
+    def agree(self, group: ReplicaGroup) -> None:
+        """Gives every replica the mean, by the samples since they last agreed."""
+        self._average(group, WEIGHTS)
+
+    def state_written(self, group: ReplicaGroup) -> None:
+        """The replicas agree again."""
+        self._forget()
+
+    def finished(self, group: ReplicaGroup) -> None:
+        """Leaves every replica with the same weights."""
+        super().finished(group)
+        self._forget()
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """An optimal all-reduce for each exchange, on average over the run (or the last phase)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from isotrain.core.errors import PlanError, unknown_name
+from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
+from isotrain.core.spec import TrainingSpec
 
 
 def refused(strategy: str, option: str, expected: str, given: Any) -> PlanError:
@@ -55,3 +56,16 @@ def one_of(strategy: str, option: str, value: Any, names: Collection[str]) -> st
     if value not in names:
         raise PlanError(f"strategy {strategy}: " + unknown_name(option, str(value), names))
     return str(value)
+
+
+def without_loss_scaling(strategy: str, spec: TrainingSpec, why: str) -> None:
+    """Refuses the precision that needs it.
+
+    Raises:
+        UnsupportedError: The spec's precision is float16.
+    """
+    if spec.precision == "float16":
+        raise UnsupportedError(
+            f"strategy {strategy} {why}. Float16 needs one: use precision bfloat16 or float32, or"
+            " strategy data-parallel."
+        )

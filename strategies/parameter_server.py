@@ -12,7 +12,6 @@ from typing import Any
 
 from isotrain.core.capabilities import Capability
 from isotrain.core.data import Batch
-from isotrain.core.errors import UnsupportedError
 from isotrain.core.group import ReplicaGroup
 from isotrain.core.plan import Plan
 from isotrain.core.replica import Tensor
@@ -47,11 +46,7 @@ class ParameterServer(Strategy):
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling, and says what an update is."""
-        if spec.precision == "float16":
-            raise UnsupportedError(
-                "strategy parameter-server sends gradients without their loss scale, which float16"
-                " needs. Use precision bfloat16 or float32, or strategy data-parallel."
-            )
+        options.without_loss_scaling(self.name, spec, "sends gradients without a loss scale")
         if plan.replicas == 1 or self._staleness == 0:
             return []
         remarks = [

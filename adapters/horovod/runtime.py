@@ -19,7 +19,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.replica import Parts
 from isotrain.core.variables import variables_set
 
@@ -134,7 +134,15 @@ class ProcessSets:
         return None
 
     def _restart_with(self, new: Sequence[tuple[int, ...]]) -> None:
-        """Keeps the order of the sets, and so their numbers, which traced functions know."""
+        """Keeps the order of the sets, and so their numbers, which traced functions know.
+
+        Raises:
+            UnsupportedError: Horovod uses MPI, which cannot be started twice in a process.
+        """
+        if self._setting.collective == "mpi":
+            raise UnsupportedError(
+                "Horovod cannot exchange within parts of a run over mpi. Use gloo, or another strategy."
+            )
         self._sets = {part: self._hvd.ProcessSet(list(part)) for part in (*self._sets, *new)}
         _meet(self._hvd)
         stop(self._hvd)

@@ -302,6 +302,7 @@ class Program:
 
     def take_metrics(self) -> tf.Tensor:
         """The sums of this replica's training metrics in one float64 vector; they start anew."""
+        portable.require_sums(self._metrics["train"])
         values = [value_of(variable) for variable in self._accumulators("train")]
         taken = _joined([tf.zeros(0, tf.float64), *values], tf.float64)
         with tf.control_dependencies([taken]):

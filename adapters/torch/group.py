@@ -254,6 +254,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return results
 
     def take_metrics(self) -> np.ndarray:
+        portable.require_sums(self._training_metrics)
         sums = [to_numpy(variable.value).ravel() for variable in self._training_accumulators()]
         for metric in self._training_metrics:
             metric.reset_state()

@@ -12,6 +12,7 @@ from isotrain.adapters import portable
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.program import Objective, Program, overwrite
 from isotrain.core.errors import IsotrainError, SpecError, unknown_name
+from isotrain.core.replica import StatePart
 from isotrain.core.spec import TrainingSpec
 from isotrain.core.spec_parts import CustomOptimizer, LossScale
 
@@ -92,6 +93,36 @@ class NativeProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
+
+    def part(self, name: StatePart) -> list[torch.Tensor]:
+        if name == "momenta":
+            self._make_slots()
+        return super().part(name)
+
+    def _make_slots(self) -> None:
+        """Makes, as zeros, the slots that torch makes at a parameter's first update.
+
+        Without them, replicas of which some have not updated yet would read vectors of other lengths.
+        """
+        state = self.optimizer.state
+        without = [p for p in self._parameters if not state.get(p)]
+        if not without:
+            return
+        gradients = [parameter.grad for parameter in self._parameters]
+        before = [parameter.detach().clone() for parameter in without]
+        for parameter in self._parameters:
+            parameter.grad = None
+        for parameter in without:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        with torch.no_grad():
+            for parameter, value in zip(without, before, strict=True):
+                parameter.copy_(value)
+                for slot in state.get(parameter, {}).values():
+                    if torch.is_tensor(slot):
+                        slot.zero_()
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         return {

@@ -26,7 +26,7 @@ class TorchReplica(Replica):
     def read(self, parts: Sequence[StatePart]) -> torch.Tensor:
         tensors = self._tensors(parts)
         if not tensors:
-            return torch.zeros(0)
+            return torch.zeros(0, device=next(iter(self._program.trainable.values())).device)
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
     def write(self, parts: Sequence[StatePart], vector: torch.Tensor) -> None:

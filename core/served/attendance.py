@@ -34,6 +34,7 @@ class Attendance:
         Raises:
             RunFailedError: One did not come in time.
         """
+        self._service.reporter.enter("await workers")
         deadline = time.monotonic() + self._service.start_timeout
         expected = set(range(1, self._service.context.world_size))
         while missing := expected - self._wires.keys():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,13 +68,16 @@ class ServedGroup(ReplicaGroup):
         self._own = own
         self._workforce = workforce
         self._updates = 0
+        self._version = 0
         self._newest = -1
         self._cached: np.ndarray | None = None
         self._ledger = Ledger()
         self._steps: dict[int, _Step] = {}
         self._measures = Measures()
-        self._shapes = tuple(w.shape for w in own.read_state(("trainable",)).values())
-        self._ends = tuple(itertools.accumulate(math.prod(shape) for shape in self._shapes))
+        weights = own.read_state(("trainable",)).values()
+        self._kinds = tuple((weight.shape, str(weight.dtype)) for weight in weights)
+        self._ends = tuple(itertools.accumulate(weight.size for weight in weights))
+        own.take_metrics()  # refuses those whose sums could not be added up
         self._statistics = self._read(STATISTICS)
 
     def weights(self) -> np.ndarray:
@@ -124,7 +126,7 @@ class ServedGroup(ReplicaGroup):
     def _hand_out(self) -> None:
         for worker, unit in self._ledger.assign(self._workforce.free()):
             self._measures.hand_out(self._ledger.lag(unit))
-            self._workforce.hand_out(worker, unit, self._updates)
+            self._workforce.hand_out(worker, unit, self._version)
 
     def _settle(self) -> None:
         """Returns once everything that was handed out is applied."""
@@ -157,21 +159,22 @@ class ServedGroup(ReplicaGroup):
         if factor != 1.0:
             total = total * total.dtype.type(factor)
         own = self._own
-        shapes = (self._shapes, self._ends)
-        own.apply(own.compute(separated, [own.tensor(total)], static=shapes), rate)
+        static = (self._kinds, self._ends)
+        own.apply(own.compute(separated, [own.tensor(total)], static=static), rate)
         self._move_statistics(answers)
         for answer in answers:
-            self._measures.count(answer, self._updates)
+            self._measures.count(answer, self._version)
             self._ledger.applied(answer.unit)
             if answer.metrics.size:
                 own.add_metrics(answer.metrics)
+        self._updates += 1
         self._outdate()
 
     def _outdate(self) -> None:
         """Notes that the weights have changed."""
-        self._updates += 1
+        self._version += 1
         self._cached = None
-        self._workforce.updated(self._updates)
+        self._workforce.updated(self._version)
 
     def _move_statistics(self, answers: Sequence[Answer]) -> None:
         """Adds each slice's change of the moving statistics, by its share of the global batch."""
@@ -265,7 +268,7 @@ class ServedGroup(ReplicaGroup):
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
-        return list(_refused())
+        return _refused()
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return self._own.tensor(array)

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from isotrain.core.environment import ProcessContext
 from isotrain.core.events import Reporter
-
-
-class Emit(Protocol):
-    """Sends an event to the launcher."""
-
-    def __call__(self, kind: str, **facts: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -58,13 +51,11 @@ class Service:
 
     def alone(self) -> ProcessContext:
         """The context of a group with one replica: no process group, no port."""
-        of_worker = self.context.role == "worker"
-        replica = self.replica if of_worker else 0
         return replace(
             self.context,
             world_size=1,
             local_world_size=1,
-            local_rank=replica,
+            local_rank=self.replica,
             replicas=1,
-            local_replicas=(replica,),
+            local_replicas=(self.replica,),
         )

@@ -48,26 +48,30 @@ class TcpWorkforce(Workforce):
         self._given_back: list[Unit] = []
 
     def await_workers(self, weights: Callable[[], np.ndarray]) -> None:
-        """Returns once all workers are ready, or lost.
+        """Returns once all workers are ready.
 
         Args:
             weights: Gives the newest weights and moving statistics as one vector.
 
         Raises:
-            RunFailedError: No worker is left.
+            RunFailedError: One was lost before it was ready, or was not ready in time.
         """
         self._weights = weights
-        deadline = time.monotonic() + self._service.start_timeout
-        expected = set(range(self._service.context.replicas))
-        while time.monotonic() < deadline:
+        patience = self._service.start_timeout
+        self._service.reporter.enter("await workers")
+        deadline = time.monotonic() + patience
+        while missing := self._not_ready():
+            if self.lost:
+                told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in self.lost)
+                raise RunFailedError(f"peers were lost before they were ready: {told}.")
+            if time.monotonic() > deadline:
+                told = ", ".join(str(number + 1) for number in missing)
+                raise RunFailedError(f"not ready within {patience:g} s: peers of rank {told}.")
             self._answers(_POLL_SECONDS)
-            gone = {loss.worker for loss in self.lost}
-            if {n for n, worker in self._workers.items() if worker.ready} >= expected - gone:
-                break
-        ready = {n for n, worker in self._workers.items() if worker.ready}
-        for number in expected - ready - {loss.worker for loss in self.lost}:
-            self._lose(number, f"it was not ready {self._service.start_timeout:g} s after rank 0")
-        self._require_some()
+
+    def _not_ready(self) -> list[int]:
+        ready = {number for number, worker in self._workers.items() if worker.ready}
+        return sorted(set(range(self._service.context.replicas)) - ready)
 
     def free(self) -> Collection[int]:
         return [n for n, worker in self._workers.items() if worker.ready and worker.unit is None]

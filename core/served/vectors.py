@@ -38,8 +38,11 @@ def change(replica: Replica, gradients: list[Tensor], before: Tensor, *, static:
 
 
 def separated(replica: Replica, vector: Tensor, *, static: tuple[Any, ...]) -> list[Tensor]:
-    """Cuts a vector into gradients: `static` has the shape of each and where it ends."""
+    """Cuts a vector into gradients: `static` has the shapes and types, and where each ends."""
     ops = replica.ops
-    shapes, ends = static
-    parts = ops.split(vector, ends[:-1]) if len(shapes) > 1 else [vector]
-    return [ops.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    kinds, ends = static
+    parts = ops.split(vector, ends[:-1]) if len(kinds) > 1 else [vector]
+    return [
+        ops.cast(ops.reshape(part, shape), dtype)
+        for part, (shape, dtype) in zip(parts, kinds, strict=True)
+    ]

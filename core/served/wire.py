@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import answer_challenge, deliver_challenge
 from typing import Any
@@ -43,11 +43,12 @@ class Wire:
         """
         arrays = [np.ascontiguousarray(array) for array in arrays]
         kinds = [[array.dtype.str, array.shape] for array in arrays]
-        with _told():
-            self.send_bytes(json.dumps({**header, "arrays": kinds}).encode())
-            for array in arrays:
-                if array.size:
-                    self._socket.sendall(array.reshape(-1).view(np.uint8).data)
+        text = json.dumps({**header, "arrays": kinds}).encode()
+        views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
+        with _told(OSError):
+            self.send_bytes(text)
+            for view in views:
+                self._socket.sendall(view)
 
     def receive(self) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Waits for one message: its header and its arrays.
@@ -55,7 +56,7 @@ class Wire:
         Raises:
             WireError: The other end is gone.
         """
-        with _told():
+        with _told(OSError, ValueError, KeyError, TypeError):
             header = json.loads(self.recv_bytes(_HEADER_LIMIT))
             arrays = [np.empty(shape, np.dtype(kind)) for kind, shape in header.pop("arrays")]
             for array in arrays:
@@ -93,10 +94,10 @@ class Wire:
 
 
 @contextlib.contextmanager
-def _told() -> Any:
+def _told(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except kinds as error:
         raise WireError(f"its connection failed: {error}") from error
 
 
@@ -119,7 +120,7 @@ def connect(address: tuple[str, int], key: bytes) -> Wire:
     """Connects to the coordinator as soon as it listens; the launcher ends whom it leaves waiting.
 
     Raises:
-        WireError: It has another key.
+        WireError: It has another key, or is gone.
     """
     while True:
         try:
@@ -131,9 +132,9 @@ def connect(address: tuple[str, int], key: bytes) -> Wire:
     try:
         answer_challenge(wire, key)  # type: ignore[arg-type]
         deliver_challenge(wire, key)  # type: ignore[arg-type]
-    except (AuthenticationError, AssertionError) as error:
+    except (AuthenticationError, AssertionError, OSError) as error:
         wire.close()
-        raise WireError(f"the coordinator at {address} is that of another run") from error
+        raise WireError(f"the coordinator at {address} is gone, or of another run") from error
     return wire
 
 

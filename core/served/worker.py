@@ -24,7 +24,10 @@ def serve(service: Service, build: Any) -> None:
         build: Makes its group of one replica.
     """
     service.reporter.enter("join")
-    wire = connect(service.door, service.key)
+    try:
+        wire = connect(service.door, service.key)
+    except WireError:
+        return  # as below
     try:
         wire.send({"rank": service.context.rank})
         service.reporter.enter("build model")

@@ -53,23 +53,30 @@ class SlowMomentum(isotrain.Strategy):
         self._anchors = group.compute(_weights)
         self._velocities = group.compute(_standing_still)
 
+    def state_written(self, group: Any) -> None:
+        """Starts anew from the weights that were set."""
+        self.started(group)
+        self._steps, self._learning_rate = 0, 0.0
+
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         """Takes a local step, and the slow one when it is time to."""
         loss = group.local_step(batch, learning_rate)
         self._steps += 1
-        self._learning_rate = learning_rate
+        self._learning_rate = max(self._learning_rate, learning_rate)
         if self._steps == self._every:
             self._slow_step(group)
         return loss
 
     def _slow_step(self, group: Any) -> None:
         """Leaves all replicas with the same weights."""
+        if self._learning_rate == 0:
+            return  # nothing has moved
         rates = [group.tensor(np.array(self._learning_rate)) for _ in group.local_replicas]
         given = (self._anchors, self._velocities, rates)
         moved = group.compute(_move, *given, static=(self._momentum, self._rate))
         self._anchors = [anchor for anchor, _ in moved]
         self._velocities = [velocity for _, velocity in moved]
-        self._steps = 0
+        self._steps, self._learning_rate = 0, 0.0
 
     def finished(self, group: Any) -> None:
         """Brings the replicas together where the last steps left them apart."""
@@ -98,7 +105,7 @@ def _move(
         replica: Whose weights are moved.
         anchor: The weights that all had after the last slow step, a vector.
         velocity: Of the slow optimizer, likewise.
-        learning_rate: Of the last local step, a scalar.
+        learning_rate: The greatest of the local steps, a scalar above 0.
         static: The momentum and the rate of the slow optimizer.
 
     Returns:

@@ -92,6 +92,33 @@ def evaluation_sees_the_mean(bench: StrategyBench) -> None:
         close(end, seen, f"{name}, at the end")
 
 
+def the_last_average_is_weighted(bench: StrategyBench) -> None:
+    """Between averagings too, a replica counts by its samples: here one alone has any."""
+    batches = bench.batches(1, 1)
+    expected = bench.trained("data-parallel", batches)
+    strategy = bench.strategy("local-sgd", every=9)
+    bench.train(strategy, batches)
+    with strategy.evaluating(bench.group):
+        seen = bench.weights()
+    strategy.finished(bench.group)
+    end = bench.weights()
+    close(seen, expected, "evaluated")
+    close(end, expected, "at the end")
+
+
+def written_weights_are_gone_on_from(bench: StrategyBench) -> None:
+    """What a strategy kept of the weights before they were set does not come back."""
+    batches = bench.batches(4 * bench.replicas, 2 * bench.replicas)
+    for name in ("local-sgd", "elastic-averaging"):
+        strategy = bench.strategy(name, every=1)
+        start = bench.weights()
+        bench.train(strategy, batches)
+        bench.restart()
+        strategy.state_written(bench.group)
+        strategy.finished(bench.group)
+        close(bench.weights(), start, name, 0)
+
+
 def gossip_mixes_by_its_matrix(bench: StrategyBench) -> None:
     """Every graph of so many replicas: what each gets is its row of the matrix; the mean stays."""
     n = bench.replicas
@@ -329,6 +356,8 @@ CHECKS = (
     complete_graph_equals_data_parallel,
     local_steps_are_averaged_in_time,
     evaluation_sees_the_mean,
+    the_last_average_is_weighted,
+    written_weights_are_gone_on_from,
     gossip_mixes_by_its_matrix,
     elastic_averaging_follows_its_equations,
     error_feedback_conserves_the_sum,

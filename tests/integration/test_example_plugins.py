@@ -179,14 +179,14 @@ def test_traits_of_layers_are_told(found: dict[str, Any]) -> None:
     assert found["traits"] == [["local-statistics", "BatchNormalization"]]
 
 
-def test_the_strategy_passes_its_own_tests_on_the_backend(with_jax: Variables) -> None:
+def test_the_strategy_passes_its_own_tests(installed: Variables) -> None:
     """The conformance kit among them."""
-    variables = {**with_jax, "ISOTRAIN_TEST_BACKEND": "jax-mesh"}
+    variables = {**installed, "ISOTRAIN_TEST_BACKEND": "torch-ddp"}
     assert "11 passed, 3 skipped" in own_tests(variables, "plugin_strategy_slowmo")
 
 
-def test_the_strategy_is_right_on_a_backend_of_isotrain(installed: Variables) -> None:
+def test_the_strategy_is_right_on_the_backend(with_jax: Variables) -> None:
     """By the test with numbers."""
-    variables = {**installed, "ISOTRAIN_TEST_BACKEND": "torch-ddp"}
+    variables = {**with_jax, "ISOTRAIN_TEST_BACKEND": "jax-mesh"}
     told = own_tests(variables, "plugin_strategy_slowmo", "-k", "is_momentum")
     assert "1 passed" in told, told

@@ -197,3 +197,8 @@ def test_a_model_that_fails_on_a_worker_fails_the_run(tmp_path: Path) -> None:
     assert "of 3 raised ValueError" in text.splitlines()[0]
     assert "fail_on_a_worker" in text
     assert "a deliberate mistake" in text
+
+
+def test_metrics_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match="r2_score makes its variables when it sees"):
+        launch(train, served(0, metrics=["r2_score"]), "torch-ddp", tmp_path / "run")

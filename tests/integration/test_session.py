@@ -178,6 +178,37 @@ def test_metrics_have_the_same_names_in_training_and_evaluation(tmp_path: Path) 
     assert evaluation == ["loss", *training]
 
 
+def torch_net() -> Any:
+    import torch
+
+    return torch.nn.Linear(3, 1)
+
+
+def test_momenta_are_averaged_where_a_replica_had_no_samples(tmp_path: Path) -> None:
+    def momenta(session: isotrain.Session) -> list[np.ndarray]:
+        for batch in session.batches():
+            session.step(batch)
+        return list(session.read_state(("optimizer",)).values())
+
+    found = isotrain.launch(
+        momenta,
+        spec(
+            model={"torch": torch_net},
+            optimizer={"name": "sgd", "lr": 0.0625, "momentum": 0.5},
+            global_batch=1,
+            epochs=None,
+            steps=3,
+            strategy={"name": "local-sgd", "options": {"every": 1, "average_momenta": True}},
+        ),
+        backend="torch-ddp",
+        replicas=2,
+        run_directory=tmp_path / "run",
+        on_event=lambda event: None,
+    )
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+    assert any(np.abs(value).max() > 0 for value in found[0])
+
+
 def no_optimizer(learning_rate: float) -> object:
     return object()
 

@@ -181,14 +181,14 @@ BYTES = 4 * 630
         ("local-sgd", {"every": 8}, 1.5 * BYTES * 3 / 20),
         ("local-sgd", {"every": 5, "start": 10}, 1.5 * BYTES * 12 / 20),
         ("local-sgd", {"every": 5, "average_momenta": True}, 2 * 1.5 * BYTES / 5),
-        ("gossip", {}, 2 * BYTES),
-        ("gossip", {"graph": "one-peer-exponential", "every": 2}, BYTES / 2),
-        ("gossip", {"graph": "complete"}, 1.5 * BYTES),
+        ("gossip", {}, (2 + 1.5 / 20) * BYTES),
+        ("gossip", {"graph": "one-peer-exponential", "every": 2}, (1 / 2 + 1.5 / 20) * BYTES),
+        ("gossip", {"graph": "complete"}, 1.5 * 21 / 20 * BYTES),
         ("compressed", {"method": "fp16"}, 1.5 * BYTES / 2),
         ("compressed", {"method": "topk", "ratio": 0.1}, 3 * 63 * 8),
         ("compressed", {"method": "powersgd", "rank": 2}, 1.5 * 4 * (2 * 50 + 30)),
         ("hierarchical", {"host_size": 2}, (2 * 3 + 2) * BYTES / 4),
-        ("elastic-averaging", {"every": 3}, 1.5 * BYTES / 3),
+        ("elastic-averaging", {"every": 3}, 1.5 * BYTES * 7 / 20),
     ],
 )
 def test_the_plan_says_what_is_sent(
