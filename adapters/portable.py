@@ -254,13 +254,18 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
     return metrics
 
 
+def built_late(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
+    """The names of metrics that make their variables when they see the first samples."""
+    return [metric.name for metric in metrics if not getattr(metric, "_built", True)]
+
+
 def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
     """Makes sure that metrics have the variables that others' sums can be added to.
 
     Raises:
         UnsupportedError: One makes its variables when it sees the first samples.
     """
-    late = [metric.name for metric in metrics if not getattr(metric, "_built", True)]
+    late = built_late(metrics)
     if late:
         raise UnsupportedError(
             f"metrics: {', '.join(late)} makes its variables when it sees samples, and so cannot be"

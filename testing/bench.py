@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data import Batch, Loader, Slice
+from isotrain.core.group import ReplicaGroup
 from isotrain.core.registry import plugin_host
 from isotrain.core.session import Session
 from isotrain.core.sources import as_source
@@ -51,19 +52,7 @@ class Bench:
 
     def batches(self, count: int, size: int, accumulate: int = 1) -> list[Batch]:
         """The first `count` samples in order, in global batches of `size`."""
-        loader = Loader(
-            as_source(probe.samples(count)),
-            global_batch=size,
-            replicas=self.group.replicas,
-            local_replicas=self.group.local_replicas,
-            seed=0,
-            shuffle=False,
-            drop_remainder=False,
-            accumulate=accumulate,
-            epochs=1,
-            place=self.group.place,
-        )
-        return list(loader)
+        return batches_in_order(self.group, probe.samples(count), size, accumulate)
 
     def same_for_all(self, count: int, noise: float = 0.0) -> Batch:
         """A batch in which every replica has the very same samples."""
@@ -95,6 +84,25 @@ class Bench:
         values = [self.group.tensor(given(replica)) for replica in self.group.local_replicas]
         results = operation(values)
         return [self.group.numpy(result) for result in results]
+
+
+def batches_in_order(
+    group: ReplicaGroup, samples: Any, size: int, accumulate: int = 1
+) -> list[Batch]:
+    """Global batches of `size` from all samples, for the replicas of this process."""
+    loader = Loader(
+        as_source(samples),
+        global_batch=size,
+        replicas=group.replicas,
+        local_replicas=group.local_replicas,
+        seed=0,
+        shuffle=False,
+        drop_remainder=False,
+        accumulate=accumulate,
+        epochs=1,
+        place=group.place,
+    )
+    return list(loader)
 
 
 def _split(

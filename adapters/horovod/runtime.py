@@ -20,7 +20,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from isotrain.core.adapter import Setting
 from isotrain.core.environment import ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.replica import Parts
+from isotrain.core.replica import Parts, own_part
 from isotrain.core.variables import variables_set
 
 _ARRIVALS = "isotrain"
@@ -128,10 +128,8 @@ class ProcessSets:
         new = [part for part in shared if part != everyone and part not in self._sets]
         if new:
             self._restart_with(new)
-        for part in shared:
-            if self._hvd.rank() in part:
-                return self._sets.get(part, self._hvd.global_process_set)
-        return None
+        own = own_part(self._hvd.rank(), shared)
+        return self._sets.get(own, self._hvd.global_process_set) if own else None
 
     def _restart_with(self, new: Sequence[tuple[int, ...]]) -> None:
         """Keeps the order of the sets, and so their numbers, which traced functions know.
@@ -166,7 +164,7 @@ def _initialise(
     hvd: Any,
     variables: Mapping[str, str],
     context: ProcessContext,
-    process_sets: Sequence[Any] = (),
+    process_sets: Sequence[Any],
 ) -> None:
     try:
         with variables_set(variables):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import Batch, DataSet, Loader
+from isotrain.core.data import Batch, DataSet
 from isotrain.core.registry import plugin_host
 from isotrain.core.session import Session
-from isotrain.core.sources import as_source
 from isotrain.core.strategy import Strategy
+from isotrain.testing.bench import batches_in_order
 from isotrain.testing.board import Board
 
 RATE = 0.125
@@ -98,22 +98,11 @@ class StrategyBench:
         """Puts every replica to the start."""
         self._session.write_state(self._start)
 
-    def batches(self, count: int, size: int, accumulate: int = 1) -> list[Batch]:
+    def batches(self, count: int, size: int) -> list[Batch]:
         """Global batches of `size` from the first `count` samples, in order."""
         inputs, targets = samples()
-        loader = Loader(
-            as_source(({"features": inputs["features"][:count]}, targets[:count])),
-            global_batch=size,
-            replicas=self.replicas,
-            local_replicas=self.group.local_replicas,
-            seed=0,
-            shuffle=False,
-            drop_remainder=False,
-            accumulate=accumulate,
-            epochs=1,
-            place=self.group.place,
-        )
-        return list(loader)
+        first = ({"features": inputs["features"][:count]}, targets[:count])
+        return batches_in_order(self.group, first, size)
 
     def strategy(self, name: str, **options: Any) -> Strategy:
         """A strategy at the start of a run of its own."""

@@ -287,7 +287,7 @@ def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metric
     Raises:
         UnsupportedError: There is one.
     """
-    late = [metric.name for metric in metrics if not getattr(metric, "_built", True)]
+    late = portable.built_late(metrics)
     if late:
         raise UnsupportedError(
             f"metrics: jax-mesh compiles a step before it sees samples, and {', '.join(late)} makes"
