@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registers import BackendRegister
+from isotrain.core.plugins.hookspecs import hookimpl
+from isotrain.core.plugins.registers import BackendRegister
 
 _BACKENDS = {
     "torch-ddp": "isotrain.adapters.torch.adapter:TorchDDP",

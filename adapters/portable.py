@@ -17,11 +17,11 @@ import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend.common import dtypes as keras_dtypes
 
-from isotrain.core import references
 from isotrain.core.errors import SpecError, UnsupportedError, unknown_name
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_fields import Component
-from isotrain.core.spec_parts import CustomOptimizer
+from isotrain.core.spec import references
+from isotrain.core.spec.fields import Component
+from isotrain.core.spec.parts import CustomOptimizer
+from isotrain.core.spec.training_spec import TrainingSpec
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""

@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.alone import look
-from isotrain.core.audience import Audience
-from isotrain.core.environment import ProcessContext
+from isotrain.core.contracts.job import Job, Work
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import PlanError
-from isotrain.core.events import Reporter
-from isotrain.core.job import Job, Work
-from isotrain.core.plan import LOCAL, Plan, make_plan, with_measures
-from isotrain.core.registry import plugin_host
-from isotrain.core.result import RESULT_FILE, RunResult, result_from_dict
-from isotrain.core.rundir import RunDirectory
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import load_spec
-from isotrain.core.training import describe, train
-from isotrain.core.variables import variables_set
+from isotrain.core.launching.look import look
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.loggers.audience import Audience
+from isotrain.core.planning.make_plan import LOCAL, Plan, make_plan, with_measures
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
+from isotrain.core.running.works import describe, train
+from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.variables import variables_set
 
 if TYPE_CHECKING:
-    from isotrain.core.session import Session
+    from isotrain.core.running.session import Session
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -121,7 +121,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     Raises:
         PlanError: The run needs several processes, or Keras already runs on another framework here.
     """
-    from isotrain.core.session import Session
+    from isotrain.core.running.session import Session
 
     given = load_spec(spec)
     host = plugin_host(given.plugins)
@@ -228,6 +228,6 @@ def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirecto
 
 
 def _display(on_event: OnEvent | None, plan: Plan) -> Any:
-    from isotrain.core import display
+    from isotrain.core.showing import display
 
     return display.fixed(on_event) if on_event is not None else display.automatic(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from isotrain.core.cli import main
+from isotrain.core.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from isotrain.core.capabilities import Capability
-from isotrain.core.data import Batch
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.replica import Tensor
-from isotrain.core.strategy import Conserved, Strategy
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.strategy import Conserved, Strategy
+from isotrain.core.data.batches import Batch
 
 
 class DataParallel(Strategy):

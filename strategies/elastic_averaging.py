@@ -6,10 +6,10 @@ Averaging SGD", arXiv 1412.6651, equations 5 and 6.
 
 from __future__ import annotations
 
-from isotrain.core.capabilities import Capability
-from isotrain.core.data import Batch
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.replica import Replica, Tensor
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.replica import Replica, Tensor
+from isotrain.core.data.batches import Batch
 from isotrain.strategies import options
 from isotrain.strategies.averaging import Drifting, average_statistics
 

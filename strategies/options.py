@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def refused(strategy: str, option: str, expected: str, given: Any) -> PlanError:

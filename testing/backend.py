@@ -6,12 +6,12 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from isotrain.core.adapter import Adapter
-from isotrain.core.capabilities import Capability
-from isotrain.core.plan import make_plan, split_backend
-from isotrain.core.registry import plugin_host
-from isotrain.core.session import Session
-from isotrain.core.spec_io import load_spec
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.planning.make_plan import make_plan, split_backend
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
+from isotrain.core.spec.files import load_spec
 from isotrain.testing import (
     collectives,
     computations,

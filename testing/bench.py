@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import Batch, Loader, Slice
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.registry import plugin_host
-from isotrain.core.session import Session
-from isotrain.core.sources import as_source
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.data.batches import Batch, Loader, Slice
+from isotrain.core.data.sources import as_source
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
 from isotrain.testing import probe
 from isotrain.testing.board import Board
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.replica import ReduceOp
+from isotrain.core.contracts.replica import ReduceOp
 from isotrain.testing.bench import Bench, assert_same
 
 CASES = (

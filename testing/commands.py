@@ -1,15 +1,15 @@
-"""What `isotrain conformance` does; `isotrain.core.cli_arguments` has its arguments."""
+"""What `isotrain conformance` does; `isotrain.core.cli.arguments` has its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.exit_codes import ExitCode
 from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.plan import split_backend
-from isotrain.core.registry import plugin_host
+from isotrain.core.planning.make_plan import split_backend
+from isotrain.core.plugins.host import plugin_host
 from isotrain.testing.scorecard import Scorecard
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.replica import Replica, Tensor
+from isotrain.core.contracts.replica import Replica, Tensor
 from isotrain.testing import collectives
 from isotrain.testing.bench import CLOSE, Bench, assert_same
 

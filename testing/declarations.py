@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from isotrain.core.adapter import Adapter, Usability
-from isotrain.core.capabilities import Capability
+from isotrain.core.contracts.adapter import Adapter, Usability
+from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.spec_io import load_spec
+from isotrain.core.spec.files import load_spec
 from isotrain.testing import probe
 
 _UNKNOWN = "no-such-thing"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import DataSet
+from isotrain.core.data.batches import DataSet
 from isotrain.core.errors import IsotrainError
 from isotrain.testing import probe
 

@@ -7,8 +7,8 @@ import signal
 import time
 from typing import Any
 
-from isotrain.core.sample_random import SampleRandom
-from isotrain.core.session import Session
+from isotrain.core.data.sample_random import SampleRandom
+from isotrain.core.running.session import Session
 from isotrain.testing import probe
 from isotrain.testing.launching import Notes, Run, attempt
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from isotrain.core import api
 from isotrain.core.errors import IsotrainError
-from isotrain.core.session import Session
-from isotrain.core.whole_file import write_whole
+from isotrain.core.running.session import Session
+from isotrain.core.system.whole_file import write_whole
 
 SpecFields = Mapping[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.group import StateKind
-from isotrain.core.loop import fit
-from isotrain.core.session import Session
+from isotrain.core.contracts.group import StateKind
+from isotrain.core.running.loop import fit
+from isotrain.core.running.session import Session
 from isotrain.testing.launching import attempt
 
 Weights = Mapping[str, np.ndarray]

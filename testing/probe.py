@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import DataSet
+from isotrain.core.data.batches import DataSet
 
 SAMPLES = 22
 GLOBAL_BATCH = 7

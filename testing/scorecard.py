@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from isotrain.core.adapter import Adapter
-from isotrain.core.capabilities import Capability
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Capability
 
 Verdict = Literal["passed", "failed", "not asked"]
 

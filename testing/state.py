@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from isotrain.core.contracts.group import ALL_STATE
 from isotrain.core.errors import IsotrainError
-from isotrain.core.group import ALL_STATE
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core.adapter import Adapter
-from isotrain.core.capabilities import Capability
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.strategy import Conserved, Strategy
 from isotrain.core.errors import PlanError
-from isotrain.core.plan import make_plan, missing_capabilities, split_backend
-from isotrain.core.registry import PluginHost, plugin_host
-from isotrain.core.session import Session
-from isotrain.core.spec_io import load_spec
-from isotrain.core.strategy import Conserved, Strategy
+from isotrain.core.planning.make_plan import make_plan, missing_capabilities, split_backend
+from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.running.session import Session
+from isotrain.core.spec.files import load_spec
 from isotrain.testing import digits, strategy_checks, trials
 from isotrain.testing.launching import Run, attempt
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.capabilities import Capability
-from isotrain.core.strategy import Conserved, Strategy
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.strategy import Conserved, Strategy
 from isotrain.testing import digits, probe
 from isotrain.testing.digits import Oracle, Weights
 from isotrain.testing.trials import HALF, SMALL_RATE, WHOLE

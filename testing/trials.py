@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.capabilities import Capability
-from isotrain.core.data import Batch, Slice
-from isotrain.core.registry import plugin_host
-from isotrain.core.session import Session
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.data.batches import Batch, Slice
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
 from isotrain.testing import digits
 from isotrain.testing.watch import watching
 

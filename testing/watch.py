@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core.capabilities import Capability
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.replica import Computation, Replica
-from isotrain.core.session import Session
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.replica import Computation, Replica
+from isotrain.core.running.session import Session
 
 NEEDS: Mapping[str, Capability] = {
     "synchronised_step": Capability.SYNCHRONISED_STEP,

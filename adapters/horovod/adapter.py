@@ -15,16 +15,16 @@ from isotrain.adapters.torch.adapter import (
     torch_usability,
     weight_decay_remarks,
 )
-from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
-from isotrain.core.capabilities import Capability
-from isotrain.core.environment import ProcessContext
+from isotrain.core.contracts.adapter import Adapter, DeviceKind, Examination, Setting, Usability
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.hardware import visible_gpus
+from isotrain.core.system.hardware import visible_gpus
 
 if TYPE_CHECKING:
-    from isotrain.core.group import ReplicaGroup
-    from isotrain.core.plan import Plan
-    from isotrain.core.spec import TrainingSpec
+    from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.spec.training_spec import TrainingSpec
 
 INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from isotrain.core.adapter import Setting
-from isotrain.core.environment import ProcessContext
+from isotrain.core.contracts.adapter import Setting
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.replica import Parts, own_part
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.replica import Parts, own_part
-from isotrain.core.variables import variables_set
+from isotrain.core.system.variables import variables_set
 
 _ARRIVALS = "isotrain"
 _GATE = "all"

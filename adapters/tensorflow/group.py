@@ -16,12 +16,12 @@ from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import copies, to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
-from isotrain.core.data import Batch
-from isotrain.core.group import ALL_STATE, Phase, ReplicaGroup, StateKind
-from isotrain.core.replica import Computation, ReduceOp
-from isotrain.core.sources import map_tree
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.traits import LayerTrait
+from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.contracts.replica import Computation, ReduceOp
+from isotrain.core.contracts.traits import LayerTrait
+from isotrain.core.data.batches import Batch
+from isotrain.core.data.sources import map_tree
+from isotrain.core.spec.training_spec import TrainingSpec
 
 Pieces = tuple[tuple[Piece, ...], ...]
 """Per local replica its slices."""

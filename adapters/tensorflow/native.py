@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from isotrain.core.adapter import Setting
-from isotrain.core.environment import ProcessContext
+from isotrain.core.contracts.adapter import Setting
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.errors import PlanError
 
 _CROSS_DEVICE_OPS = {

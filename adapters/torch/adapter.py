@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend
-from isotrain.core.adapter import Adapter, DeviceKind, Examination, Setting, Usability
-from isotrain.core.capabilities import Capability
-from isotrain.core.environment import ProcessContext
+from isotrain.core.contracts.adapter import Adapter, DeviceKind, Examination, Setting, Usability
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.hardware import visible_gpus
+from isotrain.core.system.hardware import visible_gpus
 
 if TYPE_CHECKING:
-    from isotrain.core.group import ReplicaGroup
-    from isotrain.core.spec import TrainingSpec
+    from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.spec.training_spec import TrainingSpec
 
 INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
 

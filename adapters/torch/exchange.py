@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from isotrain.adapters.torch.program import Program
-from isotrain.core.group import CompressionMethod
-from isotrain.core.replica import Parts, ReduceOp
+from isotrain.core.contracts.group import CompressionMethod
+from isotrain.core.contracts.replica import Parts, ReduceOp
 
 Wait = Callable[[], torch.Tensor]
 

@@ -11,9 +11,9 @@ import torch
 
 from isotrain.adapters import portable
 from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.core.contracts.group import StateKind
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.group import StateKind
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class KerasProgram(Program):

@@ -11,10 +11,10 @@ from torch import nn
 from isotrain.adapters import portable
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.core.contracts.replica import StatePart
 from isotrain.core.errors import IsotrainError, SpecError, unknown_name
-from isotrain.core.replica import StatePart
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_parts import CustomOptimizer, LossScale
+from isotrain.core.spec.parts import CustomOptimizer, LossScale
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

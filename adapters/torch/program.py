@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from isotrain.core.contracts.group import StateKind
+from isotrain.core.contracts.replica import StatePart
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.group import StateKind
-from isotrain.core.replica import StatePart
 
 
 class Objective(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isotrain.core import order
 from isotrain.core.check.subject import Hit, Subject, Target, labels
+from isotrain.core.data import order
 
 _ADAPTIVE = ("adam", "adamw", "rmsprop")
 _MUCH = 8.0

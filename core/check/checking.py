@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from isotrain.core.alone import look
 from isotrain.core.check import batch_rules, machine_rules, model_rules
 from isotrain.core.check.codes import CODES, nearest
 from isotrain.core.check.findings import CheckResult, gathered, without_silenced
 from isotrain.core.check.subject import Hit, Sight, Subject, Target
 from isotrain.core.errors import PlanError, RunFailedError
-from isotrain.core.registry import PluginHost, plugin_host
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import load_spec
-from isotrain.core.training import examine
+from isotrain.core.launching.look import look
+from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.running.works import examine
+from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
     from isotrain.core.api import SpecLike

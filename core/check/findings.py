@@ -10,7 +10,7 @@ from typing import Any
 from isotrain.core.check.codes import RULES, Rule, Severity, is_silenced
 from isotrain.core.check.subject import Hit
 from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.notebook import html_table
+from isotrain.core.showing.html import html_table
 
 _SHOWN_LAYERS = 5
 

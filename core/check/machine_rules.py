@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from isotrain.core import hardware
 from isotrain.core.check.subject import Hit, Subject, Target
 from isotrain.core.errors import BackendUnavailableError, PlanError
-from isotrain.core.plan import make_plan, split_backend
-from isotrain.core.registry import PluginHost
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.planning.make_plan import make_plan, split_backend
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
 
 
 def planned(

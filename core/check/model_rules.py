@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from isotrain.core import references
-from isotrain.core.capabilities import Capability
 from isotrain.core.check.subject import Hit, Subject, Target, labels
-from isotrain.core.spec_fields import Component
-from isotrain.core.traits import Trait
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.traits import Trait
+from isotrain.core.spec import references
+from isotrain.core.spec.fields import Component
 
 _SUM = "sum"
 _SAME_DECAY = "adamw"

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from isotrain.core.check.codes import Severity
 from isotrain.core.check.findings import CheckResult, Finding
-from isotrain.core.tables import facts, paragraph
+from isotrain.core.showing.tables import facts, paragraph
 
 
 def text(result: CheckResult) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core.adapter import Adapter
-from isotrain.core.plan import Plan
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.strategy import Strategy
-from isotrain.core.traits import LayerTrait, Trait
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.contracts.traits import LayerTrait, Trait
+from isotrain.core.planning.make_plan import Plan
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 @dataclass(frozen=True, eq=False)

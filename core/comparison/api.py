@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from isotrain.core.comparison.engine import Engine, OnProgress
 from isotrain.core.comparison.records import Comparison
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
-from isotrain.core.spec_io import Source
+from isotrain.core.spec.files import Source
 
 
 def compare(

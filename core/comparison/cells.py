@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core import hardware
 from isotrain.core.comparison.runner import Runner
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.plan import split_backend
-from isotrain.core.registry import PluginHost
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.planning.make_plan import split_backend
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def usable_backends(host: PluginHost, interpreters: Mapping[str, str]) -> list[s
     Raises:
         PlanError: There is none.
     """
-    from isotrain.core import listings
+    from isotrain.core.planning import listings
 
     listed = [found["name"] for found in listings.backends(host) if found["usable"]]
     names = [name for name in host.backends.names() if name in listed or name in interpreters]

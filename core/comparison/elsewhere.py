@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from isotrain import __version__
 from isotrain.core.errors import IsotrainError
-from isotrain.core.whole_file import write_whole
+from isotrain.core.system.whole_file import write_whole
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def _attempt(task: Mapping[str, Any]) -> dict[str, Any]:
 def _done(task: Mapping[str, Any]) -> dict[str, Any]:
     from isotrain.core.comparison.measure import Measurement
     from isotrain.core.comparison.runner import plan_here, run_here
-    from isotrain.core.spec_io import load_spec
+    from isotrain.core.spec.files import load_spec
 
     spec = load_spec(task["spec"])
     if task["do"] == "plan":

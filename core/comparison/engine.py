@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from isotrain.core import hardware
 from isotrain.core.comparison import changes, store, summary
 from isotrain.core.comparison.agenda import Agenda
 from isotrain.core.comparison.cells import (
@@ -29,11 +28,12 @@ from isotrain.core.comparison.settings import (
 )
 from isotrain.core.comparison.verdict import decide
 from isotrain.core.errors import PlanError, unknown_name
-from isotrain.core.launch import refuse_nesting
-from isotrain.core.plan import split_backend
-from isotrain.core.registry import plugin_host
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import Source, load_spec
+from isotrain.core.launching.local import refuse_nesting
+from isotrain.core.planning.make_plan import split_backend
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.spec.files import Source, load_spec
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
 
 _NOT_RUN = "not run yet"
 _NO_TIME = "not run: the time budget was used up before"

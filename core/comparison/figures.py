@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isotrain.core import tables
 from isotrain.core.comparison.records import Cell, Estimate
 from isotrain.core.comparison.units import Kind, Unit, unit_of
+from isotrain.core.showing import tables
 
 Measured = Estimate | float | None
 

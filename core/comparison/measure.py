@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.rundir import versions
+from isotrain.core.launching.run_directory import versions
 
 if TYPE_CHECKING:
-    from isotrain.core.data import Batch
-    from isotrain.core.session import Session
+    from isotrain.core.data.batches import Batch
+    from isotrain.core.running.session import Session
 
 _TIMELINE_STEPS = 5
 _EXCHANGE_SECONDS = 0.5

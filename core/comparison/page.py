@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.core import tables
 from isotrain.core.comparison import figures
 from isotrain.core.comparison.drawing import NARROW, WIDE, missing, svg_inline
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import LEAST_RUNS, Cell, Comparison
 from isotrain.core.comparison.series import finished
+from isotrain.core.showing import tables
 
 _HERE = Path(__file__).parent
 _TEMPLATE = "report.html.jinja"

@@ -271,7 +271,7 @@ class Comparison:
             IsotrainError: pandas is not installed.
         """
         from isotrain.core.comparison import flat
-        from isotrain.core.data_frame import data_frame
+        from isotrain.core.showing.data_frame import data_frame
 
         return data_frame(flat.rows(self.cells))
 

@@ -9,7 +9,7 @@ from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Comparison
 from isotrain.core.errors import IsotrainError
-from isotrain.core.whole_file import write_whole
+from isotrain.core.system.whole_file import write_whole
 
 REPORT_FILE = "report.html"
 PLOTS_FOLDER = "plots"

@@ -18,13 +18,13 @@ from isotrain import __version__
 from isotrain.core import errors
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.travel import as_plain
+from isotrain.core.contracts.job import Job
 from isotrain.core.errors import IsotrainError, PlanError
-from isotrain.core.job import Job
-from isotrain.core.launch import launch_local
-from isotrain.core.plan import make_plan, split_backend
-from isotrain.core.registry import plugin_host
-from isotrain.core.rundir import RunDirectory
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.launching.local import launch_local
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.planning.make_plan import make_plan, split_backend
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _MODULE = "isotrain.core.comparison.elsewhere"
 _END_SECONDS = 10.0

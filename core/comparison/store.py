@@ -12,7 +12,7 @@ from typing import Any
 
 from isotrain.core.comparison.records import COMPARISON_FILE, Comparison
 from isotrain.core.errors import PlanError, RunFailedError
-from isotrain.core.whole_file import write_whole
+from isotrain.core.system.whole_file import write_whole
 
 CSV_FILE = "comparison.csv"
 REPORT_PACKAGES = ("jinja2", "matplotlib")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from isotrain.core.comparison.records import Cell, Change, Comparison, Estimate
 from isotrain.core.comparison.verdict import three_digits
-from isotrain.core.notebook import html_table
-from isotrain.core.tables import facts, paragraph, table
+from isotrain.core.showing.html import html_table
+from isotrain.core.showing.tables import facts, paragraph, table
 
 _SPEED = ("cell", "samples/s", "95 % interval", "step ms", "p95 ms", "speedup", "efficiency")
 _COST = (

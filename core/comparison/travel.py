@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isotrain.core import references
 from isotrain.core.errors import PlanError
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_errors import SpecModel
-from isotrain.core.spec_fields import Component
+from isotrain.core.spec import references
+from isotrain.core.spec.fields import Component
+from isotrain.core.spec.problems import SpecModel
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def as_plain(spec: TrainingSpec) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.logger import Logger
+from isotrain.core.contracts.logger import Logger
 
 
 class CsvLogger(Logger):

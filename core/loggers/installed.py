@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 
-from isotrain.core.adapter import Usability
+from isotrain.core.contracts.adapter import Usability
 
 
 def package(module: str) -> Usability:

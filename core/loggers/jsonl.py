@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.logger import Logger
 from isotrain.core.json_text import json_line
-from isotrain.core.logger import Logger
 
 
 class JsonLinesLogger(Logger):

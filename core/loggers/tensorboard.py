@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.logger import Logger
+from isotrain.core.contracts.logger import Logger
 
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
 _CASTAGNOLI = 0x82F63B78

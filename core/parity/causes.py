@@ -14,7 +14,7 @@ from isotrain.core.parity.noise import Floor
 from isotrain.core.parity.records import STAGES, Cause, Parting
 from isotrain.core.parity.runs import RunTrace, StepTrace, Tensors, relative
 from isotrain.core.parity.updates import placement_of_epsilon
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 FITS = 1e-3
 """A hypothesis explains a tensor when what is left unexplained is below this part of it."""

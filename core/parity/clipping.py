@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from isotrain.core.parity import fingerprints
 from isotrain.core.parity.runs import Tensors
-from isotrain.core.spec_parts import Clip
+from isotrain.core.spec.parts import Clip
 
 
 def clipped(gradients: Tensors, clip: Clip) -> Tensors:

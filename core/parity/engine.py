@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.core import hardware
-from isotrain.core.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.job import Job
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.job import Job
-from isotrain.core.launch import launch_local
+from isotrain.core.launching.local import launch_local
+from isotrain.core.launching.run_directory import RunDirectory, versions
 from isotrain.core.parity import trace as tracing
 from isotrain.core.parity.names import MapLike, NameMap, read_maps
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, Parity, RunRecord
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
-from isotrain.core.plan import Plan, make_plan
-from isotrain.core.registry import PluginHost, plugin_host
-from isotrain.core.rundir import RunDirectory, versions
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import load_spec
+from isotrain.core.planning.make_plan import Plan, make_plan
+from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 Say = Callable[[str], None]

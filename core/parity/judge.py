@@ -10,7 +10,7 @@ from isotrain.core.parity.causes import Case, likely_causes
 from isotrain.core.parity.noise import Floor
 from isotrain.core.parity.records import STAGES, Cause, Parting, RunStatus, Stage, StepRecord
 from isotrain.core.parity.runs import RunTrace, StepTrace, differences
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 SHRUNK = 2.0**-10
 """A difference that float64 shrinks to less than this part of it is rounding: 2^-29 is what one expects

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from isotrain.core.notebook import html_facts, html_table
 from isotrain.core.parity import text
 from isotrain.core.parity.records import Parity, RunRecord
+from isotrain.core.showing.html import html_facts, html_table
 
 _STYLE = """
 :root { color-scheme: light dark; }

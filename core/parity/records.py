@@ -201,7 +201,7 @@ class Parity:
         Raises:
             IsotrainError: pandas is not installed.
         """
-        from isotrain.core.data_frame import data_frame
+        from isotrain.core.showing.data_frame import data_frame
 
         rows = []
         for run in self.runs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isotrain.core import tables
 from isotrain.core.parity.records import STAGES, Cause, Parity, RunRecord, Stage, StepRecord
+from isotrain.core.showing import tables
 
 HEADLINES = {"agree": "AGREE", "difference": "DIFFERENCE", "failed": "FAILED"}
 _TENSORS_SHOWN = 5

@@ -12,11 +12,11 @@ from isotrain.core.parity.names import NameMap, require_counterparts
 if TYPE_CHECKING:
     import numpy as np
 
-    from isotrain.core.data import Batch
-    from isotrain.core.group import StateKind
-    from isotrain.core.plan import Plan
-    from isotrain.core.replica import Tensor
-    from isotrain.core.session import Session
+    from isotrain.core.contracts.group import StateKind
+    from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.data.batches import Batch
+    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.running.session import Session
 
 INITIAL_FILE = "initial.npz"
 _STATE: tuple[tuple[str, StateKind], ...] = (

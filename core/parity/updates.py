@@ -15,7 +15,7 @@ import numpy as np
 
 from isotrain.core.parity.clipping import clipped
 from isotrain.core.parity.runs import RunTrace, StepTrace, Tensors
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 CLEARLY = 0.2
 """A form is recognised when its error is below this part of every other form's."""

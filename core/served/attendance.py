@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from isotrain.core.contracts.service import Service
 from isotrain.core.errors import RunFailedError
 from isotrain.core.served.door import Door
-from isotrain.core.served.service import Service
 from isotrain.core.served.wire import Wire
 from isotrain.core.served.workforce import LostWorker, none_left, readable, report_loss
 

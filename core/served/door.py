@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from isotrain.core.served.service import Service
+from isotrain.core.contracts.service import Service
 from isotrain.core.served.wire import Wire, WireError, accept
 
 

@@ -11,18 +11,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isotrain.core.data import Batch, Slice
+from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.contracts.replica import Computation, StatePart, Tensor
+from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.traits import LayerTrait
+from isotrain.core.data.batches import Batch, Slice
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.group import ALL_STATE, Phase, ReplicaGroup, StateKind
-from isotrain.core.replica import Computation, StatePart, Tensor
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss
 from isotrain.core.served.measures import Measures
-from isotrain.core.served.service import Service
 from isotrain.core.served.tcp import TcpWorkforce
 from isotrain.core.served.vectors import STATISTICS, WEIGHTS, read_parts, separated, write_parts
 from isotrain.core.served.workforce import Answer, Workforce
-from isotrain.core.traits import LayerTrait
 
 _PATIENCE_SECONDS = 0.2
 

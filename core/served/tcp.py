@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isotrain.core.contracts.service import Service
 from isotrain.core.errors import RunFailedError
 from isotrain.core.served.door import Door
 from isotrain.core.served.ledger import Unit
-from isotrain.core.served.service import Service
 from isotrain.core.served.wire import Wire, WireError, packed
 from isotrain.core.served.workforce import (
     Answer,

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isotrain.core.data import Batch, Slice
-from isotrain.core.events import BETWEEN_CALLS
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.served.service import Service
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.reporter import BETWEEN_CALLS
+from isotrain.core.contracts.service import Service
+from isotrain.core.data.batches import Batch, Slice
 from isotrain.core.served.vectors import STATISTICS, WEIGHTS, change, read_parts, write_parts
 from isotrain.core.served.wire import Wire, WireError, connect, unpacked
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isotrain.core.contracts.service import Service
 from isotrain.core.errors import RunFailedError
 from isotrain.core.served.ledger import Unit
-from isotrain.core.served.service import Service
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from conformance import wire
 from conformance.strategy_bench import SAMPLES, StrategyBench
 
-from isotrain.core.registry import plugin_host
-from isotrain.core.session import Session
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
 from isotrain.strategies import compressed, gossip, graphs, hierarchical
 
 CLOSE = 1e-11

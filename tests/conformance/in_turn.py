@@ -8,8 +8,8 @@ from typing import Any
 
 from plugins.broken_strategies import BROKEN
 
-from isotrain.core.session import Session
-from isotrain.core.strategy import Strategy
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.running.session import Session
 from isotrain.strategies.compressed import Compressed
 from isotrain.strategies.data_parallel import DataParallel
 from isotrain.strategies.elastic_averaging import ElasticAveraging

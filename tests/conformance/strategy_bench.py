@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import Batch, DataSet
-from isotrain.core.registry import plugin_host
-from isotrain.core.session import Session
-from isotrain.core.strategy import Strategy
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.data.batches import Batch, DataSet
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
 from isotrain.testing.bench import batches_in_order
 from isotrain.testing.board import Board
 

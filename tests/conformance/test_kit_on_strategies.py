@@ -8,7 +8,7 @@ import functools
 import pytest
 from conformance import in_turn
 
-from isotrain.core.registry import plugin_host
+from isotrain.core.plugins.host import plugin_host
 from isotrain.testing import strategy
 from isotrain.testing.launching import Run, attempt
 from isotrain.testing.scorecard import attempted

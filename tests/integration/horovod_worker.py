@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 
 from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
-from isotrain.core.adapter import Adapter, Setting
-from isotrain.core.data import Batch, Loader
-from isotrain.core.environment import ProcessContext, from_variables
+from isotrain.core.contracts.adapter import Adapter, Setting
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.process import ProcessContext, from_variables
+from isotrain.core.data.batches import Batch, Loader
+from isotrain.core.data.sources import as_source
 from isotrain.core.errors import IsotrainError
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.sources import as_source
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
 RATE = 0.0625

@@ -17,7 +17,7 @@ from plugins.parting_backends import PARTING
 import isotrain
 from isotrain.core.parity.names import NameMap
 from isotrain.core.parity.trace import Request, trace
-from isotrain.core.session import Session
+from isotrain.core.running.session import Session
 
 STEPS = 4
 SAMPLES = 29

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from isotrain.core import report
-from isotrain.core.doctor import examine
-from isotrain.core.registry import PluginHost, plugin_host
+from isotrain.core.planning.doctor import examine
+from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.showing import texts
 
 TORCH = ("torch-ddp", "horovod-torch")
 TENSORFLOW = ("tf-mirrored", "tf-multiworker", "horovod-tf")
@@ -74,7 +74,7 @@ def test_everything_is_usable_here(here: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_text_for_people(here: dict[str, Any]) -> None:
-    text = report.doctor(here)
+    text = texts.doctor(here)
     for backend in here["backends"]:
         assert f"| {backend['name']} " in text
         for each in backend["collectives"]:

@@ -83,7 +83,7 @@ def found(with_jax: Variables, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 LISTING = """
 import sys
-from isotrain.core.cli import main
+from isotrain.core.cli.main import main
 code = main(sys.argv[1:])
 assert not {"jax", "keras"} & set(sys.modules)
 sys.exit(code)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.session import Session
-from isotrain.core.spec_io import load_spec
+from isotrain.core.running.session import Session
+from isotrain.core.spec.files import load_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BACKENDS = ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
-from isotrain.core.adapter import Adapter
-from isotrain.core.capabilities import Capability
-from isotrain.core.environment import ProcessContext
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError
 
 WORKER = Path(__file__).with_name("horovod_worker.py")

@@ -18,8 +18,8 @@ import pytest
 
 import isotrain
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.payload import Payload, receive
-from isotrain.core.ports import Ports
+from isotrain.core.launching.payload import Payload, receive
+from isotrain.core.launching.ports import Ports
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from isotrain.core.errors import PluginError
-from isotrain.core.new_plugin import make_plugin
+from isotrain.core.plugins.new_plugin import make_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 

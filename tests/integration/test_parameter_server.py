@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import isotrain
-from isotrain.core.environment import VARIABLE
+from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import RunFailedError
 from isotrain.testing import digits, probe
 

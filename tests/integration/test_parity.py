@@ -16,7 +16,7 @@ from integration import parity_cases as cases
 from isotrain.core.parity.judge import Judgement, judge
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.runs import RunTrace, put_together
-from isotrain.core.spec_io import load_spec
+from isotrain.core.spec.files import load_spec
 from isotrain.testing.launching import attempt
 
 ROOT = Path(__file__).parents[2]

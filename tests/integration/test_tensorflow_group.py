@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment
-from isotrain.core.adapter import Setting
-from isotrain.core.data import Batch, Loader, Slice, as_dataset
-from isotrain.core.environment import VARIABLE, ProcessContext, from_variables
+from isotrain.core.contracts.adapter import Setting
+from isotrain.core.contracts.process import VARIABLE, ProcessContext, from_variables
+from isotrain.core.data.batches import Batch, Loader, Slice, as_dataset
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 ADAPTERS = {"tf-mirrored": TFMirrored, "tf-multiworker": TFMultiWorker}
 RUNS = [("tf-mirrored", 2), ("tf-multiworker", 3)]

@@ -11,12 +11,12 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.adapter import DeviceKind, Setting
-from isotrain.core.capabilities import Capability
-from isotrain.core.environment import ProcessContext
-from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registers import BackendRegister
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.contracts.adapter import DeviceKind, Setting
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.plugins.hookspecs import hookimpl
+from isotrain.core.plugins.registers import BackendRegister
+from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
     from isotrain.adapters.torch.group import TorchReplicaGroup

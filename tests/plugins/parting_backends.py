@@ -9,8 +9,8 @@ from typing import Any
 
 from plugins.broken_backends import SumForMean, _Broken
 
-from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registers import BackendRegister
+from isotrain.core.plugins.hookspecs import hookimpl
+from isotrain.core.plugins.registers import BackendRegister
 
 
 class ClippedBeforeReduction(_Broken):
@@ -53,7 +53,7 @@ class DuplicatedPadding(_Broken):
 
         import torch
 
-        from isotrain.core.sources import map_tree
+        from isotrain.core.data.sources import map_tree
 
         def padded(batch: Any) -> Any:
             (piece,) = batch.slices[0]

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from isotrain.core import audience
-from isotrain.core.audience import Audience
+from isotrain.core.contracts.logger import Logger
 from isotrain.core.errors import IsotrainError
-from isotrain.core.logger import Logger
+from isotrain.core.loggers import audience
+from isotrain.core.loggers.audience import Audience
 from isotrain.core.loggers.csv import CsvLogger
 from isotrain.core.loggers.jsonl import JsonLinesLogger
 from isotrain.core.loggers.mlflow import MlflowLogger
 from isotrain.core.loggers.tensorboard import TensorBoardLogger
 from isotrain.core.loggers.wandb import WandbLogger
-from isotrain.core.registry import PluginHost
+from isotrain.core.plugins.host import PluginHost
 
 PLAN = {"run": "digits", "backend": "any", "replicas": 2, "options": {}, "samples": None}
 RESULT = {"final_loss": 0.25}

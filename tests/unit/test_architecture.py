@@ -88,7 +88,7 @@ def string_constants(path: Path) -> Iterator[str]:
 
 
 # Helps and examples on the command line show a person real names; no behaviour hangs on them.
-SHOWS_NAMES = {"cli_arguments.py"}
+SHOWS_NAMES = {"arguments.py"}
 
 
 def test_core_names_no_backend() -> None:
@@ -113,7 +113,7 @@ def test_every_package_is_in_the_wheel() -> None:
     assert listed == folders
 
 
-@pytest.mark.parametrize("statement", ["import isotrain", "import isotrain.core.cli"])
+@pytest.mark.parametrize("statement", ["import isotrain", "import isotrain.core.cli.main"])
 def test_importing_loads_no_framework(statement: str) -> None:
     program = f"{statement}; import sys; print(*sys.modules, sep='\\n')"
     finished = subprocess.run(

@@ -11,12 +11,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from isotrain.core.adapter import Adapter, Examination, Usability
-from isotrain.core.capabilities import Capability
 from isotrain.core.check import checking, machine_rules, page, report
 from isotrain.core.check.checking import check
 from isotrain.core.check.codes import CODES, GROUPS, RULES, Severity
 from isotrain.core.check.findings import CheckResult
+from isotrain.core.contracts.adapter import Adapter, Examination, Usability
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.errors import (
     IsotrainError,
     PlanError,
@@ -24,11 +26,9 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.registry import PluginHost
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import json_schema
-from isotrain.core.strategy import Strategy
-from isotrain.core.traits import LayerTrait, Trait
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.files import json_schema
+from isotrain.core.spec.training_spec import TrainingSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "check.md"
 CORES = 4

@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from isotrain import __version__
-from isotrain.core import commands
-from isotrain.core.cli import exit_code_of, main
-from isotrain.core.cli_arguments import parser
+from isotrain.core.cli import commands
+from isotrain.core.cli.arguments import parser
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import exit_code_of, main
 from isotrain.core.errors import (
     BackendUnavailableError,
     DataError,
@@ -31,10 +32,9 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.exit_codes import ExitCode
-from isotrain.core.plan import Plan
-from isotrain.core.registry import plugin_host
-from isotrain.core.report import PLAN_GROUPS, strategies
+from isotrain.core.planning.make_plan import Plan
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.showing.texts import PLAN_GROUPS, strategies
 
 COMMANDS = (
     *("run", "plan", "compare", "report", "check"),
@@ -102,7 +102,7 @@ def test_help_and_backends_load_no_framework() -> None:
     heavy = ("torch", "tensorflow", "keras", "horovod", "pydantic")
     program = f"""
         import sys
-        from isotrain.core.cli import main
+        from isotrain.core.cli.main import main
         assert main(["--help"]) == 0
         assert not [name for name in {(*heavy, "numpy", "rich")!r} if name in sys.modules]
         assert main(["backends"]) == 0
@@ -216,8 +216,8 @@ def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin" / "elsewhere.py").write_text(
         textwrap.dedent("""
         from isotrain.adapters.torch.adapter import TorchDDP
-        from isotrain.core.adapter import Usability
-        from isotrain.core.hookspecs import hookimpl
+        from isotrain.core.contracts.adapter import Usability
+        from isotrain.core.plugins.hookspecs import hookimpl
 
         class Elsewhere(TorchDDP):
             name = "elsewhere"

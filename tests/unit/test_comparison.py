@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isotrain.core.cli.compare_arguments import describe_compare
 from isotrain.core.comparison import changes, store, text
 from isotrain.core.comparison.agenda import Agenda
-from isotrain.core.comparison.arguments import describe_compare
 from isotrain.core.comparison.records import (
     Cell,
     Change,

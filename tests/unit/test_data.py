@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.core import order
-from isotrain.core.data import Batch, DataSet, Loader, Slice, as_dataset
+from isotrain.core.data import order
+from isotrain.core.data.batches import Batch, DataSet, Loader, Slice, as_dataset
+from isotrain.core.data.sources import ArraySource, arrays
 from isotrain.core.errors import DataError
-from isotrain.core.sources import ArraySource, arrays
 
 shapes = st.fixed_dictionaries(
     {

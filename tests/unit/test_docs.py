@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from isotrain.core import hookspecs, listings, registry, report, tables
-from isotrain.core.registry import PluginHost
+from isotrain.core.planning import listings
+from isotrain.core.plugins import hookspecs
+from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost
+from isotrain.core.showing import tables, texts
 from isotrain.testing import backend, strategy
 from isotrain.testing import report as testing_report
 
@@ -26,7 +28,7 @@ HOOKS = [function for name, function in vars(hookspecs).items() if name.startswi
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
     """Knows what comes with isotrain, whatever else is installed or asked for here."""
-    monkeypatch.delenv(registry.PLUGINS_VARIABLE, raising=False)
+    monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     return PluginHost(entry_points=False)
 
 
@@ -37,7 +39,7 @@ def test_pages_have_the_printed_table_of_strategies(
     monkeypatch.setattr(tables, "_is_terminal", lambda: False)
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
-    assert found == [report.strategies(listings.strategies(host))]
+    assert found == [texts.strategies(listings.strategies(host))]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_the_plugin_of_the_page_registers_and_runs(host: PluginHost) -> None:
 def test_the_package_of_the_page_has_the_right_entry_point() -> None:
     project = tomllib.loads(code("toml"))["project"]
     assert list(project["entry-points"]) == [hookspecs.PROJECT]
-    assert f"{registry.PLUGINS_VARIABLE}=" in code("sh")
+    assert f"{PLUGINS_VARIABLE}=" in code("sh")
 
 
 def links(page: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isotrain.core import order
+from isotrain.core.data import order
 from isotrain.core.errors import DataError
 
 lengths = st.integers(1, 200)

@@ -22,7 +22,7 @@ from isotrain.core.parity.noise import MARGIN, Floor, Noise
 from isotrain.core.parity.records import NoiseRecord, Parity, RunRecord, StepRecord
 from isotrain.core.parity.runs import RunTrace, StepTrace
 from isotrain.core.parity.trace import steps_to_trace
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

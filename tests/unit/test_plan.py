@@ -9,18 +9,24 @@ from typing import Any
 import pytest
 
 from isotrain.adapters.horovod.adapter import HorovodTorch
-from isotrain.core import adapter as contract
-from isotrain.core.adapter import Adapter, Examination, Usability
-from isotrain.core.capabilities import Capability
+from isotrain.core.contracts import adapter as contract
+from isotrain.core.contracts.adapter import Adapter, Examination, Usability
+from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.errors import (
     BackendUnavailableError,
     IsotrainError,
     PlanError,
     UnsupportedError,
 )
-from isotrain.core.plan import Plan, differences, make_plan, split_backend, with_measures
-from isotrain.core.registry import PluginHost
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.planning.make_plan import (
+    Plan,
+    differences,
+    make_plan,
+    split_backend,
+    with_measures,
+)
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class Declared(Adapter):

@@ -1,7 +1,8 @@
 """What is public is frozen: every name, parameter and method, as `public_api.txt` lists them.
 
 After a change that is meant: `python tests/unit/test_public_api.py` writes the list anew. Something added
-raises the second number of `isotrain.core.hookspecs.API_VERSION`; something changed or removed, the first.
+raises the second number of `isotrain.core.plugins.hookspecs.API_VERSION`; something changed or removed, the
+first.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import isotrain
-from isotrain.core import adapter, data, environment, hookspecs, plugins, registers
-from isotrain.core.served import service
+from isotrain.core.contracts import adapter, process, service
+from isotrain.core.data import batches
+from isotrain.core.plugins import candidates, hookspecs, registers
 
 LISTED = Path(__file__).with_name("public_api.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 TYPES = (
     *(adapter.Examination, adapter.Setting, adapter.Usability),
-    *(data.Batch, environment.ProcessContext, service.Service),
+    *(batches.Batch, process.ProcessContext, service.Service),
     *(type(make()) for make in registers.REGISTERS.values()),
 )
 """What the contracts and hooks are given or give, beside the names of `isotrain`."""
@@ -32,7 +34,7 @@ def public_api() -> str:
         lines += described(f"isotrain.{name}", getattr(isotrain, name))
     for kind in TYPES:
         lines += described(f"{kind.__module__}.{kind.__qualname__}", kind)
-    for hook in plugins.HOOKS:
+    for hook in candidates.HOOKS:
         lines += described(hook, getattr(hookspecs, hook))
     return "\n".join(lines) + "\n"
 

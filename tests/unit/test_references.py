@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isotrain.core import references
 from isotrain.core.errors import SpecError
+from isotrain.core.spec import references
 
 MODULE = """
 import math as arithmetic
@@ -114,7 +114,7 @@ def test_problems_of_files(file: Path) -> None:
 def test_looking_imports_no_framework() -> None:
     code = """
 import sys
-from isotrain.core import references
+from isotrain.core.spec import references
 assert references.problem("torch.nn:Module") is None
 assert references.problem("keras.losses:Hubr") is not None
 assert references.problem("tensorflow.keras:Model") is None
@@ -207,7 +207,7 @@ def test_is_importable_is_false_for_what_a_name_no_longer_means(
 
 def test_is_importable_is_false_in_main() -> None:
     code = """
-from isotrain.core import references
+from isotrain.core.spec import references
 def build(): pass
 assert not references.is_importable(build)
 """

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from isotrain.core import registry
-from isotrain.core.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
-from isotrain.core.hookspecs import hookimpl
-from isotrain.core.registry import PluginHost, StrategyRegister
-from isotrain.core.strategy import Strategy
+from isotrain.core.plugins.hookspecs import hookimpl
+from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost, StrategyRegister
 
 
 class Nothing(Strategy):
@@ -74,7 +73,7 @@ def test_replacing_must_be_asked_for(host: PluginHost) -> None:
 
 
 def test_what_is_no_strategy_is_refused(host: PluginHost) -> None:
-    host.strategies.add("isotrain.core.capabilities:Capability", name="odd")
+    host.strategies.add("isotrain.core.contracts.capabilities:Capability", name="odd")
     with pytest.raises(PluginError, match="expected a subclass"):
         host.strategy("odd", {})
     with pytest.raises(PluginError, match="has no name"):
@@ -101,7 +100,7 @@ def test_a_broken_entry_point_is_kept_and_the_others_load(monkeypatch: pytest.Mo
 
 
 def test_modules_from_the_environment_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(registry.PLUGINS_VARIABLE, "isotrain.core.nonsense")
+    monkeypatch.setenv(PLUGINS_VARIABLE, "isotrain.core.nonsense")
     with pytest.raises(PluginError, match="nonsense"):
         PluginHost(entry_points=False)
 

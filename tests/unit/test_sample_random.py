@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isotrain.core.data.sample_random import _GOLDEN, SampleRandom, _mixed
 from isotrain.core.errors import DataError
-from isotrain.core.sample_random import _GOLDEN, SampleRandom, _mixed
 
 
 def draws(seed: int, epoch: int, indices: np.ndarray) -> list[np.ndarray]:

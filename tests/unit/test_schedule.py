@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.schedule import LearningRates
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def rates(total: int = 20, per_epoch: int = 5, batch: int = 64, **fields: Any) -> list[float]:

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isotrain.core.data import Slice
+from isotrain.core.data.batches import Slice
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.plan import make_plan
-from isotrain.core.registry import PluginHost
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.host import PluginHost
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss
 from isotrain.core.served.wire import Wire, WireError, accept, connect, packed, unpacked
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import load_spec
+from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 KEY = b"the secret of one run"
 

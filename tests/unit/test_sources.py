@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from isotrain.core.errors import DataError
-from isotrain.core.sources import (
+from isotrain.core.data.sources import (
     ArraySource,
     BatchIndexed,
     MapStyle,
@@ -24,6 +23,7 @@ from isotrain.core.sources import (
     npy,
     npz,
 )
+from isotrain.core.errors import DataError
 
 ROWS = np.array([7, 0, 3, 3, 9])
 X = np.random.default_rng(0).standard_normal((10, 4, 3)).astype(np.float32)

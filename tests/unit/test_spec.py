@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_errors import BRANCH
-from isotrain.core.spec_fields import Component
-from isotrain.core.spec_parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
+from isotrain.core.spec.fields import Component
+from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
+from isotrain.core.spec.problems import BRANCH
+from isotrain.core.spec.training_spec import TrainingSpec
 
 BASE: dict[str, Any] = {
     "model": "shop.models:Net",
@@ -303,8 +303,8 @@ def test_caller_tables_are_not_shared() -> None:
 
 
 def test_every_field_is_described() -> None:
-    from isotrain.core import spec as module
-    from isotrain.core.spec_errors import SpecModel
+    from isotrain.core.spec import training_spec as module
+    from isotrain.core.spec.problems import SpecModel
 
     parts = [part for part in vars(module).values() if isinstance(part, type)]
     parts = [part for part in parts if issubclass(part, SpecModel) and part is not SpecModel]

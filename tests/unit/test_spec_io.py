@@ -17,9 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isotrain.core.errors import SpecError
-from isotrain.core.references import resolve
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.spec_io import (
+from isotrain.core.spec.files import (
     check_references,
     dump_spec,
     json_schema,
@@ -27,7 +25,9 @@ from isotrain.core.spec_io import (
     to_json,
     to_yaml,
 )
-from isotrain.core.spec_parts import OPTIMIZERS, SCHEDULES, Adam
+from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam
+from isotrain.core.spec.references import resolve
+from isotrain.core.spec.training_spec import TrainingSpec
 
 FIELDS: dict[str, Any] = {
     "model": {"torch": "math:hypot", "tensorflow": "json:loads"},
@@ -279,7 +279,7 @@ def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
     }
     path = write(tmp_path, "s.json", json.dumps(fields))
     code = (
-        "import sys; from isotrain.core.spec_io import load_spec; load_spec(sys.argv[1])\n"
+        "import sys; from isotrain.core.spec.files import load_spec; load_spec(sys.argv[1])\n"
         "assert not {'torch', 'keras', 'tensorflow', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.plan import Plan, make_plan, with_measures
-from isotrain.core.registry import PluginHost
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.planning.make_plan import Plan, make_plan, with_measures
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import graphs
 from isotrain.strategies.local_sgd import LocalSGD
 

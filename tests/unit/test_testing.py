@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.adapter import Adapter
-from isotrain.core.capabilities import Capability
-from isotrain.core.cli import main
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import main
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
-from isotrain.core.exit_codes import ExitCode
-from isotrain.core.group import ReplicaGroup
-from isotrain.core.registry import plugin_host
-from isotrain.core.strategy import Strategy
+from isotrain.core.plugins.host import plugin_host
 from isotrain.testing import backend, commands, digits, endings, report, strategy
 from isotrain.testing.launching import Run
 from isotrain.testing.native import assert_native_equality

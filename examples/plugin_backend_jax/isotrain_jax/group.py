@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from isotrain.adapters import keras_traits
-from isotrain.core.data import Batch
-from isotrain.core.group import ALL_STATE, Phase, ReplicaGroup, StateKind
-from isotrain.core.replica import Computation, ReduceOp
-from isotrain.core.sources import map_tree
-from isotrain.core.spec import TrainingSpec
-from isotrain.core.traits import LayerTrait
+from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.contracts.replica import Computation, ReduceOp
+from isotrain.core.contracts.traits import LayerTrait
+from isotrain.core.data.batches import Batch
+from isotrain.core.data.sources import map_tree
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain_jax import mesh
 from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
 from isotrain_jax.program import Arrays, Piece, Program, State

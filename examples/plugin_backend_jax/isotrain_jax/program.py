@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import keras
 
 from isotrain.adapters import portable
+from isotrain.core.contracts.replica import StatePart
 from isotrain.core.errors import SpecError, UnsupportedError
-from isotrain.core.replica import StatePart
-from isotrain.core.spec import TrainingSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain_jax.attention import choose_attention
 
 Arrays: TypeAlias = "list[jax.Array]"

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from isotrain.adapters import portable
+from isotrain.core.contracts.group import StateKind
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.group import StateKind
 from isotrain_jax.program import Arrays, State
 
 _OPTIMIZER = "optimizer/"

@@ -1,0 +1,357 @@
+"""The commands of the command line and their arguments, with the texts of `--help`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from isotrain import __version__
+from isotrain.core.cli.argument_types import count, counts, listed, port, several
+from isotrain.core.cli.compare_arguments import describe_compare, describe_report
+from isotrain.core.errors import IsotrainError
+
+_MAIN_EXAMPLES = """\
+examples:
+  isotrain doctor                                          what works on this machine, and why not
+  isotrain plan digits.yaml --backend torch-ddp --replicas 2
+  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
+  isotrain run digits.yaml --backend torch-ddp --replicas 2
+
+`isotrain COMMAND --help` explains a command."""
+_RUN_EXAMPLES = """\
+examples:
+  isotrain run digits.yaml --backend torch-ddp
+  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
+  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
+  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
+_PLAN_EXAMPLES = """\
+examples:
+  isotrain plan digits.yaml --backend torch-ddp --replicas 2
+  isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
+  isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2"""
+_COMPARE_EXAMPLES = """\
+examples:
+  isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today --resume
+  isotrain compare digits.yaml --backend torch-ddp --against before --fail-if-slower 5%
+  isotrain compare digits.yaml --backend torch-ddp --backend tf-multiworker:ring \\
+      --python tf-multiworker=/home/me/tensorflow/bin/python"""
+_REPORT_EXAMPLES = """\
+examples:
+  isotrain report comparisons/digits-20260102-030405
+  isotrain report today --json"""
+_CHECK_EXAMPLES = """\
+examples:
+  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
+  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
+  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4"""
+_PARITY_EXAMPLES = """\
+examples:
+  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
+  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
+  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity"""
+_BACKENDS_EXAMPLES = """\
+examples:
+  isotrain backends
+  isotrain backends --json"""
+_STRATEGIES_EXAMPLES = """\
+examples:
+  isotrain strategies
+  isotrain strategies --json"""
+_PLUGINS_EXAMPLES = """\
+examples:
+  isotrain plugins
+  isotrain plugins digits.yaml                             also those that the spec names
+  isotrain plugins --plugin my_strategy.py --json"""
+_DOCTOR_EXAMPLES = """\
+examples:
+  isotrain doctor
+  isotrain doctor --json > machine.json"""
+_CONFORMANCE_EXAMPLES = """\
+examples:
+  isotrain conformance my-backend
+  isotrain conformance my-backend:gloo --replicas 3
+  isotrain conformance my-strategy --backend torch-ddp
+  isotrain conformance my-strategy --json > card.json"""
+_NEW_PLUGIN_EXAMPLES = """\
+examples:
+  isotrain new-plugin elastic-averaging
+  isotrain new-plugin elastic-averaging --directory ~/work"""
+_SCHEMA_EXAMPLES = """\
+examples:
+  isotrain schema > isotrain.schema.json
+
+then, as the first line of a YAML spec, for editors:
+  # yaml-language-server: $schema=isotrain.schema.json"""
+
+
+class UsageError(IsotrainError):
+    """The command line itself is wrong."""
+
+
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions, and options beside their explanation."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of ending the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n{self.format_usage()}`{self.prog} --help` explains it.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describes every command and its arguments."""
+    top = _Parser(
+        prog="isotrain",
+        description="Trains one spec under any data-parallel backend, with the same result.",
+        epilog=_MAIN_EXAMPLES,
+        formatter_class=_Layout,
+    )
+    top.add_argument("--version", action="version", version=f"isotrain {__version__}")
+    commands = top.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    _describe_run(_add(commands, "run", "train a spec under a backend", _RUN_EXAMPLES))
+    _describe_plan(_add(commands, "plan", "show what a run would do", _PLAN_EXAMPLES))
+    _describe_compare(_add(commands, "compare", "measure backends side by side", _COMPARE_EXAMPLES))
+    describe_report(_add(commands, "report", "show a comparison again", _REPORT_EXAMPLES))
+    _describe_check(_add(commands, "check", "warn of what makes results differ", _CHECK_EXAMPLES))
+    _describe_parity(
+        _add(commands, "parity", "find where two runs of a spec part, and why", _PARITY_EXAMPLES)
+    )
+    _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
+    _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
+    _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
+    _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
+    _describe_conformance(
+        _add(
+            commands,
+            "conformance",
+            "check whether a backend or a strategy keeps the promises",
+            _CONFORMANCE_EXAMPLES,
+            home="isotrain.testing.commands",
+        )
+    )
+    _describe_new_plugin(
+        _add(commands, "new-plugin", "make a package with a strategy", _NEW_PLUGIN_EXAMPLES)
+    )
+    _add(commands, "schema", "print the JSON Schema of specs", _SCHEMA_EXAMPLES)
+    return top
+
+
+_DESCRIPTIONS = {
+    "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
+    " standard error, the result to standard output.",
+    "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
+    "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
+    "compare": "Measures every backend with every number of replicas, in fresh processes, in turn and\n"
+    "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
+    "report": "Makes the report of a comparison again from its stored results, and prints its tables.",
+    "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
+    "replicas, why, and what to do. Ends with 4 when there are errors or warnings.",
+    "parity": "Runs a few steps of a spec on several backends and numbers of replicas, and compares\n"
+    "gradients, weights, optimizer slots and all other state with those of the first. Says whether what\n"
+    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
+    "Ends with 6 where runs part.",
+    "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
+    " no framework; `isotrain doctor` really tries them.",
+    "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
+    "plugins": "Lists the plugins: what they registered, where they come from, and what is wrong with them.",
+    "doctor": "Really loads every backend, each in a process of its own, and says of it and of each of\n"
+    "its collectives: usable or not, which version, why not, and what to do.",
+    "conformance": "Runs the conformance checks of a backend or a strategy and prints a scorecard: passed,"
+    "\nfailed and why, or not asked and why. Ends with 4 when a check fails.",
+    "new-plugin": "Makes a package that can be installed: a strategy, its entry point, tests with the\n"
+    "conformance kit, a README. Its tests pass at once.",
+    "schema": "Prints the JSON Schema of spec files, with which editors complete and check them.",
+}
+
+
+def _add(
+    commands: argparse._SubParsersAction[_Parser],
+    name: str,
+    summary: str,
+    examples: str,
+    home: str = "isotrain.core.cli.commands",
+) -> argparse.ArgumentParser:
+    """Adds a command; the module `home` has the function that does it."""
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=_DESCRIPTIONS[name],
+        epilog=examples,
+        formatter_class=_Layout,
+    )
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    command.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="also load this plugin: a module, or a file that ends in .py; may be repeated",
+    )
+    command.add_argument(
+        "--block-plugin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this plugin out; `isotrain plugins` lists all; may be repeated",
+    )
+    command.set_defaults(home=home)
+    return command
+
+
+def _describe_plugins(command: argparse.ArgumentParser) -> None:
+    command.add_argument("spec", metavar="SPEC", nargs="?", help="also load what this spec names")
+
+
+def _describe_run(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    _describe_target(command, required=True)
+    command.add_argument(
+        "--run-dir", metavar="DIR", help="new or empty folder for the run's files (runs/NAME-TIME)"
+    )
+    command.add_argument(
+        "--port", type=port, metavar="P", help="use this port and those after it (any free ones)"
+    )
+    command.add_argument(
+        "--logger",
+        action="append",
+        default=[],
+        metavar="NAME[,OPTION=VALUE...]",
+        help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
+    )
+    command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+
+
+def _describe_plan(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    _describe_target(command, required=False)
+    command.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        help="print what differs between two of NAME[:COLLECTIVE][@REPLICAS]",
+    )
+    command.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="start no process to count samples, parameters and bytes",
+    )
+
+
+def _describe_compare(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    describe_compare(command)
+
+
+def _describe_check(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    command.add_argument(
+        "--backend",
+        action="append",
+        required=True,
+        metavar="NAME[:COLLECTIVE]",
+        help="what to check for; may be repeated",
+    )
+    command.add_argument(
+        "--replicas",
+        type=counts,
+        metavar="N,...",
+        help="how many, such as 1,2,4 (one per usable GPU, or one)",
+    )
+    command.add_argument(
+        "--ignore",
+        type=listed,
+        action="extend",
+        default=[],
+        metavar="CODE",
+        help="leave out a code, or a group such as ISO4; may be repeated",
+    )
+    command.add_argument(
+        "--strict", action="store_true", help="end with 4 also when there are only notes"
+    )
+    command.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="start no process to load the data and build the model",
+    )
+
+
+def _describe_parity(command: argparse.ArgumentParser) -> None:
+    _describe_spec(command)
+    command.add_argument(
+        "--backend",
+        required=True,
+        action="append",
+        metavar="NAME[:COLLECTIVE]",
+        help="what to run on; repeat it: the first is the reference",
+    )
+    command.add_argument(
+        "--replicas",
+        type=counts,
+        default=(1,),
+        metavar="N,N",
+        help="run each backend with each of these numbers; the first is the reference's (1)",
+    )
+    command.add_argument(
+        "--steps", type=count, default=10, metavar="N", help="how many steps to trace (10)"
+    )
+    command.add_argument(
+        "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
+    )
+    command.add_argument(
+        "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
+    )
+
+
+def _describe_conformance(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "name", metavar="NAME", help="of a backend (NAME[:COLLECTIVE]) or of a strategy"
+    )
+    command.add_argument(
+        "--backend",
+        metavar="NAME[:COLLECTIVE]",
+        help="check the strategy NAME on it (the first that has what the strategy requires)",
+    )
+    command.add_argument(
+        "--replicas", type=several, default=2, metavar="N", help="how many, at least 2 (2)"
+    )
+
+
+def _describe_new_plugin(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", help="of the strategy: lower case, with hyphens")
+    command.add_argument(
+        "--directory", default=".", metavar="DIR", help="where to make the folder isotrain-NAME (.)"
+    )
+
+
+def _describe_spec(command: argparse.ArgumentParser) -> None:
+    command.add_argument("spec", metavar="SPEC", help="spec file: .yaml, .toml or .json")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the spec, such as optimizer.lr=0.05; may be repeated",
+    )
+
+
+def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> None:
+    command.add_argument(
+        "--backend",
+        required=required,
+        metavar="NAME[:COLLECTIVE]",
+        help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
+    )
+    command.add_argument(
+        "--launcher", default="local", metavar="NAME", help="what starts the processes (local)"
+    )
+    command.add_argument(
+        "--replicas", type=count, metavar="N", help="how many (one per usable GPU, or one)"
+    )

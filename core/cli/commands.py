@@ -1,0 +1,307 @@
+"""What each command does; `isotrain.core.cli.arguments` has their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.errors import PlanError, SpecError
+from isotrain.core.json_text import FORMAT, json_line, json_page
+from isotrain.core.plugins.hookspecs import API_VERSION
+
+if TYPE_CHECKING:
+    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.plugins.host import PluginHost
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains, and prints the result."""
+    from isotrain.core import api
+    from isotrain.core.showing import display
+
+    spec = _with_loggers(_spec(options), options.logger)
+    shows: contextlib.AbstractContextManager[display.OnEvent | None] = contextlib.nullcontext()
+    if options.json:
+        shows = display.json_lines()
+    elif options.quiet:
+        shows = display.quiet()
+    with shows as on_event:
+        result = api.run(
+            spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            run_directory=options.run_dir,
+            on_event=on_event,
+            port=options.port,
+            launcher=options.launcher,
+        )
+    if options.json:
+        print(json_line({"event": "result", **result.to_dict()}), flush=True)
+    else:
+        from isotrain.core.showing import texts  # after the run, whose start need not wait for it
+
+        sys.stdout.write(texts.result(result))
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Prints a plan, or what differs between two."""
+    from isotrain.core.showing import texts
+
+    spec = _spec(options)
+    if options.diff:
+        _differences(spec, options)
+        return
+    if options.backend is None:
+        raise PlanError("plan: give --backend NAME, or --diff A B to compare two.")
+    found = _plan(spec, options.backend, options.replicas, options)
+    if options.json:
+        print(json_page({"format": FORMAT, "plan": found.to_dict()}))
+    else:
+        sys.stdout.write(texts.plan(found))
+
+
+def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    from isotrain.core.planning.make_plan import differences
+    from isotrain.core.showing import texts
+
+    if options.backend is not None:
+        raise PlanError("plan: --diff A B names both backends; leave --backend out.")
+    first, second = (
+        _plan(spec, *_target(text, options.replicas), options) for text in options.diff
+    )
+    found = differences(first, second)
+    if options.json:
+        rows = [{"field": name, "first": one, "second": two} for name, one, two in found]
+        ends = dict(zip(("first", "second"), options.diff, strict=True))
+        print(json_page({"format": FORMAT, **ends, "differences": rows}))
+    else:
+        sys.stdout.write(texts.differences(options.diff, found))
+
+
+def _target(text: str, replicas: int | None) -> tuple[str, int | None]:
+    """Splits `NAME[:COLLECTIVE][@REPLICAS]`."""
+    backend, at, count = text.partition("@")
+    if not at:
+        return backend, replicas
+    if not (count.isdecimal() and int(count)):
+        raise PlanError(
+            f"--diff {text}: expected NAME[:COLLECTIVE][@REPLICAS] with REPLICAS of at least 1,"
+            f" received {count!r} after the @."
+        )
+    return backend, int(count)
+
+
+def _plan(
+    spec: TrainingSpec, backend: str, replicas: int | None, options: argparse.Namespace
+) -> Plan:
+    from isotrain.core import api
+
+    if options.no_measure:
+        return api.plan(spec, backend=backend, replicas=replicas, launcher=options.launcher)
+    with _waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
+        return api.measured_plan(
+            spec, backend=backend, replicas=replicas, launcher=options.launcher
+        )
+
+
+def compare(options: argparse.Namespace) -> ExitCode:
+    """Compares backends, and prints what was found."""
+    from isotrain.core.cli import compare_commands
+
+    return compare_commands.compare(_spec(options), options)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Makes the report of a comparison again, and prints it."""
+    from isotrain.core.cli import compare_commands
+
+    compare_commands.report(options)
+
+
+def check(options: argparse.Namespace) -> ExitCode | None:
+    """Prints what will make results differ."""
+    from isotrain.core.check.checking import check as checked
+    from isotrain.core.check.codes import Severity
+
+    spec = _spec(options)
+    looking: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not options.no_measure:
+        looking = _waiting("loading the data and building the model (--no-measure leaves it out)")
+    with looking:
+        result = checked(
+            spec,
+            backends=options.backend,
+            replicas=options.replicas,
+            ignore=options.ignore,
+            measure=not options.no_measure,
+        )
+    if options.json:
+        print(json_page(result.to_dict()))
+    else:
+        from isotrain.core.check import report
+
+        sys.stdout.write(report.text(result))
+    counted = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
+    return ExitCode.FINDINGS if any(map(result.of, counted)) else None
+
+
+def parity(options: argparse.Namespace) -> ExitCode:
+    """Compares runs tensor by tensor; the exit code tells what was found."""
+    from isotrain.core.parity import engine
+
+    found = engine.parity(
+        _spec(options),
+        backends=options.backend,
+        replicas=options.replicas,
+        steps=options.steps,
+        map=options.map,
+        output=options.output,
+        say=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
+    )
+    if options.json:
+        print(found.to_json())
+    else:
+        from isotrain.core.parity import text
+
+        sys.stdout.write(text.result(found))
+    return {"difference": ExitCode.DIFFERENT, "failed": ExitCode.RUN_FAILED}.get(
+        found.verdict, ExitCode.OK
+    )
+
+
+def backends(options: argparse.Namespace) -> None:
+    """Lists the backends."""
+    from isotrain.core.planning import listings
+    from isotrain.core.plugins.host import plugin_host
+
+    host = plugin_host()
+    found = listings.backends(host)
+    if options.json:
+        faults = {"plugin_faults": dict(host.faults)}
+        print(json_page({"format": FORMAT, "backends": found, **faults}))
+        return
+    from isotrain.core.showing import texts
+
+    sys.stdout.write(texts.backends(found))
+    _warn(host)
+
+
+def strategies(options: argparse.Namespace) -> None:
+    """Lists the strategies and the backends they fit."""
+    from isotrain.core.planning import listings
+    from isotrain.core.plugins.host import plugin_host
+
+    host = plugin_host()
+    found = listings.strategies(host)
+    if options.json:
+        faults = {"plugin_faults": dict(host.faults)}
+        print(json_page({"format": FORMAT, "strategies": found, **faults}))
+        return
+    from isotrain.core.showing import texts
+
+    sys.stdout.write(texts.strategies(found))
+    _warn(host)
+
+
+def plugins(options: argparse.Namespace) -> None:
+    """Lists the plugins, broken ones too."""
+    from isotrain.core.plugins import choice as plugin_choice
+    from isotrain.core.plugins.host import PluginHost
+
+    of_spec = _spec(options).plugins if options.spec else ()
+    host = PluginHost(plugin_choice.current(), of_spec, strict=False)
+    found = [each.to_dict() for each in host.loaded]
+    if options.json:
+        versions = {"api_version": API_VERSION}
+        print(json_page({"format": FORMAT, **versions, "plugins": found}))
+        return
+    from isotrain.core.showing import texts
+
+    sys.stdout.write(texts.plugins(found))
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Examines this machine."""
+    from isotrain.core.planning.doctor import examine
+    from isotrain.core.plugins.host import plugin_host
+
+    host = plugin_host()
+    with _waiting(f"loading {', '.join(host.backends.names())}"):
+        found = examine(host)
+    if options.json:
+        print(json_page({"format": FORMAT, **found}))
+        return
+    from isotrain.core.showing import texts
+
+    sys.stdout.write(texts.doctor(found))
+
+
+def new_plugin(options: argparse.Namespace) -> None:
+    """Makes a plugin's package."""
+    from pathlib import Path
+
+    from isotrain.core.plugins.new_plugin import make_plugin
+
+    folder = make_plugin(options.name, Path(options.directory))
+    if options.json:
+        print(json_page({"format": FORMAT, "folder": str(folder)}))
+        return
+    print(f"{folder}: pip install --editable {folder}, then pytest {folder}")
+
+
+def schema(options: argparse.Namespace) -> None:
+    """Prints the JSON Schema of specs; it is JSON with and without --json."""
+    from isotrain.core.spec.files import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _spec(options: argparse.Namespace) -> TrainingSpec:
+    """Reads the spec; what it refers to may lie in the current folder."""
+    from isotrain.core.spec.files import load_spec
+
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    return load_spec(options.spec, getattr(options, "set", ()))
+
+
+def _with_loggers(spec: TrainingSpec, asked: Sequence[str]) -> TrainingSpec:
+    """The spec with further loggers, each asked for as `NAME[,OPTION=VALUE...]`."""
+    from isotrain.core.spec import yaml_text
+
+    loggers: list[Any] = list(spec.loggers)
+    for text in asked:
+        name, *options = text.split(",")
+        pairs = [option.partition("=") for option in options]
+        if not all(equals for _, equals, _ in pairs):
+            raise SpecError(f"--logger {text}: expected NAME or NAME,OPTION=VALUE,...")
+        values = {option: yaml_text.load(value) for option, _, value in pairs}
+        loggers.append({"name": name, "options": values})
+    return spec.replace(loggers=loggers) if asked else spec
+
+
+def _warn(host: PluginHost) -> None:
+    for name, fault in host.faults.items():
+        print(f"isotrain: plugin {name!r} was left out: {fault}", file=sys.stderr)
+    for name, remark in host.remarks.items():
+        print(f"isotrain: plugin {name!r}: {remark}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[Any]:
+    """Shows in a terminal what a wait is for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield

@@ -1,0 +1,92 @@
+"""The arguments of `isotrain compare` and `isotrain report`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from isotrain.core.cli.argument_types import count, counts
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def describe_compare(command: argparse.ArgumentParser) -> None:
+    """Adds what `compare` takes besides the spec."""
+    add = command.add_argument
+    add(
+        "--backend",
+        action="append",
+        metavar="NAME[:COLLECTIVE]",
+        help="what to compare; may be repeated (all that can be used)",
+    )
+    add("--replicas", type=counts, default=[1], metavar="N,N", help="how many of each (1)")
+    add("--strategy", action="append", metavar="NAME", help="may be repeated (the spec's)")
+    add("--repeat", type=count, metavar="N", help="runs of each cell (3)")
+    add(
+        "--time-budget",
+        type=_duration,
+        metavar="T",
+        help="such as 90s, 10m, 1h: add runs where the ranking is open, until then",
+    )
+    add(
+        "--run-limit",
+        type=_duration,
+        metavar="T",
+        help="end a run's timed steps after T, steady or not (60s, or less with a budget)",
+    )
+    add(
+        "--steps",
+        type=count,
+        metavar="N",
+        help="first steps to compare losses of (20)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the order of the runs (0)")
+    add("--reference", metavar="CELL", help="whose losses and plan the others' are compared with")
+    add("--output", metavar="DIR", help="new or empty folder (comparisons/NAME-TIME)")
+    add("--resume", action="store_true", help="go on with the comparison in --output")
+    add("--against", metavar="OLD", help="folder or JSON file of an earlier one: show changes")
+    add(
+        "--fail-if-slower",
+        type=_share,
+        metavar="P",
+        help="such as 5%%: exit code 5 if a cell is that much slower than in --against",
+    )
+    add(
+        "--python",
+        action="append",
+        type=_interpreter,
+        default=[],
+        metavar="BACKEND=PATH",
+        help="interpreter that has this backend; may be repeated",
+    )
+    add("--quiet", action="store_true", help="print nothing but the result")
+
+
+def describe_report(command: argparse.ArgumentParser) -> None:
+    """Adds what `report` takes."""
+    command.add_argument("folder", metavar="DIR", help="what compare wrote to")
+
+
+def _duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m` or `1h30m`."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 10m or 1h, got {text!r}")
+    return sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a share such as 5% or 0.05, received {text!r}")
+    return value
+
+
+def _interpreter(text: str) -> tuple[str, str]:
+    backend, equals, path = text.partition("=")
+    if not (backend and equals and path):
+        raise argparse.ArgumentTypeError(f"expected BACKEND=PATH, received {text!r}")
+    return backend, path

@@ -1,0 +1,98 @@
+"""What `isotrain compare` and `isotrain report` do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.comparison import store
+from isotrain.core.comparison.engine import Engine
+from isotrain.core.comparison.records import Comparison, read_comparison
+from isotrain.core.comparison.settings import REPEATS, STEPS, Request
+from isotrain.core.errors import PlanError
+from isotrain.core.json_text import json_page
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def compare(spec: TrainingSpec, options: argparse.Namespace) -> ExitCode:
+    """Compares, and prints what was found; also when it is interrupted.
+
+    Args:
+        spec: What to train.
+        options: Of the command line.
+
+    Returns:
+        The exit code; an interruption is passed on.
+    """
+    quiet = options.quiet or options.json
+    engine = Engine(spec, _request(options), _silent if quiet else _tell)
+    try:
+        engine.run()
+    except KeyboardInterrupt:
+        _show(engine, options)
+        raise
+    _show(engine, options)
+    return _exit_code(engine.comparison, options.fail_if_slower)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Makes the report again from what is stored, and prints the tables."""
+    given = Path(options.folder)
+    found = read_comparison(given)
+    folder = given if given.is_dir() else given.parent
+    path = store.publish(found, folder) or found.to_html(folder)  # which says what is missing
+    _print(found, folder, path, options.json)
+
+
+def _request(options: argparse.Namespace) -> Request:
+    if options.fail_if_slower is not None and options.against is None:
+        raise PlanError("--fail-if-slower compares with an earlier comparison: add --against OLD.")
+    return Request(
+        backends=options.backend,
+        replicas=options.replicas,
+        strategies=options.strategy,
+        repeats=options.repeat or REPEATS,
+        time_budget=options.time_budget,
+        run_limit=options.run_limit,
+        seed=options.seed,
+        steps=options.steps or STEPS,
+        reference=options.reference,
+        output=options.output,
+        resume=options.resume,
+        against=options.against,
+        margin=options.fail_if_slower or 0.0,
+        interpreters=dict(options.python),
+    )
+
+
+def _show(engine: Engine, options: argparse.Namespace) -> None:
+    _print(engine.comparison, engine.folder, engine.report, options.json)
+
+
+def _print(found: Comparison, folder: Path, report: Path | None, as_json: bool) -> None:
+    if as_json:
+        where = {"folder": str(folder), "report": None if report is None else str(report)}
+        print(json_page({**found.to_dict(), **where}), flush=True)
+        return
+    from isotrain.core.comparison import text
+
+    sys.stdout.write(text.page(found) + "\n" + text.places(folder, report))
+
+
+def _exit_code(found: Comparison, margin: float | None) -> ExitCode:
+    statuses = [cell.status for cell in found.cells]
+    if "failed" in statuses or "finished" not in statuses:
+        return ExitCode.RUN_FAILED
+    if margin is not None and any(change.slower for change in found.changes):
+        return ExitCode.SLOWER
+    return ExitCode.OK
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silent(line: str) -> None:
+    """Shows nothing."""

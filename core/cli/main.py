@@ -1,0 +1,154 @@
+"""The command line's program: runs one command, and says what becomes of every error and signal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from isotrain.core.cli.arguments import parser
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.errors import BackendUnavailableError, IsotrainError, RunFailedError
+
+_ENDING_SIGNALS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HANGUP,
+}
+_WHAT_ENDED = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.TERMINATED: "ended by SIGTERM",
+    ExitCode.HANGUP: "ended by SIGHUP: the terminal was closed",
+}
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked this program to end; unwinds like Ctrl-C, so that every process is ended.
+
+    Attributes:
+        exit_code: To end with.
+    """
+
+    def __init__(self, exit_code: ExitCode) -> None:
+        super().__init__(_WHAT_ENDED[exit_code])
+        self.exit_code = exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: Of the command line; this program's own when left out.
+
+    Returns:
+        The exit code; see `ExitCode`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _unwinding_on_signals():
+            code = _attempt(given)
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        _discard_output()
+        return ExitCode.OUTPUT_CLOSED
+
+
+def _attempt(given: list[str]) -> int:
+    """Runs one command and tells of its error, if any."""
+    try:
+        return _command(given)
+    except IsotrainError as error:
+        return _tell(error, exit_code_of(error), "--json" in given)
+    except KeyboardInterrupt as error:
+        code = error.exit_code if isinstance(error, Ended) else ExitCode.INTERRUPTED
+        return _tell(Ended(code), code, "--json" in given)
+    except SystemExit as end:  # argparse, after --help and --version
+        return int(end.code or ExitCode.OK)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # a defect: show all of it
+        traceback.print_exc()
+        return _tell(error, ExitCode.RUN_FAILED, "--json" in given)
+
+
+def _command(given: list[str]) -> int:
+    options = parser().parse_args(given)
+    command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
+        importlib.import_module(options.home), options.command.replace("-", "_")
+    )
+    with _plugins_of(options):
+        return command(options) or ExitCode.OK
+
+
+def _plugins_of(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Has the plugins that were asked for on the command line; its modules may lie in this folder."""
+    if not (options.plugin or options.block_plugin):
+        return contextlib.nullcontext()
+    from isotrain.core.plugins import choice as plugin_choice
+    from isotrain.core.spec import references
+
+    here = Path.cwd()
+    if str(here) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(here))
+    asked = [references.absolute_module(where, here) for where in options.plugin]
+    return plugin_choice.chosen(asked, options.block_plugin)
+
+
+def exit_code_of(error: IsotrainError) -> ExitCode:
+    """The exit code that an error ends the program with."""
+    if isinstance(error, RunFailedError):
+        return ExitCode.RUN_FAILED
+    if isinstance(error, BackendUnavailableError):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.USAGE
+
+
+def _tell(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
+    """Prints an error as text, and with --json as an object too."""
+    if as_json:
+        from isotrain.core.json_text import FORMAT, json_line
+
+        fields = {"error": type(error).__name__, "message": str(error), "exit_code": int(code)}
+        print(json_line({"event": "error", "format": FORMAT, **fields}), flush=True)
+    if not isinstance(error, Exception) or isinstance(error, IsotrainError):
+        print(f"isotrain: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+@contextlib.contextmanager
+def _unwinding_on_signals() -> Iterator[None]:
+    """Turns the first signal that asks to end into an exception, and ignores those after it.
+
+    A signal that this program was started to ignore (as by nohup) stays ignored.
+    """
+    previous: dict[signal.Signals, Any] = {}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for caught in previous:
+            signal.signal(caught, signal.SIG_IGN)
+        raise Ended(_ENDING_SIGNALS[signal.Signals(number)])
+
+    for number in _ENDING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _discard_output() -> None:
+    """Lets the interpreter's last flush go nowhere: whoever read the output is gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,216 @@
+"""The contract of an adapter: the code that binds one backend to the neutral interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.contracts.service import Service
+    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+DeviceKind = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True)
+class Usability:
+    """Whether a backend, one of its collectives, a launcher or a logger can be used here.
+
+    Attributes:
+        usable: True when it can.
+        version: Of the framework or library, when installed.
+        reason: Why not, when not usable.
+        hint: What to do about it, when not usable.
+    """
+
+    usable: bool
+    version: str | None = None
+    reason: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What `doctor` found by really loading a backend.
+
+    Attributes:
+        backend: Usability of the backend as a whole.
+        collectives: Usability of each of its collectives.
+        versions: Versions of every package it uses.
+    """
+
+    backend: Usability
+    collectives: Mapping[str, Usability] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Adapter(ABC):
+    """Declares one backend and starts a process's share of it.
+
+    Creating one, and every method but `examine` and `start`, imports no framework.
+
+    Attributes:
+        name: The backend's name.
+        framework: `torch`, `tensorflow`, ...
+        summary: One line for listings.
+        collectives: Name to a one-line meaning; the first is what is used unless one is asked for.
+        replicas_per_process: `one`, or `all` when one process holds every replica of its host.
+        supported: The capabilities it has.
+        unsupported: Every other capability, with the reason why it is missing.
+        options: The names of `backend_options` it knows, with their meaning.
+        synchronised_statistics: The devices on which a layer that asks for statistics of the global
+            batch (synchronised batch normalisation) gets them from several replicas.
+        served_over: With what the processes of a served run exchange.
+    """
+
+    name: ClassVar[str]
+    framework: ClassVar[str]
+    summary: ClassVar[str]
+    collectives: ClassVar[Mapping[str, str]]
+    replicas_per_process: ClassVar[Literal["one", "all"]]
+    supported: ClassVar[frozenset[Capability]]
+    unsupported: ClassVar[Mapping[Capability, str]]
+    options: ClassVar[Mapping[str, str]] = {}
+    synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
+    served_over: ClassVar[str] = "tcp"
+
+    @abstractmethod
+    def usability(self) -> Usability:
+        """Looks whether the packages are installed, importing none of them."""
+
+    @abstractmethod
+    def examine(self) -> Examination:
+        """Loads everything for real. Called in a process of its own, which it may bring down."""
+
+    @abstractmethod
+    def accelerators(self) -> int:
+        """How many GPUs of this machine the installed build of the framework can use."""
+
+    @abstractmethod
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        """Names the collective that will really be used.
+
+        Raises:
+            UnsupportedError: It is unknown, or cannot work on this device.
+        """
+
+    @abstractmethod
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        """Variables that must be set before a process of this backend starts Python."""
+
+    @abstractmethod
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
+        """Joins the run and builds the model. Called once by every process.
+
+        A run with one replica starts no process group and opens no port.
+        """
+
+    def servers(self, asked: int) -> int:
+        """How many processes that only hold parameters a served run has besides its workers.
+
+        Args:
+            asked: As many as the strategy wants, where the backend has such.
+
+        Raises:
+            UnsupportedError: It cannot have so many.
+        """
+        if asked > 1:
+            raise UnsupportedError(
+                f"backend {self.name!r} keeps the parameters of a served run in rank 0, and cannot"
+                f" spread them over {asked} servers."
+            )
+        return 0
+
+    def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
+        """Starts the coordinator of a served run: a group with `served_step`.
+
+        Unless overridden, it holds the parameters and sends them to the workers over TCP; every process
+        uses `start` with one replica.
+        """
+        from isotrain.core.served.group import served_by_tcp
+
+        return served_by_tcp(service, lambda: self.start(spec, setting, service.alone()))
+
+    def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
+        """Does what a worker or server of a served run does; returns when the coordinator is gone."""
+        from isotrain.core.served.worker import serve
+
+        serve(service, lambda: self.start(spec, setting, service.alone()))
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        """Refuses what this backend cannot honour.
+
+        Returns:
+            Remarks about what it honours in its own way, for the plan.
+
+        Raises:
+            UnsupportedError: The spec asks for something the backend cannot do.
+        """
+        return []
+
+    def exchanged_bytes(self, plan: Plan) -> float:
+        """Bytes each replica sends per synchronised step; an optimal all-reduce unless overridden.
+
+        Args:
+            plan: With the measures of the model: `parameters` and `gradient_bytes`.
+        """
+        return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
+
+    def check_options(self, spec: TrainingSpec) -> Mapping[str, Any]:
+        """Returns the spec's options for this backend.
+
+        Raises:
+            PlanError: One of them is unknown.
+        """
+        given = spec.backend_options.get(self.name, {})
+        for option in given:
+            if option not in self.options:
+                raise PlanError(
+                    f"backend_options.{self.name}: " + unknown_name("option", option, self.options)
+                )
+        return given
+
+    def known_collective(self, requested: str | None) -> str:
+        """Returns the requested collective or the default.
+
+        Raises:
+            UnsupportedError: The backend has no collective of that name.
+        """
+        if requested is None:
+            return next(iter(self.collectives))
+        if requested not in self.collectives:
+            raise UnsupportedError(
+                f"backend {self.name!r}: " + unknown_name("collective", requested, self.collectives)
+            )
+        return requested
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the plan resolved for every process of a run.
+
+    Attributes:
+        collective: The collective that will be used; `none` with one replica.
+        device: `cpu` or `gpu`.
+        threads: Compute threads per replica.
+        options: The spec's options for this backend, checked.
+        timeout: Seconds after which a collective that makes no progress is an error.
+    """
+
+    collective: str
+    device: DeviceKind
+    threads: int
+    options: Mapping[str, Any]
+    timeout: float

@@ -1,0 +1,250 @@
+"""The neutral handle on the replicas that live in one process."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from isotrain.core.contracts.replica import Computation, ReduceOp, Tensor
+from isotrain.core.contracts.traits import LayerTrait, Trait
+from isotrain.core.data.batches import Batch
+from isotrain.core.errors import UnsupportedError
+
+CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
+Phase = Literal["train", "evaluation"]
+StateKind = Literal["trainable", "non-trainable", "optimizer"]
+ALL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
+
+
+class ReplicaGroup(ABC):
+    """The replicas of one process, and their ties to all others.
+
+    Every method is called by every process at the same point unless its docstring says *local*.
+    Where a method takes or gives a sequence of tensors, there is one per replica of this process, in
+    the order of `local_replicas`.
+
+    Attributes:
+        replicas: Replicas in the whole run.
+        local_replicas: The indices of the replicas that live in this process, ascending.
+    """
+
+    replicas: int
+    local_replicas: tuple[int, ...]
+
+    @abstractmethod
+    def place(self, arrays: Any) -> Any:
+        """Moves one slice's arrays (a tree of NumPy arrays) to the framework. Local; any thread."""
+
+    @abstractmethod
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Runs the backend's native synchronised data-parallel step.
+
+        Args:
+            batch: The global batch's slices of this process, already placed. A replica's loss is the
+                sum over its micro-batches of `weight * mean`; the mean of that over all replicas is
+                the mean over the global batch.
+            learning_rate: The rate of this step.
+
+        Returns:
+            The loss of the global batch, a scalar tensor, equal on every replica.
+        """
+
+    @abstractmethod
+    def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Updates each replica from its own slice alone; returns the loss of the global batch."""
+
+    def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
+        """Hands a global batch out to the workers of a served run. Called by the coordinator.
+
+        Args:
+            batch: All slices of it.
+            learning_rate: The rate of this step.
+            staleness: 0: returns after one update with the mean gradient, as a synchronised step does.
+                Else each slice is an update of its own with its part of the rate, when it comes in;
+                and slices are computed with weights in which all global batches are but the last
+                `staleness`, or (None) any number.
+
+        Returns:
+            The loss of the global batch; with staleness an object that is ready later: `float` waits.
+        """
+        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
+
+    def served_account(self) -> Mapping[str, Any]:
+        """What a served run measured so far, as JSON values: staleness, slices, lost workers. Local."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
+
+    @abstractmethod
+    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Computes each replica's gradients without exchanging them.
+
+        Returns:
+            Per local replica the gradients of the trainable weights, in the order of their names;
+            and the loss of the global batch. The mean over all replicas of the gradients is the
+            gradient of the global batch's mean loss.
+        """
+
+    @abstractmethod
+    def apply(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
+        """Clips and applies gradients that are already reduced, on each replica. Local."""
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Puts back at its end what computing gradients moves, on each replica here. Local.
+
+        That is the non-trainable state; and, where a group has them besides, training metrics and
+        random streams, for which it overrides this.
+        """
+        before = self.read_state(("non-trainable",))
+        yield
+        self.write_state(before)
+
+    def keep_gradients(self) -> bool:
+        """Makes every later step keep the gradients that it updates the weights with. Local.
+
+        Called before the first step, for diagnosis: it costs a copy of the gradients in each step.
+
+        Returns:
+            Whether the group can; unless it says otherwise, it cannot.
+        """
+        return False
+
+    def kept_gradients(self) -> list[list[Tensor]]:
+        """The gradients of the last step as its update was given them. Local.
+
+        Returns:
+            Per local replica those of the trainable weights, in the order of their names: after the
+            exchange, before clipping, and without any loss scale.
+
+        Raises:
+            UnsupportedError: `keep_gradients` was not called, or gave False.
+        """
+        raise UnsupportedError(f"{type(self).__name__} keeps no gradients.")
+
+    @abstractmethod
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        """Runs `computation(replica, *own)` for each replica of this process, natively.
+
+        The framework compiles it where it compiles steps: it is then traced once for each pair of
+        computation and `static`, so whatever else it depends on must be in `values`. Nothing in it is
+        differentiated.
+
+        Args:
+            computation: Gets a `Replica`, and its own entry of each of `values`.
+            values: Each has one entry per local replica: a tensor, or a list or tuple of tensors.
+            static: What the computation depends on besides: hashable, the same on every process, and
+                given to it as the keyword argument `static` unless it is None.
+
+        Returns:
+            Per local replica what the computation gave.
+        """
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        """Asks that synchronised steps send their gradients compressed, natively. Local.
+
+        Called before the first step, at most once.
+
+        Args:
+            method: How.
+            rank: Of the approximation that `powersgd` sends.
+            start: Steps before `powersgd` begins.
+
+        Returns:
+            True if they will; False, and nothing is changed, if the backend has no such method.
+        """
+        return False
+
+    @abstractmethod
+    def evaluation_step(self, batch: Batch) -> None:
+        """Adds a batch's loss and metrics to the evaluation accumulators. Local."""
+
+    @abstractmethod
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        """Gives the exact means over all samples of all replicas since the last call, and resets.
+
+        `evaluation` has `loss` besides the spec's metrics; `train` has the metrics only.
+        """
+
+    def take_metrics(self) -> np.ndarray:
+        """Gives the sums that this process's training metrics consist of, and starts them anew. Local.
+
+        Returns:
+            A float64 vector; adding it to another group's sums gives the metrics over both's samples.
+
+        Raises:
+            UnsupportedError: The metrics are not of that kind.
+        """
+        raise UnsupportedError(f"{type(self).__name__} does not give its metrics away.")
+
+    def add_metrics(self, sums: np.ndarray) -> None:
+        """Adds what `take_metrics` of another group gave to this one's. Local."""
+        raise UnsupportedError(f"{type(self).__name__} does not take metrics over.")
+
+    def traits(self) -> list[LayerTrait]:
+        """Lists what the model's layers do that bears on whether runs agree. Local."""
+        return [LayerTrait(Trait.HIDDEN, "model", type(self).__name__)]
+
+    @abstractmethod
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy: `<path>` for weights, `optimizer/<path>` for slots. Local."""
+
+    @abstractmethod
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state on the replicas of this process; unknown names are an error. Local."""
+
+    @abstractmethod
+    def average_parameters(self) -> None:
+        """Replaces every trainable weight by its mean over all replicas, natively."""
+
+    @abstractmethod
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """Makes a tensor from a NumPy array, keeping its dtype. Local."""
+
+    @abstractmethod
+    def numpy(self, tensor: Tensor) -> np.ndarray:
+        """Copies a tensor to NumPy, keeping its dtype. Local."""
+
+    @abstractmethod
+    def all_reduce(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
+        """Reduces tensors of one shape over all replicas; every replica gets the result."""
+
+    @abstractmethod
+    def all_gather(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Gives every replica the tensors of all, stacked: shape `[replicas, *shape]`."""
+
+    @abstractmethod
+    def broadcast(self, values: Sequence[Tensor], root: int = 0) -> list[Tensor]:
+        """Gives every replica the tensor of replica `root`."""
+
+    @abstractmethod
+    def reduce_scatter(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
+        """Reduces, and gives replica r the r-th of `replicas` equal parts of the first axis."""
+
+    @abstractmethod
+    def send_receive(
+        self, values: Sequence[Tensor], destinations: Sequence[int], sources: Sequence[int]
+    ) -> list[Tensor]:
+        """Sends each replica's tensor to one replica while receiving one of equal shape from another.
+
+        Args:
+            values: One tensor per local replica.
+            destinations: Per local replica, whom it sends to.
+            sources: Per local replica, whom it receives from.
+        """
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns once every process has called it."""
+
+    @abstractmethod
+    def synchronise_device(self) -> None:
+        """Waits until this process's devices have finished all submitted work. Local."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the run cleanly: nothing of it may be used afterwards."""

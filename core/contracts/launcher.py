@@ -1,0 +1,53 @@
+"""The contract of a launcher: what starts the processes of a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from isotrain.core.contracts.adapter import Usability
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.job import Job
+    from isotrain.core.launching.run_directory import RunDirectory
+
+
+class Launcher(ABC):
+    """Starts a run's processes, watches them, and brings back what they returned.
+
+    Attributes:
+        name: The name it is registered under.
+        summary: One line for listings.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def usability(self) -> Usability:
+        """Looks whether it can be used here, starting nothing."""
+        return Usability(True)
+
+    @abstractmethod
+    def launch(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        *,
+        on_event: Callable[[Mapping[str, Any]], None],
+        first_port: int | None = None,
+    ) -> list[Any]:
+        """Runs a job; none of its processes is left when this returns or raises.
+
+        Args:
+            job: What every process does; `job.plan.processes` says how many there are.
+            directory: Where they keep their files.
+            on_event: Called here with every event, as it arrives.
+            first_port: Use this port and those after it; None: any free ones.
+
+        Returns:
+            What the job's function returned, by rank, of the processes with a session.
+
+        Raises:
+            RunFailedError: A process died, raised, or fell silent.
+        """

@@ -1,0 +1,61 @@
+"""What a process of a served run is told besides its spec and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process's part in a served run.
+
+    Attributes:
+        context: Its place.
+        key: Known to this run's processes alone; whoever connects must prove that it has it.
+        start_timeout: Seconds that the workers may take to be ready, once the coordinator is.
+        answer_timeout: Seconds after which a worker without an answer counts as lost.
+        reporter: Tells the launcher.
+    """
+
+    context: ProcessContext
+    key: bytes = field(repr=False)
+    start_timeout: float
+    answer_timeout: float
+    reporter: Reporter
+
+    @classmethod
+    def of(
+        cls,
+        context: ProcessContext,
+        key: bytes,
+        timeouts: Mapping[str, float],
+        reporter: Reporter,
+    ) -> Service:
+        """With limits that are over before the launcher's own, which would end the run."""
+        return cls(context, key, timeouts["start"] / 2, timeouts["progress"] / 2, reporter)
+
+    @property
+    def door(self) -> tuple[str, int]:
+        """Host and port where the coordinator lets the others in."""
+        host, _, port = self.context.addresses[-1].rpartition(":")
+        return host, int(port)
+
+    @property
+    def replica(self) -> int:
+        """The replica of a worker, or 0."""
+        return self.context.local_replicas[0] if self.context.local_replicas else 0
+
+    def alone(self) -> ProcessContext:
+        """The context of a group with one replica: no process group, no port."""
+        return replace(
+            self.context,
+            world_size=1,
+            local_world_size=1,
+            local_rank=self.replica,
+            replicas=1,
+            local_replicas=(self.replica,),
+        )

@@ -1,0 +1,113 @@
+"""The contract of a strategy: how replicas cooperate."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from isotrain.core.contracts.capabilities import Capability
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.data.batches import Batch
+    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class Conserved(StrEnum):
+    """What a strategy's exchange can leave as it is.
+
+    `parameter-mean`: the mean over all replicas of the parameters changes by local steps only.
+    `gradient-sum`: all that gradients ask for arrives in the end; what is held back does not grow.
+    """
+
+    PARAMETER_MEAN = "parameter-mean"
+    GRADIENT_SUM = "gradient-sum"
+
+
+class Strategy(ABC):
+    """What is computed locally and what is exchanged when; neutral to frameworks.
+
+    One instance lives in each process. Its options are the keyword arguments of its constructor. What it
+    promises below is checked by `isotrain conformance`; where it depends on options, the constructor sets
+    it on the instance.
+
+    Attributes:
+        name: The name it is registered under.
+        summary: One line for listings.
+        requires: What it asks of a backend; a backend that lacks one of these is refused by the plan.
+            An instance may ask for more than its class, where an option needs it.
+        placement: `replicated`: every replica holds the weights and steps. `served`: with several
+            replicas, the process of rank 0 (the coordinator) holds weights, optimizer and loop, and one
+            further process per replica (a worker) computes gradients for it, by `group.served_step`.
+        servers: With placement `served`, over how many processes the parameters are spread, where the
+            backend has processes for that.
+        keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
+            (`always`), after `finished` (`finally`), or `never`.
+        equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
+            synchronous data parallelism, up to rounding.
+        conserves: What its exchange leaves as it is.
+        convergence_margin: By how much its accuracy on the kit's digits may be below that of synchronous
+            data parallelism.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    requires: frozenset[Capability]
+    placement: Literal["replicated", "served"] = "replicated"
+    servers: int = 1
+    keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
+    equals_data_parallel: bool = False
+    conserves: frozenset[Conserved] = frozenset()
+    convergence_margin: float = 0.05
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Called first of all, with what the run will be; keeps of it what the strategy needs.
+
+        Once while the plan is made, then (with the numbers of steps and parameters) before
+        `exchanged_bytes` and, on every process, before `started`.
+
+        Returns:
+            Remarks on what the spec's fields mean under this strategy, for the plan.
+
+        Raises:
+            PlanError: The options do not fit the run.
+            UnsupportedError: The spec asks for something that this strategy cannot honour.
+        """
+        return []
+
+    def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
+        """Called once on every process before the first step."""
+
+    def state_written(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
+        """Called on every process after `session.write_state`; what was kept of the weights is old."""
+
+    @abstractmethod
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Trains on one global batch, on every process; returns its mean loss (a scalar tensor)."""
+
+    def evaluating(self, group: ReplicaGroup) -> AbstractContextManager[None]:
+        """Called on every process; within it the replicas hold the weights that are evaluated.
+
+        Afterwards they hold again what they held. By default each evaluates on what it has.
+        """
+        return nullcontext()
+
+    def finished(self, group: ReplicaGroup) -> None:  # noqa: B027  # as above
+        """Called once on every process after the last step, before the final weights are read."""
+
+    def report(self) -> Mapping[str, Any]:
+        """What the strategy measured in the run, as JSON values, for the result; of rank 0."""
+        return {}
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
+        """Bytes that each replica sends per step on average; None leaves it to the backend."""
+        return None
+
+
+StrategyFactory = Any
+"""A `Strategy` subclass, or a callable with the same keyword arguments that returns one."""

@@ -1,0 +1,381 @@
+"""From a source of samples to the batches of a run, the same ones whatever the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.data import order
+from isotrain.core.data.prefetch import prefetched
+from isotrain.core.data.sample_random import SampleRandom
+from isotrain.core.data.sources import (
+    ArraySource,
+    Parts,
+    ShardedStream,
+    Source,
+    as_array,
+    as_parts,
+    as_source,
+    leaves,
+    map_tree,
+)
+from isotrain.core.errors import DataError
+
+Transform = Callable[[Any, Any, SampleRandom], Parts]
+Place = Callable[[Any], Any]
+
+# Up to here, gathering from memory costs less than handing the batch over from another thread.
+_INLINE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a spec's `data` gives: the samples to train on, and those to evaluate on."""
+
+    train: Any
+    validation: Any = None
+
+
+def as_dataset(value: Any) -> DataSet:
+    """A `DataSet` of sources, from a `DataSet` or from what `as_source` accepts (then train only).
+
+    Raises:
+        DataError: lists what is accepted.
+    """
+    if not isinstance(value, DataSet):
+        return DataSet(as_source(value))
+    validation = None if value.validation is None else as_source(value.validation)
+    return DataSet(as_source(value.train), validation)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one replica computes on at once.
+
+    Attributes:
+        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or what `place`
+            made of it.
+        targets: the same, or None.
+        count: samples in it. When 0, the arrays hold one placeholder sample, so that the replica
+            can take part in every collective; its weight is 0.
+        weight: count * replicas / size of the global batch. A replica's contribution is the sum
+            over its slices of weight * mean; the mean of the contributions over all replicas is
+            then exactly the mean over the global batch.
+    """
+
+    inputs: Any
+    targets: Any
+    count: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The part of one global batch that belongs to this process.
+
+    Attributes:
+        epoch: from 0.
+        index: number of the global batch in its epoch, from 0.
+        step: number of the global batch in the run, from 0.
+        size: samples in the global batch, over all replicas.
+        is_last_of_epoch: whether the next batch belongs to another epoch.
+        even: whether every replica of the run has equally many samples of it; without accumulation,
+            each weight is then exactly 1.
+        slices: for each local replica its slices, one after the other in the order of the samples:
+            as many as gradients are accumulated over.
+    """
+
+    epoch: int
+    index: int
+    step: int
+    size: int
+    is_last_of_epoch: bool
+    even: bool
+    slices: tuple[tuple[Slice, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A slice within its replica's share."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One local replica's part of a global batch of some size."""
+
+    replica: int
+    start: int
+    stop: int
+    pieces: tuple[_Piece, ...]
+
+
+class Loader:
+    """The batches of a run or of an evaluation, for the replicas that live in this process.
+
+    Each iteration starts at `start_step` and gives exactly the batches that a run from step 0 would
+    give from there. Only the samples of local replicas are gathered. Treat the arrays as read-only:
+    without shuffling they may be views of the data set.
+    """
+
+    def __init__(
+        self,
+        source: Source | ShardedStream,
+        *,
+        global_batch: int,
+        replicas: int,
+        local_replicas: Sequence[int],
+        seed: int,
+        shuffle: bool,
+        drop_remainder: bool,
+        accumulate: int = 1,
+        transform: Transform | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        start_step: int = 0,
+        place: Place | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        """Plans the batches; reads no sample.
+
+        Args:
+            source: what `as_source` gives.
+            global_batch: samples per step over all replicas.
+            replicas: replicas of the whole run.
+            local_replicas: the numbers of those in this process.
+            seed: of the order and of the transform's draws.
+            shuffle: a new order in every epoch, else that of the source.
+            drop_remainder: leave out the last partial global batch of each epoch.
+            accumulate: slices that each replica's share is cut into.
+            transform: `transform(inputs, targets, random) -> (inputs, targets)` on one share, each
+                sample on its own; it may change arrays in place but not the number of samples.
+            epochs: length of the run; or
+            steps: the same in global batches. Exactly one of the two.
+            start_step: first step to give.
+            place: host arrays -> what the replica computes on; called on the inputs and on the
+                targets of each slice, in the background thread where there is one.
+            prefetch: batches made ahead in a background thread; 0 makes them when they are asked
+                for, and so are small batches of arrays in memory.
+
+        Raises:
+            DataError: a number is out of range, or partial global batches are dropped and there is
+                no full one.
+        """
+        _at_least("global_batch", global_batch, 1)
+        _at_least("replicas", replicas, 1)
+        _at_least("accumulate", accumulate, 1)
+        _at_least("start_step", start_step, 0)
+        _at_least("prefetch", prefetch, 0)
+        outside = [r for r in local_replicas if not 0 <= r < replicas]
+        if outside or not local_replicas:
+            raise DataError(
+                f"local_replicas: expected some of 0 to {replicas - 1}, got {local_replicas}."
+            )
+        self._source = source
+        self._global_batch = global_batch
+        self._replicas = replicas
+        self._local_replicas = tuple(local_replicas)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._accumulate = accumulate
+        self._transform = transform
+        self._place = place
+        self._start_step = start_step
+        self.steps_per_epoch = _epoch_steps(source, global_batch, replicas, drop_remainder)
+        self.total_steps = _total_steps(epochs, steps, self.steps_per_epoch)
+        self._depth = prefetch if self._worth_a_thread() else 0
+
+    def __len__(self) -> int:
+        """Steps that are left from `start_step` on."""
+        return max(0, self.total_steps - self._start_step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from `start_step` to the end."""
+        return self.from_step(self._start_step)
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """The batches from a step to the end, the same ones that a whole iteration would give."""
+        make = self._stream_batches if isinstance(self._source, ShardedStream) else self._batches
+        batches = make(step)
+        return prefetched(batches, self._depth) if self._depth else batches
+
+    def _worth_a_thread(self) -> bool:
+        source = self._source
+        if (
+            self._transform is not None
+            or not isinstance(source, ArraySource)
+            or not source.in_memory
+        ):
+            return True
+        share = -(-self._global_batch // self._replicas) * len(self._local_replicas)
+        return share * source.sample_bytes > _INLINE_BYTES
+
+    def _batches(self, first: int) -> Iterator[Batch]:
+        source = self._source
+        assert isinstance(source, Source)
+        length = len(source)
+        plans = {size: self._shares(size) for size in self._sizes(length)}
+        ordered_epoch, samples = -1, order.permutation(self._seed, 0, 0, shuffle=False)
+        for step in range(first, self.total_steps):
+            epoch, index = divmod(step, self.steps_per_epoch)
+            if ordered_epoch < 0 or (self._shuffle and epoch != ordered_epoch):
+                samples = order.permutation(self._seed, epoch, length, self._shuffle)
+                ordered_epoch = epoch
+            rows = order.global_batch_indices(samples, index, self._global_batch)
+            slices = tuple(
+                self._cut(share, self._gathered(source, epoch, rows, share))
+                for share in plans[len(rows)]
+            )
+            yield self._batch(step, len(rows), slices)
+
+    def _sizes(self, length: int) -> set[int]:
+        """The sizes that global batches have."""
+        return {min(length, self._global_batch), length % self._global_batch} - {0}
+
+    def _shares(self, size: int) -> tuple[_Share, ...]:
+        return tuple(self._share(size, replica) for replica in self._local_replicas)
+
+    def _share(self, size: int, replica: int) -> _Share:
+        start, stop = order.slice_bounds(size, self._replicas, replica)
+        bounds = [
+            order.slice_bounds(stop - start, self._accumulate, part)
+            for part in range(self._accumulate)
+        ]
+        pieces = tuple(_Piece(a, b, (b - a) * self._replicas / size) for a, b in bounds)
+        return _Share(replica, start, stop, pieces)
+
+    def _gathered(self, source: Source, epoch: int, rows: order.Indices, share: _Share) -> Parts:
+        """The samples of one share, transformed; the placeholder when it has none."""
+        own = rows[share.start : share.stop] if share.start < share.stop else rows[:1]
+        if self._transform is None and isinstance(source, ArraySource):
+            if self._shuffle:
+                return source.gather(own)
+            return source.view(int(own[0]), int(own[-1]) + 1)
+        parts = source.gather(own)
+        return self._checked(parts, epoch, own)
+
+    def _checked(self, parts: Parts, epoch: int, own: order.Indices) -> Parts:
+        """Transforms the parts, and sees that they are arrays with one row for each of `own`."""
+        made_by = "the data set"
+        if self._transform is not None:
+            parts = self._transform(*parts, SampleRandom(self._seed, epoch, own))
+            made_by = "the transform"
+            if not isinstance(parts, tuple) or len(parts) != 2:
+                raise DataError(
+                    f"transform: expected it to return (inputs, targets), got {parts!r:.80}."
+                )
+        inputs, targets = parts[0], parts[1]
+        return _rows(inputs, len(own), "inputs", made_by), (
+            None if targets is None else _rows(targets, len(own), "targets", made_by)
+        )
+
+    def _cut(self, share: _Share, parts: Parts) -> tuple[Slice, ...]:
+        """The share's slices, placed."""
+        inputs, targets = parts
+        if len(share.pieces) == 1:
+            piece = share.pieces[0]
+            return (self._slice(inputs, targets, piece),)
+        return tuple(
+            self._slice(_part(inputs, piece), _part(targets, piece), piece)
+            for piece in share.pieces
+        )
+
+    def _slice(self, inputs: Any, targets: Any, piece: _Piece) -> Slice:
+        if self._place is not None:
+            inputs = self._place(inputs)
+            targets = None if targets is None else self._place(targets)
+        return Slice(inputs, targets, piece.stop - piece.start, piece.weight)
+
+    def _batch(self, step: int, size: int, slices: tuple[tuple[Slice, ...], ...]) -> Batch:
+        epoch, index = divmod(step, self.steps_per_epoch)
+        last = index == self.steps_per_epoch - 1
+        return Batch(epoch, index, step, size, last, size % self._replicas == 0, slices)
+
+    def _stream_batches(self, step: int) -> Iterator[Batch]:
+        source = self._source
+        assert isinstance(source, ShardedStream)
+        size = self._global_batch
+        shares = self._shares(size)
+        while step < self.total_steps:
+            epoch, skip = divmod(step, self.steps_per_epoch)
+            streams = [self._stream(source, epoch, share, skip) for share in shares]
+            left = min(self.steps_per_epoch - skip, self.total_steps - step)
+            for parts in islice(zip(*streams, strict=True), left):
+                yield self._batch(step, size, tuple(map(self._cut, shares, parts)))
+                step += 1
+
+    def _stream(
+        self, source: ShardedStream, epoch: int, share: _Share, skip: int
+    ) -> Iterator[Parts]:
+        """One replica's local batches of an epoch, without the first `skip`."""
+        replica, replicas = share.replica, self._replicas
+        batches = iter(
+            source.iterate(epoch=epoch, seed=self._seed, replica=replica, replicas=replicas)
+        )
+        for number in range(self.steps_per_epoch):
+            batch = next(batches, None)
+            if batch is None:
+                raise DataError(
+                    f"the stream of replica {replica} ended after {number} local batches "
+                    f"of epoch {epoch}; its length promises {self.steps_per_epoch}."
+                )
+            if number >= skip:
+                own = number * self._global_batch + np.arange(share.start, share.stop)
+                yield self._checked(as_parts(batch, "a local batch"), epoch, own)
+
+
+def _at_least(name: str, value: int, bound: int) -> None:
+    if value < bound:
+        raise DataError(f"{name}: expected {bound} or more, got {value}.")
+
+
+def _epoch_steps(
+    source: Source | ShardedStream, global_batch: int, replicas: int, drop_remainder: bool
+) -> int:
+    """Global batches per epoch, at least one."""
+    length = len(source)
+    if isinstance(source, ShardedStream):
+        _at_least("length of the stream", length, 1)
+        if global_batch < replicas:
+            raise DataError(
+                f"global_batch: a stream needs a sample for each of {replicas} replicas, "
+                f"got {global_batch}."
+            )
+        return length
+    steps = order.steps_per_epoch(length, global_batch, drop_remainder)
+    if steps < 1:
+        raise DataError(
+            f"the data set has {length} samples: not one global batch of {global_batch}, and the "
+            "remainder is dropped. Lower global_batch or keep the remainder."
+        )
+    return steps
+
+
+def _total_steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
+    if (epochs is None) == (steps is None):
+        raise DataError(f"expected either epochs or steps, got epochs={epochs} and steps={steps}.")
+    return steps if steps is not None else per_epoch * (epochs or 0)
+
+
+def _part(tree: Any, piece: _Piece) -> Any:
+    """A piece of every array; of an empty one, the first sample as its placeholder."""
+    start, stop = (piece.start, piece.stop) if piece.start < piece.stop else (0, 1)
+    return map_tree(lambda array: array[start:stop], tree)
+
+
+def _rows(tree: Any, expected: int, name: str, made_by: str) -> Any:
+    """Every leaf as an array with `expected` rows."""
+    tree = map_tree(lambda leaf: as_array(leaf, f"{made_by}'s {name}"), tree)
+    for path, array in leaves(tree, name):
+        if array.ndim == 0 or len(array) != expected:
+            raise DataError(
+                f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
+            )
+    return tree

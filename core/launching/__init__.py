@@ -1,0 +1,1 @@
+"""Starting the processes of a run on this machine, watching them, and ending them."""

@@ -1,0 +1,192 @@
+"""Which process of a failed run is to blame, and what to say about it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from isotrain.core.contracts.process import Role
+from isotrain.core.contracts.reporter import Status
+from isotrain.core.launching.rank_process import RankProcess
+
+_LOG_LINES = 30
+_EFFORT_SECONDS = 0.05
+_AMBIGUOUS_EXITS = (1, -signal.SIGABRT)
+"""How frameworks end a process whose peers are gone, and how one can end by its own fault."""
+_LOST_PEER = re.compile(
+    r"peer|connection|connect|socket|unavailable|heartbeat|timed? ?out|deadline|cancelled|aborted"
+    r"|shut ?down|collective|other (rank|process|worker|task)|coordination",
+    re.IGNORECASE,
+)
+PEERS_FAILED = 4
+"""The suspicion from which on a process is but a victim, or idle."""
+
+
+@dataclass
+class Watched:
+    """What is known of one process.
+
+    Attributes:
+        process: The process.
+        heard: When it was last heard of (`time.monotonic`).
+        active: When it was last seen to do something: use a processor, or read.
+        effort: What it had done by then.
+        failure: The event by which it reported its failure.
+        died: When it was found to have ended (`time.time`).
+        started: Whether it was ever heard of.
+        ready: Whether it has loaded the data and built the model.
+        finished: Whether it reported the end of its work.
+        lost: In words, why it is taken for lost though it lives.
+    """
+
+    process: RankProcess
+    heard: float
+    active: float
+    effort: float = 0.0
+    failure: Mapping[str, Any] | None = None
+    died: float | None = None
+    started: bool = False
+    ready: bool = False
+    finished: bool = False
+    lost: str | None = None
+    unread: bytes = field(default=b"", repr=False)
+
+    @property
+    def rank(self) -> int:
+        return self.process.context.rank
+
+    @property
+    def role(self) -> Role:
+        return self.process.context.role
+
+    @property
+    def has_session(self) -> bool:
+        """Whether it runs the loop; the others serve one that does."""
+        return self.role in ("replica", "coordinator")
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the run cannot go on without it: it can without a worker that has been ready."""
+        return self.role != "worker" or not self.ready
+
+    @property
+    def died_silently(self) -> bool:
+        """Whether it ended without saying that it finished or failed."""
+        return self.process.exit_code is not None and not self.finished and self.failure is None
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Takes over what an event tells."""
+        self.heard = time.monotonic()
+        self.started = True
+        kind = event["event"]
+        if kind == "failed":
+            self.failure = event
+        elif kind == "finished":
+            self.finished = True
+        elif kind == "ready":
+            self.ready = True
+
+    def look(self) -> None:
+        """Notes whether it has done something since the last look."""
+        effort = self.process.effort
+        if effort - self.effort >= _EFFORT_SECONDS:
+            self.effort = effort
+            self.active = time.monotonic()
+
+    def excuse(self, seconds: float) -> None:
+        """Does not count time in which the launcher itself did not run."""
+        self.heard += seconds
+        self.active += seconds
+
+
+def suspicion(watched: Watched) -> tuple[int, float]:
+    """Orders processes by how likely they are the cause, and not a consequence; the cause is least.
+
+    When one process goes, the others' communication fails at once, and some frameworks then end
+    their process. So an error that tells of lost peers, or an exit that frameworks make, counts
+    after everything else; among equals, what came first counts.
+    """
+    code = watched.process.exit_code
+    if watched.lost is not None or (not watched.finished and watched.process.is_stopped):
+        return 0, watched.heard
+    if watched.died_silently and watched.died is not None:
+        if code == -signal.SIGKILL:
+            return 1, watched.died
+        return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
+    if watched.failure is not None:
+        return (PEERS_FAILED if _tells_of_peers(watched.failure) else 2), watched.failure["time"]
+    step = watched.process.status.step
+    return PEERS_FAILED + 1, -1.0 if step is None else float(step)
+
+
+def _tells_of_peers(failure: Mapping[str, Any]) -> bool:
+    return _LOST_PEER.search(failure["message"]) is not None
+
+
+def verdict(watched: Watched) -> str:
+    """Says in a few words what happened to a process."""
+    code = watched.process.exit_code
+    if watched.failure is not None:
+        return f"raised {watched.failure['error']}"
+    if watched.died_silently and code is not None:
+        return _ending(code)
+    if watched.process.is_stopped:
+        silent = time.monotonic() - watched.heard
+        heard = f"was last heard of {silent:.1f} s ago" if watched.started else "was never heard of"
+        return f"is suspended (SIGSTOP) and {heard}"
+    return watched.lost or "did nothing wrong"
+
+
+def _ending(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was ended by SIGKILL (kill -9, or the system had no memory left)"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code} before its work was done"
+
+
+def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
+    """Says which rank failed, at which step, in which call, and where the others were."""
+    status = culprit.process.status
+    lines = [
+        f"rank {culprit.rank} of {len(everyone)} {verdict(culprit)} {_place(status)}.",
+        evidence(culprit),
+    ]
+    lines += [f"rank {w.rank}: {_whereabouts(w)}" for w in everyone if w is not culprit]
+    lines.append(f"logs: {culprit.process.log.parent}/rank-*.log")
+    return "\n".join(line for line in lines if line)
+
+
+def _place(status: Status) -> str:
+    if status.step is None:
+        return f"before its first step, in call {status.call!r}"
+    word = "at" if status.call == "step" else "after"
+    return f"{word} step {status.step}, in call {status.call!r}"
+
+
+def evidence(culprit: Watched) -> str:
+    """Its traceback, or the end of its log."""
+    if culprit.failure is not None:
+        return str(culprit.failure["traceback"]).rstrip()
+    try:
+        text = culprit.process.log.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"its log cannot be read: {error}"
+    tail = text.splitlines()[-_LOG_LINES:]
+    return "\n".join(["the end of its log:", *tail]) if tail else "its log is empty."
+
+
+def _whereabouts(watched: Watched) -> str:
+    status = watched.process.status
+    step = "before its first step" if status.step is None else f"last step {status.step}"
+    if watched.failure is not None:
+        return f"{step}, then {watched.failure['message'].strip().splitlines()[0]}"
+    if watched.finished:
+        return f"{step}, finished"
+    if watched.died_silently:
+        return f"{step}, then {verdict(watched)}"
+    return f"{step}, in call {status.call!r}"

@@ -1,0 +1,35 @@
+"""Looks at a spec's data and model with one replica, in a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.contracts.job import Job, Work
+from isotrain.core.launching.local import launch_local
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def look(work: Work, spec: TrainingSpec, backend: str, host: PluginHost) -> Any:
+    """Gives what `work` returns of a session with one replica.
+
+    Args:
+        work: Called in the process.
+        spec: What to load and build.
+        backend: Its registered name, without a collective.
+        host: Knows the backend.
+
+    Raises:
+        RunFailedError: The data cannot be loaded or the model not built; tells why.
+    """
+    plan = make_plan(spec, backend=backend, replicas=1, host=host)
+    folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
+    job = Job(work, spec, plan)
+    found = launch_local(job, RunDirectory(Path(folder)), on_event=lambda event: None)[0]
+    shutil.rmtree(folder, ignore_errors=True)
+    return found

@@ -1,0 +1,87 @@
+"""Ports on the loopback address for the processes of one run."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+from isotrain.core.contracts.process import LOCALHOST
+from isotrain.core.errors import PlanError
+
+_PORTS = range(15000, 32000)
+"""Below the range from which systems take ports of outgoing connections."""
+_HIGHEST = 65535
+
+
+class Ports:
+    """Ports on the loopback address for one run, leased so that no other run here takes them.
+
+    A lease is a lock on a socket name of the kernel's abstract namespace: it ends with this process.
+    """
+
+    def __init__(self) -> None:
+        self._leases: list[socket.socket] = []
+
+    def take(self, count: int, first: int | None = None) -> tuple[str, ...]:
+        """Leases `count` ports.
+
+        Args:
+            count: How many.
+            first: Take this one and those after it, instead of any that are free.
+
+        Returns:
+            Their addresses, `host:port`.
+
+        Raises:
+            PlanError: A port that was asked for is in use, or none are left.
+        """
+        if first is not None:
+            if not 0 < first <= _HIGHEST + 1 - count:
+                raise PlanError(f"port: expected 1 to {_HIGHEST + 1 - count}, received {first}.")
+            return tuple(self._exactly(port) for port in range(first, first + count))
+        start = secrets.randbelow(len(_PORTS))
+        candidates = (*_PORTS[start:], *_PORTS[:start])
+        taken = (f"{LOCALHOST}:{port}" for port in candidates if self._lease(port) is None)
+        found = tuple(address for _, address in zip(range(count), taken, strict=False))
+        if len(found) < count:
+            raise PlanError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}.")
+        return found
+
+    def _exactly(self, port: int) -> str:
+        problem = self._lease(port)
+        if problem is not None:
+            raise PlanError(
+                f"port {port} of {LOCALHOST} cannot be used: {problem}. Choose another with --port"
+                " (port= in Python), or leave it out and a free one is found."
+            )
+        return f"{LOCALHOST}:{port}"
+
+    def _lease(self, port: int) -> str | None:
+        """Takes a port; returns why it cannot be had, or None."""
+        lease = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            lease.bind(f"\0isotrain-port-{port}")
+        except OSError:
+            lease.close()
+            return "another run has it"
+        try:
+            _listen_once(port)
+        except OSError as error:
+            lease.close()
+            return (error.strerror or str(error)).lower()
+        self._leases.append(lease)
+        return None
+
+    def close(self) -> None:
+        """Gives the leases back."""
+        for lease in self._leases:
+            lease.close()
+        self._leases.clear()
+
+
+def _listen_once(port: int) -> None:
+    """Raises OSError where nobody could listen; connections that are only fading away do not count."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((LOCALHOST, port))
+        probe.listen()

@@ -1,0 +1,98 @@
+"""The directory of a run: everything about it, in readable text."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.json_text import json_line, json_page
+from isotrain.core.planning.make_plan import Plan
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+from isotrain.core.system.whole_file import write_whole
+
+_PACKAGES = ("isotrain", "numpy", "keras", "torch", "tensorflow", "tensorflow-cpu", "horovod")
+
+
+class RunDirectory:
+    """Creates a run's directory and writes its records.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, name: str, path: str | os.PathLike[str] | None) -> RunDirectory:
+        """Makes a new directory: `path`, or `runs/<name>-<time>` where no other run has it.
+
+        Raises:
+            PlanError: It holds files already, or cannot be made.
+        """
+        try:
+            return cls(_exactly(Path(path)) if path is not None else _fresh(name))
+        except OSError as error:
+            raise PlanError(
+                f"the run directory cannot be made: {error}. Choose another with --run-dir."
+            ) from error
+
+    def write(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Writes a JSON file; a reader never sees half of it.
+
+        Raises:
+            RunFailedError: The disk is full, or the directory is gone.
+        """
+        target = self.path / name
+        try:
+            write_whole(target, json_page(fields) + "\n")
+        except OSError as error:
+            raise RunFailedError(f"{target} cannot be written: {error}.") from error
+
+    def write_start(self, spec: TrainingSpec, plan: Plan) -> None:
+        """Records what is going to be run, and on what."""
+        self.write("spec.json", spec.to_dict())
+        self.write("plan.json", plan.to_dict())
+        self.write("versions.json", {"packages": versions(), "machine": hardware.describe()})
+
+    def append_event(self, event: Mapping[str, Any]) -> None:
+        """Adds an event to `events.jsonl`."""
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json_line(event) + "\n")
+
+
+def _exactly(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise PlanError(f"the run directory {path} is not empty. Choose another or empty it.")
+    return path.resolve()
+
+
+def _fresh(name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 1000):
+        path = Path("runs") / (f"{name}-{stamp}" if number == 1 else f"{name}-{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path.resolve()
+    raise PlanError(f"runs/{name}-{stamp}-* all exist; choose a directory with --run-dir.")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that take part in runs."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,273 @@
+"""Watching the processes of a run: reads what they report, and notices when one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from isotrain.core.contracts.reporter import BETWEEN_CALLS
+from isotrain.core.launching.diagnosis import (
+    PEERS_FAILED,
+    Watched,
+    describe_failure,
+    suspicion,
+    verdict,
+)
+from isotrain.core.launching.rank_process import RankProcess
+
+_GRACE_SECONDS = 1.5
+"""How long after a first failure others may still say what happened to them."""
+_STACKS_SECONDS = 0.3
+_LAST_WORDS_SECONDS = 0.3
+_COORDINATOR_PATIENCE = 1.5
+"""Times the limit of silence: native code of it may wait for a silent worker, which is to be ended first."""
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.5
+_PAUSE_SECONDS = 1.0
+_STARTING = ("start", "read job")
+"""Calls in which a process waits for no other: one that does nothing in them is lost."""
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+class Supervisor:
+    """Reads the events of all processes until all have finished or one has failed."""
+
+    def __init__(
+        self, processes: Sequence[RankProcess], timeouts: Mapping[str, float], on_event: OnEvent
+    ) -> None:
+        """Watches started processes.
+
+        Args:
+            processes: One per rank.
+            timeouts: Seconds: `silence`, `start`, `progress`.
+            on_event: Called with every event but heartbeats, and with rank 0's output as
+                `{"event": "output", "text": ...}`.
+        """
+        now = time.monotonic()
+        self._watched = [Watched(process, heard=now, active=now) for process in processes]
+        self._timeouts = timeouts
+        self._on_event = on_event
+        self._last_poll = now
+        self._last_look = now
+        self._selector = selectors.DefaultSelector()
+        for watched in self._watched:
+            os.set_blocking(watched.process.events, False)
+            self._selector.register(watched.process.events, selectors.EVENT_READ, watched)
+        self._output = self._watched[0].process.output
+        if self._output is not None:
+            os.set_blocking(self._output.fileno(), False)
+            self._selector.register(self._output, selectors.EVENT_READ, None)
+
+    def run(self) -> str | None:
+        """Watches to the end.
+
+        Returns:
+            None when all finished; otherwise what happened, in words. The processes still run then.
+        """
+        while True:
+            self._poll(_POLL_SECONDS)
+            if self._work_is_done():
+                self._end_the_suspended()
+                return None
+            self._look_around()
+            self._find_stagnation()
+            if self._failed():
+                return self._explain()
+
+    def _work_is_done(self) -> bool:
+        """Whether every process with a session has finished; those that serve them end by themselves."""
+        return all(watched.finished for watched in self._watched if watched.has_session)
+
+    def _end_the_suspended(self) -> None:
+        """Does not wait for those that cannot end by themselves."""
+        for watched in self._watched:
+            if not watched.has_session and watched.process.is_stopped:
+                watched.process.end_group(signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Reads what is left once the processes are gone, and stops reading."""
+        self._poll(0)
+        self._selector.close()
+
+    def _poll(self, patience: float) -> None:
+        began = time.monotonic()
+        self._forgive(began - self._last_poll)
+        for key, _ in self._selector.select(patience):
+            if key.data is None:
+                self._relay_output()
+            else:
+                self._read_events(key.data)
+        self._forgive(time.monotonic() - began - patience)
+        self._last_poll = time.monotonic()
+
+    def _forgive(self, pause: float) -> None:
+        """Counts no time in which this process was suspended, or the whole machine was."""
+        if pause > _PAUSE_SECONDS:
+            for watched in self._watched:
+                watched.excuse(pause)
+
+    def _read_events(self, watched: Watched) -> None:
+        chunk = _available(watched.process.events)
+        if chunk is None:
+            self._forget(watched.process.events)
+            return
+        *lines, watched.unread = (watched.unread + chunk).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            watched.note(event)
+            if event["event"] != "heartbeat":
+                watched.active = watched.heard
+                if event["event"] == "worker lost":
+                    event["cause"] = self._cause(event["lost_rank"])
+                self._on_event(event)
+
+    def _cause(self, rank: int) -> str | None:
+        """What became of a lost worker, as far as can be seen from here."""
+        watched = self._watched[rank]
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while watched.process.exit_code is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # its connection is closed before it is gone
+        if watched.lost is None and watched.process.exit_code is None:
+            return None
+        return watched.lost or verdict(watched)
+
+    def _forget(self, source: Any) -> None:
+        """Reads no more from a pipe whose other end is closed."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(source)
+
+    def _relay_output(self) -> None:
+        assert self._output is not None
+        chunk = _available(self._output.fileno())
+        if chunk is None:
+            self._forget(self._output)
+            return
+        self._on_event({"event": "output", "text": chunk.decode(errors="replace")})
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if now - self._last_look < _LOOK_SECONDS:
+            return
+        self._last_look = now
+        for watched in self._watched:
+            quiet = now - watched.heard > 2 * _LOOK_SECONDS
+            if not watched.finished and (quiet or watched.process.status.call in _STARTING):
+                watched.look()
+
+    def _failed(self) -> list[Watched]:
+        """Those that failed; every process is looked at."""
+        return [watched for watched in self._watched if self._has_failed(watched)]
+
+    def _has_failed(self, watched: Watched) -> bool:
+        if watched.finished:
+            return False
+        if watched.process.exit_code is not None:
+            self._read_events(watched)  # its last words may still be in the pipe
+            watched.died = watched.died or time.time()
+        if watched.lost is None:
+            watched.lost = self._loss(watched)
+            if watched.lost is not None and not watched.is_needed:
+                watched.process.end_group(signal.SIGKILL)  # the run goes on without it
+        if not watched.is_needed:
+            return watched.failure is not None
+        return watched.failure is not None or watched.died_silently or watched.lost is not None
+
+    def _loss(self, watched: Watched) -> str | None:
+        """Why a living process is to be taken for lost, or None.
+
+        `silence` seconds without a sign of life; a process that cannot report, but uses a processor
+        or reads, is only slow and has the limit of what it is doing.
+        """
+        if watched.finished or watched.failure is not None or watched.process.exit_code is not None:
+            return None
+        now, silence = time.monotonic(), self._timeouts["silence"]
+        if watched.role == "coordinator":
+            silence *= _COORDINATOR_PATIENCE
+        call = watched.process.status.call
+        if call in _STARTING and now - watched.active > silence:
+            return f"did not start within {silence:g} s: it does nothing"
+        limit = self._timeouts["progress" if watched.ready else "start"]
+        quiet = now - watched.heard
+        if quiet > max(limit, silence) or (quiet > silence and now - watched.active > silence):
+            return f"fell silent: nothing was heard of it for {quiet:.0f} s"
+        return None
+
+    def _find_stagnation(self) -> None:
+        """Where a call takes too long, the process that is furthest behind is taken for lost."""
+        now = time.monotonic()
+        late = [seconds for w in self._watched if (seconds := self._lateness(w, now)) > 0]
+        if late and not any(w.failure or (w.lost and w.is_needed) for w in self._watched):
+            self._blame_the_last(now)
+
+    def _blame_the_last(self, now: float) -> None:
+        behind = min((w for w in self._watched if w.has_session and not w.finished), key=_progress)
+        if behind.failure is None and behind.process.exit_code is None:
+            behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
+
+    def _lateness(self, watched: Watched, now: float) -> float:
+        """Seconds by which it is over the limit of its call; user code between calls has none."""
+        status = watched.process.status
+        if (
+            not watched.has_session
+            or watched.finished
+            or status.call == BETWEEN_CALLS
+            or not watched.started
+        ):
+            return 0.0
+        limit = self._timeouts["progress" if watched.ready else "start"]
+        return now - status.since - limit
+
+    def _suspects(self) -> list[Watched]:
+        """All but workers that may be lost and have not failed."""
+        return [watched for watched in self._watched if watched.is_needed or watched.failure]
+
+    def _explain(self) -> str:
+        if not any(watched.lost for watched in self._suspects()):
+            self._gather()
+            if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
+                self._blame_the_last(time.monotonic())  # the others have timed out waiting for it
+        culprit = min(self._suspects(), key=suspicion)
+        for watched in self._watched:
+            if watched.started and (watched is not culprit or watched.failure is None):
+                watched.process.ask_for_stacks()
+        self._read_for(_STACKS_SECONDS)
+        return describe_failure(culprit, self._watched)
+
+    def _gather(self) -> None:
+        """Lets the other processes report what the failure did to them."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline:
+            self._poll(_POLL_SECONDS)
+            self._failed()
+            if all(w.failure or w.finished or w.died for w in self._watched):
+                return
+
+    def _read_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if not self._selector.get_map():
+                return
+            self._poll(left)
+
+
+def _progress(watched: Watched) -> tuple[int, bool]:
+    """Orders processes by how far they are; one in user code is behind those that wait for it."""
+    step, _, call = watched.process.status
+    return -1 if step is None else step, call != BETWEEN_CALLS
+
+
+def _available(descriptor: int) -> bytes | None:
+    """All that can be read without waiting; None at the end."""
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(descriptor, 1 << 16):
+            found += chunk
+        return found or None
+    return found

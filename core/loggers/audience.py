@@ -1,0 +1,140 @@
+"""Who is told how a run goes: the plugins' event hooks, and the run's loggers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from isotrain.core.contracts.logger import Logger
+from isotrain.core.plugins.host import PluginHost
+
+PATIENCE_SECONDS = 30.0
+"""How long the end of a run waits for loggers that still write."""
+
+
+class Audience:
+    """Tells event hooks and loggers about one run; what they do wrong never ends it.
+
+    Entered when the run's processes are about to start; left, it tells how the run ended.
+
+    Attributes:
+        result: To be set when there is one: what the result file holds.
+    """
+
+    def __init__(
+        self,
+        host: PluginHost,
+        loggers: Sequence[Logger],
+        plan: Mapping[str, Any],
+        directory: Path,
+    ) -> None:
+        self._host = host
+        self._writers = [_Writer(logger) for logger in loggers]
+        self._plan = plan
+        self._directory = directory
+        self._began = False
+        self.result: Mapping[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        self._tell("isotrain_run_started", plan=self._plan)
+        return self
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Passes on what an event of a process tells."""
+        kind = event["event"]
+        if kind == "ready" and event["plan"] is not None:
+            self._begin(event["plan"])
+        elif kind == "steps":
+            self._write("steps_done", event["first"], event["losses"], event["learning_rates"])
+        elif kind == "epoch":
+            epoch, done, metrics = event["epoch"], event["done"], event["metrics"]
+            self._tell("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
+            self._write("epoch_ended", epoch, done, metrics)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._begin(self._plan)
+        if error is not None:
+            message = str(error) or type(error).__name__
+            self._write("failed", message)
+            self._tell("isotrain_run_failed", message=message)
+        else:
+            self._write("finished", self.result)
+            if self.result is not None:
+                self._tell("isotrain_run_finished", result=self.result)
+        self._close()
+
+    def _begin(self, plan: Mapping[str, Any]) -> None:
+        """Starts the loggers, once: not before the processes, which it would slow down."""
+        if not self._began:
+            self._began = True
+            self._write("started", plan, self._directory)
+
+    def _tell(self, hook: str, **facts: Any) -> None:
+        self._host.tell(hook, **facts, run_directory=str(self._directory))
+
+    def _write(self, method: str, *facts: Any) -> None:
+        for writer in self._writers:
+            writer.put(method, *facts)
+
+    def _close(self) -> None:
+        """Waits for the loggers, and warns about those that went wrong."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for writer in self._writers:
+            writer.end()
+        faults = [(writer.name, writer.wait(deadline)) for writer in self._writers]
+        for name, fault in faults:
+            if fault is not None:
+                warnings.warn(f"logger {name!r}: {fault}", stacklevel=3)
+
+
+class _Writer:
+    """A logger's thread, which calls its methods in order until one raises."""
+
+    def __init__(self, logger: Logger) -> None:
+        self.name = logger.name
+        self._logger = logger
+        self._calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._fault: str | None = None
+        self._thread = threading.Thread(
+            target=self._work, name=f"isotrain-logger-{self.name}", daemon=True
+        )
+
+    def put(self, method: str, *facts: Any) -> None:
+        """Has a method called when those before it have returned."""
+        if not self._thread.is_alive() and self._fault is None:
+            self._thread.start()
+        if self._fault is None:
+            self._calls.put((method, facts))
+
+    def end(self) -> None:
+        """Says that no further call will come."""
+        self._calls.put(None)
+
+    def wait(self, deadline: float) -> str | None:
+        """Waits for the last call; returns what went wrong, if anything did."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            return f"it has not finished within {PATIENCE_SECONDS:g} s, and is not waited for"
+        return self._fault
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            method, facts = call
+            try:
+                getattr(self._logger, method)(*facts)
+            except Exception as error:  # a logger may raise anything
+                self._fault = (
+                    f"{method}: {type(error).__name__}: {error}. The run went on without it"
+                )
+                return

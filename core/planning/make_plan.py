@@ -1,0 +1,353 @@
+"""From a spec, a backend and a number of replicas to everything resolved, with nothing started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from isotrain.core.contracts.adapter import Adapter, DeviceKind, Setting, Usability
+from isotrain.core.contracts.process import LOCALHOST, Role
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.data import order
+from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.named_model import with_named_model
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+
+LOCAL = "local"
+"""The launcher that is used unless another is asked for."""
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """One process of the run, and the replicas that live in it."""
+
+    rank: int
+    host: str
+    local_rank: int
+    replicas: tuple[int, ...]
+    role: Role = "replica"
+
+    @property
+    def has_session(self) -> bool:
+        """Whether it runs the loop; the others serve one that does."""
+        return self.role in ("replica", "coordinator")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, resolved.
+
+    Attributes:
+        run: The spec's name.
+        backend: Its registered name.
+        framework: The framework under it.
+        collective: What replicas will really exchange with; `none` for one replica.
+        strategy: The strategy's name.
+        strategy_options: Its options.
+        launcher: What starts the processes.
+        device: `cpu` or `gpu`.
+        replicas: Of the model, in all.
+        threads: Compute threads per replica.
+        processes: Who runs where.
+        environment: Variables set for every process before it starts.
+        precision: The spec's.
+        global_batch: Samples of one step over all replicas.
+        local_batches: Each replica's share of a full global batch, in samples.
+        accumulate: Micro-batches that each share is cut into.
+        scaling: The rule, and the factor it puts on the spec's learning rate.
+        learning_rate: After scaling, at the end of any warm-up.
+        timeouts: Seconds: silence, start, progress.
+        options: The spec's options for this backend.
+        remarks: What the backend honours in its own way.
+        loggers: Names of those that write down how the run goes.
+        samples: In the training data; None until they were counted.
+        steps_per_epoch: None until the samples were counted.
+        total_steps: Of the run; None until known.
+        parameters: Trainable numbers in the model; None until it was built.
+        weight_shapes: Of the trainable weights, in order; None until it was built. Not in `to_dict`.
+        gradient_bytes: Their size; None until it was built.
+        exchanged_bytes_per_step: Sent by each replica in one step; None until known.
+    """
+
+    run: str
+    backend: str
+    framework: str
+    collective: str
+    strategy: str
+    strategy_options: Mapping[str, Any]
+    launcher: str
+    device: DeviceKind
+    replicas: int
+    threads: int
+    processes: tuple[ProcessPlan, ...]
+    environment: Mapping[str, str]
+    precision: str
+    global_batch: int
+    local_batches: tuple[int, ...]
+    accumulate: int
+    scaling: str
+    learning_rate: float
+    timeouts: Mapping[str, float]
+    options: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
+    loggers: tuple[str, ...] = ()
+    samples: int | None = None
+    steps_per_epoch: int | None = None
+    total_steps: int | None = None
+    parameters: int | None = None
+    weight_shapes: tuple[tuple[int, ...], ...] | None = None
+    gradient_bytes: int | None = None
+    exchanged_bytes_per_step: float | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """What adapters are told about it."""
+        return Setting(
+            collective=self.collective,
+            device=self.device,
+            threads=self.threads,
+            options=self.options,
+            timeout=self.timeouts["progress"],
+        )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether rank 0 is a coordinator, and the others work for it."""
+        return self.processes[0].role == "coordinator"
+
+    @property
+    def ports(self) -> int:
+        """One for each process; one more in a served run, where its processes meet."""
+        return len(self.processes) + self.is_served
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        fields = asdict(self)
+        del fields["weight_shapes"]
+        fields["local_batches"] = list(self.local_batches)
+        fields["remarks"] = list(self.remarks)
+        fields["loggers"] = list(self.loggers)
+        fields["processes"] = [
+            {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
+        ]
+        return fields
+
+
+def split_backend(text: str) -> tuple[str, str | None]:
+    """Splits `NAME:COLLECTIVE`; the collective may be left out."""
+    name, _, collective = text.partition(":")
+    return name, collective or None
+
+
+def make_plan(
+    spec: TrainingSpec,
+    *,
+    backend: str,
+    replicas: int | None,
+    host: PluginHost,
+    launcher: str = LOCAL,
+) -> Plan:
+    """Resolves a run on this machine.
+
+    Args:
+        spec: What to train.
+        backend: `NAME` or `NAME:COLLECTIVE`.
+        replicas: How many; None for one per usable GPU, or one.
+        host: Knows the backends, strategies, launchers, models and loggers.
+        launcher: What will start the processes.
+
+    Raises:
+        PlanError: Spec, backend, strategy and replicas do not fit together.
+        BackendUnavailableError: The backend cannot be used here.
+    """
+    name, requested = split_backend(backend)
+    adapter = host.backend(name)
+    _require_usable("backend", name, adapter.usability())
+    _require_usable("launcher", launcher, host.launcher(launcher).usability())
+    for chosen in spec.loggers:
+        _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
+    with_named_model(spec, host)
+    device, count, device_remarks = _devices(spec, adapter, replicas)
+    strategy = host.strategy(spec.strategy.name, spec.strategy.options)
+    _require_capabilities(strategy, adapter)
+    options = adapter.check_options(spec)
+    remarks = [*device_remarks, *adapter.check(spec, replicas=count)]
+    resolved = adapter.resolve_collective(requested, device=device, replicas=count)
+    is_served = strategy.placement == "served" and count > 1
+    processes = _processes(adapter, count)
+    collective = resolved if count > 1 else "none"
+    if is_served:
+        processes = _served_processes(count, adapter.servers(strategy.servers))
+        collective = adapter.served_over
+        if requested is not None:
+            remarks.append(
+                f"{strategy.name}: workers exchange with rank 0 over {collective}, and not by"
+                f" {requested}"
+            )
+    threads = spec.threads or max(1, hardware.cores() // count)
+    global_batch = spec.resolve_global_batch(count)
+    factor = spec.scaling.factor(global_batch)
+    plan = Plan(
+        run=spec.name,
+        backend=name,
+        framework=adapter.framework,
+        collective=collective,
+        strategy=strategy.name,
+        strategy_options=spec.strategy.options,
+        launcher=launcher,
+        device=device,
+        replicas=count,
+        threads=threads,
+        processes=processes,
+        environment=adapter.environment(spec, device=device, threads=threads, replicas=count),
+        precision=spec.precision,
+        global_batch=global_batch,
+        local_batches=_local_batches(global_batch, count),
+        accumulate=spec.accumulate,
+        scaling=f"{spec.scaling.rule} (x {factor:g})",
+        learning_rate=spec.optimizer.lr * factor,
+        timeouts=spec.timeouts.model_dump(),
+        options=options,
+        loggers=tuple(chosen.name for chosen in spec.loggers),
+    )
+    remarks += strategy.planned(spec, plan)
+    return replace(plan, remarks=tuple(remarks))
+
+
+def _require_usable(kind: str, name: str, found: Usability) -> None:
+    if not found.usable:
+        text = f"{kind} {name!r} cannot be used here: {found.reason}. What to do: {found.hint}."
+        if kind == "backend":
+            raise BackendUnavailableError(f"{text} `isotrain doctor` examines every backend.")
+        raise PlanError(text)
+
+
+def _devices(
+    spec: TrainingSpec, adapter: Adapter, replicas: int | None
+) -> tuple[DeviceKind, int, list[str]]:
+    """Chooses CPUs or GPUs, and how many replicas."""
+    if replicas is not None and replicas < 1:
+        raise PlanError(f"replicas: expected at least 1, received {replicas}.")
+    gpus = 0 if spec.device == "cpu" else adapter.accelerators()
+    count = replicas or max(1, gpus)
+    if gpus >= count:
+        return "gpu", count, []
+    if spec.device == "gpu":
+        raise PlanError(
+            f"device: gpu was asked for with {count} replicas, and {adapter.name!r} can use {gpus}"
+            " GPUs here. Use fewer replicas, or device: cpu."
+        )
+    if gpus:
+        return "cpu", count, [f"{gpus} GPUs for {count} replicas are too few: CPUs are used"]
+    return "cpu", count, []
+
+
+def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:
+    reasons = missing_capabilities(strategy, adapter)
+    if reasons:
+        raise UnsupportedError(
+            f"strategy {strategy.name!r} does not run on backend {adapter.name!r}: "
+            + "; ".join(reasons)
+            + ". `isotrain strategies` lists every pair."
+        )
+
+
+def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) -> list[str]:
+    """Says, for each capability that the strategy requires and the backend lacks, why."""
+    return [
+        f"it has no {capability}: {adapter.unsupported.get(capability, 'not declared')}"
+        for capability in sorted(strategy.requires - adapter.supported)
+    ]
+
+
+def _processes(adapter: Adapter, replicas: int) -> tuple[ProcessPlan, ...]:
+    if adapter.replicas_per_process == "all":
+        return (ProcessPlan(0, LOCALHOST, 0, tuple(range(replicas))),)
+    return tuple(ProcessPlan(rank, LOCALHOST, rank, (rank,)) for rank in range(replicas))
+
+
+def _served_processes(replicas: int, servers: int) -> tuple[ProcessPlan, ...]:
+    """The coordinator, a worker per replica, and servers."""
+    workers = [(rank, (rank - 1,), "worker") for rank in range(1, replicas + 1)]
+    first = replicas + 1
+    others = [(rank, (), "server") for rank in range(first, first + servers)]
+    roles: list[Any] = [(0, tuple(range(replicas)), "coordinator"), *workers, *others]
+    return tuple(ProcessPlan(rank, LOCALHOST, rank, held, role) for rank, held, role in roles)
+
+
+def _local_batches(global_batch: int, replicas: int) -> tuple[int, ...]:
+    bounds = (order.slice_bounds(global_batch, replicas, replica) for replica in range(replicas))
+    return tuple(stop - start for start, stop in bounds)
+
+
+def with_measures(
+    plan: Plan,
+    spec: TrainingSpec,
+    *,
+    samples: int | None,
+    parameters: int,
+    gradient_bytes: int,
+    weight_shapes: Sequence[Sequence[int]],
+    host: PluginHost,
+) -> Plan:
+    """Completes a plan with what only the data and the built model can tell.
+
+    Args:
+        plan: Without these.
+        spec: What it was made from.
+        samples: In the training data; None for a stream.
+        parameters: Trainable numbers in the model.
+        gradient_bytes: Bytes of all gradients of one replica.
+        weight_shapes: Of the trainable weights, in order.
+        host: Knows the backend and strategy.
+    """
+    per_epoch = None
+    total = spec.steps
+    if samples is not None:
+        per_epoch = order.steps_per_epoch(samples, plan.global_batch, spec.drop_remainder)
+        total = spec.steps or (spec.epochs or 0) * per_epoch
+    plan = replace(
+        plan,
+        samples=samples,
+        steps_per_epoch=per_epoch,
+        total_steps=total,
+        parameters=parameters,
+        gradient_bytes=gradient_bytes,
+        weight_shapes=tuple(map(tuple, weight_shapes)),
+    )
+    exchanged: float | None = 0.0
+    if plan.replicas > 1:
+        strategy = host.strategy(plan.strategy, plan.strategy_options)
+        strategy.planned(spec, plan)
+        exchanged = strategy.exchanged_bytes(gradient_bytes, plan.replicas)
+        if exchanged is None:
+            exchanged = host.backend(plan.backend).exchanged_bytes(plan)
+    return replace(plan, exchanged_bytes_per_step=exchanged)
+
+
+def differences(first: Plan, second: Plan) -> list[tuple[str, Any, Any]]:
+    """The fields in which two plans differ: name, the first's value, the second's."""
+    return plain_differences(first.to_dict(), second.to_dict())
+
+
+def plain_differences(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """As `differences`, of plans as plain values."""
+    one, two = flat(first), flat(second)
+    keys = [*one, *(key for key in two if key not in one)]
+    return [(key, one.get(key), two.get(key)) for key in keys if one.get(key) != two.get(key)]
+
+
+def flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turns nested mappings into one level with dotted names."""
+    result: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result

@@ -1,0 +1,27 @@
+"""Registers the launchers and loggers that come with isotrain, by the hooks that a third party uses."""
+
+from __future__ import annotations
+
+from isotrain.core.plugins.hookspecs import hookimpl
+from isotrain.core.plugins.registers import LauncherRegister, LoggerRegister
+
+_LOGGERS = {
+    "csv": "isotrain.core.loggers.csv:CsvLogger",
+    "jsonl": "isotrain.core.loggers.jsonl:JsonLinesLogger",
+    "tensorboard": "isotrain.core.loggers.tensorboard:TensorBoardLogger",
+    "mlflow": "isotrain.core.loggers.mlflow:MlflowLogger",
+    "wandb": "isotrain.core.loggers.wandb:WandbLogger",
+}
+
+
+@hookimpl
+def isotrain_register_launchers(register: LauncherRegister) -> None:
+    """Registers the launcher by reference, so that it is not imported before it is used."""
+    register.add("isotrain.core.launching.local:LocalLauncher", name="local")
+
+
+@hookimpl
+def isotrain_register_loggers(register: LoggerRegister) -> None:
+    """Registers each logger by reference, so that none is imported before it is used."""
+    for name, reference in _LOGGERS.items():
+        register.add(reference, name=name)

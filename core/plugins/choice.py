@@ -1,0 +1,91 @@
+"""Which plugins this process was asked to have beside the installed ones, and which to leave out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from isotrain.core.plugins import candidates
+from isotrain.core.plugins.candidates import Candidate, as_plugin, registration_hook
+
+_IN_WORKERS = ("backends", "strategies", "models")
+"""What the processes of a run need; the rest is used by the process that launches them."""
+
+
+@dataclass(frozen=True, eq=False)
+class PluginChoice:
+    """What was asked for in this process.
+
+    Attributes:
+        asked: Modules and files of `--plugin`.
+        blocked: Names of plugins to leave out.
+        registered: Name to plugin, by `isotrain.register`, in order.
+    """
+
+    asked: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    registered: tuple[tuple[str, object], ...] = ()
+
+    def candidates(self) -> Iterator[Candidate]:
+        """All that was asked for."""
+        for where in self.asked:
+            yield candidates.of_module(where, "--plugin")
+        for name, thing in self.registered:
+            origin = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+            load = functools.partial(_itself, thing)
+            yield Candidate(name, "in process", origin or type(thing).__qualname__, load)
+
+    def for_workers(self) -> PluginChoice:
+        """As much of it as the processes of a run need, which is what travels to them."""
+        hooks = [registration_hook(kind) for kind in _IN_WORKERS]
+        needed = [
+            (name, thing)
+            for name, thing in self.registered
+            if name not in self.blocked and any(hasattr(as_plugin(thing), hook) for hook in hooks)
+        ]
+        here = [name for name, _ in self.registered]
+        blocked = [name for name in self.blocked if name not in here]
+        return replace(self, registered=tuple(needed), blocked=tuple(blocked))
+
+
+class _Process:
+    """This process's choice."""
+
+    choice = PluginChoice()
+
+
+def current() -> PluginChoice:
+    """What was asked for in this process so far."""
+    return _Process.choice
+
+
+def take_over(choice: PluginChoice) -> None:
+    """Makes this process's choice that of the process which started it."""
+    _Process.choice = choice
+
+
+@contextlib.contextmanager
+def chosen(asked: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
+    """Has these plugins for a while, beside what was asked for before."""
+    before = _Process.choice
+    _Process.choice = replace(
+        before,
+        asked=(*before.asked, *asked),
+        blocked=(*before.blocked, *blocked),
+    )
+    try:
+        yield
+    finally:
+        _Process.choice = before
+
+
+def with_registered(choice: PluginChoice, name: str, thing: object) -> PluginChoice:
+    """A choice that also has `thing`, in the place of what was registered by that name before."""
+    others = [(n, t) for n, t in choice.registered if n != name]
+    return replace(choice, registered=(*others, (name, thing)))
+
+
+def _itself(thing: object) -> object:
+    return thing

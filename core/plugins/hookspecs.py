@@ -1,0 +1,69 @@
+"""The hooks that isotrain calls; a plugin implements some of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from isotrain.core.plugins.registers import (
+        BackendRegister,
+        LauncherRegister,
+        LoggerRegister,
+        ModelRegister,
+        StrategyRegister,
+    )
+
+PROJECT = "isotrain"
+API_VERSION = "1.0"
+"""The version of all that plugins build on, `MAJOR.MINOR`; see `docs/api.md`."""
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def isotrain_register_backends(register: BackendRegister) -> None:
+    """Registers backends: `register.add(adapter_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_strategies(register: StrategyRegister) -> None:
+    """Registers strategies: `register.add(strategy_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_launchers(register: LauncherRegister) -> None:
+    """Registers launchers: `register.add(launcher_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_models(register: ModelRegister) -> None:
+    """Registers models: `register.add(builder_or_reference, name=...)`."""
+
+
+@hookspec
+def isotrain_register_loggers(register: LoggerRegister) -> None:
+    """Registers loggers: `register.add(logger_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_run_started(plan: dict[str, Any], run_directory: str) -> None:
+    """A run's processes are about to start. Called where the run was asked for."""
+
+
+@hookspec
+def isotrain_epoch_ended(
+    epoch: int, step: int, metrics: dict[str, float], run_directory: str
+) -> None:
+    """An epoch ended; `metrics` are its means, evaluation's under `validation_*`."""
+
+
+@hookspec
+def isotrain_run_failed(message: str, run_directory: str) -> None:
+    """A run ended early, also by Ctrl-C."""
+
+
+@hookspec
+def isotrain_run_finished(result: dict[str, Any], run_directory: str) -> None:
+    """`isotrain.run` ended well; `result` is what its result file holds. `launch` has none."""

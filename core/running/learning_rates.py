@@ -1,0 +1,69 @@
+"""The learning rate of each step: a pure function of the spec, never of backend or replicas."""
+
+from __future__ import annotations
+
+import math
+
+from isotrain.core.spec.parts import CosineSchedule, PolynomialSchedule, StepSchedule
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class LearningRates:
+    """Gives the rate of every step of a run.
+
+    Attributes:
+        peak: The rate after scaling and warm-up, before any decay.
+    """
+
+    def __init__(
+        self, spec: TrainingSpec, *, global_batch: int, steps_per_epoch: int, total_steps: int
+    ) -> None:
+        """Fixes the run's lengths.
+
+        Args:
+            spec: Gives the optimizer's rate, the schedule and the scaling rule.
+            global_batch: Samples of one step over all replicas.
+            steps_per_epoch: Steps of one epoch.
+            total_steps: Steps of the whole run.
+        """
+        self.peak = spec.optimizer.lr * spec.scaling.factor(global_batch)
+        self._schedule = spec.schedule
+        self._steps_per_epoch = steps_per_epoch
+        self._warmup = self._schedule.warmup_steps or (
+            (self._schedule.warmup_epochs or 0) * steps_per_epoch
+        )
+        self._total = total_steps
+
+    def __call__(self, step: int) -> float:
+        """Returns the rate of a step, counted from 0 over the whole run.
+
+        During the warm-up the rate rises linearly and reaches the peak with the last warm-up step
+        (Goyal et al. 2017, section 2.2).
+        """
+        if step < self._warmup:
+            start = self._schedule.warmup_from_fraction
+            return self.peak * (start + (1 - start) * (step + 1) / self._warmup)
+        return self.peak * self._decay(step)
+
+    def _decay(self, step: int) -> float:
+        """The fraction of the peak that the schedule leaves at this step."""
+        schedule = self._schedule
+        if isinstance(schedule, StepSchedule):
+            interval = schedule.every_steps or (
+                (schedule.every_epochs or 1) * self._steps_per_epoch
+            )
+            return schedule.factor ** (step // interval)
+        if isinstance(schedule, CosineSchedule | PolynomialSchedule):
+            length = schedule.decay_steps or max(1, self._total - self._warmup)
+            remaining = 1 - min(1.0, (step - self._warmup) / length)
+            return schedule.final_fraction + (1 - schedule.final_fraction) * _shape(
+                schedule, remaining
+            )
+        return 1.0
+
+
+def _shape(schedule: CosineSchedule | PolynomialSchedule, remaining: float) -> float:
+    """Falls from 1 to 0 as `remaining` does; the cosine is that of Loshchilov & Hutter 2017, eq. 5."""
+    if isinstance(schedule, PolynomialSchedule):
+        return float(remaining**schedule.power)
+    return (1 + math.cos(math.pi * (1 - remaining))) / 2

@@ -1,0 +1,381 @@
+"""What a person with their own loop holds: one process's view of a run, the same under every backend."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from isotrain.core.contracts.group import ALL_STATE, ReplicaGroup, StateKind
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
+from isotrain.core.contracts.service import Service
+from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
+from isotrain.core.data.sources import ShardedStream, as_source, map_tree
+from isotrain.core.errors import DataError, IsotrainError
+from isotrain.core.planning.make_plan import Plan, with_measures
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.named_model import with_named_model
+from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.running.result import History
+from isotrain.core.running.stopwatch import Stopwatch
+from isotrain.core.spec import references
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.collector import collection_paused
+
+_PROGRESS_SECONDS = 0.2
+_STEPS_AT_ONCE = 1000
+
+
+class Session:
+    """Trains and evaluates, on every process of the run alike.
+
+    Every method but the properties is called by every process at the same point.
+
+    Attributes:
+        spec: What is trained.
+        plan: How, completed with the numbers of samples and parameters.
+        group: The replicas of this process.
+        rank: Of this process.
+        run_directory: Where the run keeps its files.
+        history: Losses, learning rates and metrics so far.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        plan: Plan,
+        context: ProcessContext,
+        host: PluginHost,
+        reporter: Reporter,
+        service: Service | None = None,
+    ) -> None:
+        """Loads the data, builds the model and joins the other processes.
+
+        Args:
+            spec: What is trained.
+            plan: How.
+            context: This process's place.
+            host: Knows the backend, strategy and model.
+            reporter: Tells the launcher.
+            service: This process's part in a served run; needed there only.
+        """
+        self.spec = spec
+        self.rank = context.rank
+        self.run_directory = Path(context.run_directory)
+        self._reporter = reporter
+        self.stopwatch = Stopwatch()
+        reporter.enter("load data")
+        self._data = load_data(spec)
+        self._transform = None if spec.transform is None else references.resolve(spec.transform)
+        reporter.enter("build model")
+        adapter = host.backend(plan.backend)
+        with collection_paused():  # it imports the framework
+            named = with_named_model(spec, host)
+            self.group: ReplicaGroup = (
+                adapter.start(named, plan.setting, context)
+                if service is None or context.role == "replica"
+                else adapter.start_served(named, plan.setting, service)
+            )
+        self.plan = self._measured(plan, host)
+        self._strategy = host.strategy(plan.strategy, plan.strategy_options)
+        self._strategy.planned(spec, self.plan)
+        self._strategy.started(self.group)
+        self._strategy_finished = False
+        self.history = History()
+        self._losses: list[Tensor] = []
+        self._training = self._training_loader()
+        self._rates = LearningRates(
+            spec,
+            global_batch=plan.global_batch,
+            steps_per_epoch=self._training.steps_per_epoch,
+            total_steps=self._training.total_steps,
+        )
+        self._next_report = 0.0
+        self._steps_done = 0
+        self._losses_reported = 0
+        reporter.enter(BETWEEN_CALLS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    @property
+    def replicas(self) -> int:
+        """Replicas in the whole run."""
+        return self.group.replicas
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that speaks for all: rank 0."""
+        return self.rank == 0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self._training.total_steps
+
+    @property
+    def steps_done(self) -> int:
+        """Steps taken so far."""
+        return self._steps_done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every step of the run has been taken."""
+        return self._steps_done >= self.total_steps
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields this process's part of every global batch from the next step to the run's end."""
+        self._reporter.enter("next batch")
+        for batch in self._training.from_step(self._steps_done):
+            self._reporter.enter(BETWEEN_CALLS)
+            yield batch
+            self._reporter.enter("next batch")
+        self._reporter.enter(BETWEEN_CALLS)
+
+    def seek(self, step: int) -> None:
+        """Makes `batches` go on from a step (0 for the start); the state stays as it is. Local.
+
+        Args:
+            step: Counted from 0 over the whole run; every process passes the same.
+        """
+        self._steps_done = step
+        self._strategy_finished = False
+
+    def step(self, batch: Batch) -> Tensor:
+        """Trains on one global batch by the spec's strategy.
+
+        Returns:
+            The mean loss of the global batch: a scalar of the framework, the same on every process;
+            `float(loss)` gives the number.
+        """
+        reporter = self._reporter
+        reporter.step = batch.step
+        reporter.enter("step")
+        rate = self._rates(batch.step)
+        loss = self._strategy.step(self.group, batch, rate)
+        self._losses.append(loss)
+        self.history.learning_rate.append(rate)
+        self._steps_done = batch.step + 1
+        pause = batch.is_last_of_epoch or self.is_done
+        if pause or self._steps_done == 1:
+            self.group.synchronise_device()
+        self.stopwatch.step_done(batch.size, pause=pause)
+        if self.is_done:
+            self._finish_strategy()
+        if self.rank == 0 and time.monotonic() >= self._next_report:
+            self._report(batch)
+        reporter.enter(BETWEEN_CALLS)
+        return loss
+
+    def _finish_strategy(self) -> None:
+        """Lets the strategy do what it has left to do, once."""
+        if not self._strategy_finished:
+            self._strategy_finished = True
+            self._strategy.finished(self.group)
+
+    def _report(self, batch: Batch) -> None:
+        loss = self._newest_loss()
+        if loss is None:
+            return
+        self._next_report = time.monotonic() + _PROGRESS_SECONDS
+        self._reporter.emit(
+            "progress",
+            done=self._steps_done,
+            total=self.total_steps,
+            epoch=batch.epoch,
+            loss=loss,
+            samples_per_s=self.stopwatch.samples_per_second,
+        )
+
+    def _newest_loss(self) -> float | None:
+        """The newest loss that is already there: that of an asynchronous step may come later."""
+        ready = (loss for loss in reversed(self._losses) if getattr(loss, "is_ready", True))
+        newest = next(ready, None)
+        return None if newest is None else float(newest)
+
+    @property
+    def strategy_report(self) -> dict[str, Any]:
+        """What the strategy measured so far."""
+        return dict(self._strategy.report())
+
+    def report_no_progress(self) -> None:
+        """Sends no progress from here on: reading the loss for it waits for the device. Local."""
+        self._next_report = math.inf
+
+    def metrics(self) -> dict[str, float]:
+        """Gives the training metrics over all samples since the last call, and starts them anew."""
+        with self._in_call("collect metrics"):
+            return self.group.collect_metrics("train")
+
+    def evaluate(self, data: Any = None) -> dict[str, float]:
+        """Computes loss and metrics over a whole data set.
+
+        Args:
+            data: What to evaluate on; the spec's validation data when left out.
+
+        Returns:
+            `loss` and each metric: exact means over all samples, whatever the number of replicas.
+
+        Raises:
+            DataError: There is no validation data.
+        """
+        with self._in_call("evaluate"):
+            source = self._data.validation if data is None else as_source(data)
+            if source is None:
+                raise DataError(
+                    "evaluate: the spec's data has no validation part. Return"
+                    " isotrain.DataSet(train, validation) from the data function, or pass data."
+                )
+            if self.is_main:
+                self._reporter.emit("evaluating")
+            with self._strategy.evaluating(self.group):
+                for batch in self._evaluation_loader(source):
+                    self.group.evaluation_step(batch)
+            return self.group.collect_metrics("evaluation")
+
+    @contextlib.contextmanager
+    def _in_call(self, call: str) -> Iterator[None]:
+        """Lets the launcher know what this process is doing."""
+        self._reporter.enter(call)
+        yield
+        self._reporter.enter(BETWEEN_CALLS)
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether the spec's data has a validation part."""
+        return self._data.validation is not None
+
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Records an epoch's metrics in the history, and reports them."""
+        record = {"epoch": epoch, "step": self._steps_done, **metrics}
+        self.history.epochs.append(record)
+        self.flush_losses()
+        if self.is_main:
+            if self.spec.loggers:
+                self._report_steps()
+            loss = self.history.loss[-1] if self.history.loss else None
+            self._reporter.emit(
+                "epoch", metrics=dict(metrics), epoch=epoch, done=self._steps_done, loss=loss
+            )
+
+    def _report_steps(self) -> None:
+        """Sends the losses and rates of the steps since the last time, for loggers."""
+        losses, rates = self.history.loss, self.history.learning_rate
+        for start in range(self._losses_reported, len(losses), _STEPS_AT_ONCE):
+            part = slice(start, start + _STEPS_AT_ONCE)
+            first = self._steps_done - len(losses) + start
+            self._reporter.emit(
+                "steps", first=first, losses=losses[part], learning_rates=rates[part]
+            )
+        self._losses_reported = len(losses)
+
+    def flush_losses(self) -> list[float]:
+        """Brings the losses of all steps so far to the history, and returns them. Local."""
+        self.history.loss.extend(float(loss) for loss in self._losses)
+        self._losses.clear()
+        return self.history.loss
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy: weights under their path, slots under `optimizer/`. Local."""
+        return self.group.read_state(kinds)
+
+    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets named state on every replica; every process passes the same."""
+        self.group.write_state(state)
+        self._strategy.state_written(self.group)
+
+    def barrier(self) -> None:
+        """Returns once every process has called it."""
+        with self._in_call("barrier"):
+            self.group.barrier()
+
+    def close(self) -> None:
+        """Leaves the run; the session cannot be used afterwards."""
+        self._reporter.enter("close")
+        self._finish_strategy()
+        self._losses.clear()
+        self.group.close()
+
+    def _training_loader(self) -> Loader:
+        return Loader(
+            self._data.train,
+            global_batch=self.plan.global_batch,
+            replicas=self.group.replicas,
+            local_replicas=self.group.local_replicas,
+            seed=self.spec.seed,
+            shuffle=self.spec.shuffle,
+            drop_remainder=self.spec.drop_remainder,
+            accumulate=self.spec.accumulate,
+            transform=self._transform,
+            epochs=self.spec.epochs,
+            steps=self.spec.steps,
+            place=self._place,
+        )
+
+    def _evaluation_loader(self, source: Any) -> Loader:
+        return Loader(
+            source,
+            global_batch=self.spec.evaluation.batch or self.plan.global_batch,
+            replicas=self.group.replicas,
+            local_replicas=self.group.local_replicas,
+            seed=self.spec.seed,
+            shuffle=False,
+            drop_remainder=False,
+            epochs=1,
+            place=self._place,
+        )
+
+    def _place(self, arrays: Any) -> Any:
+        return self.group.place(map_tree(self._as_precision, arrays))
+
+    def _as_precision(self, array: np.ndarray) -> np.ndarray:
+        """Gives floating-point data the width the model computes in; other types stay."""
+        wanted = np.float64 if self.spec.precision == "float64" else np.float32
+        if array.dtype.kind == "f" and array.dtype != wanted:
+            return array.astype(wanted)
+        return array
+
+    def _measured(self, plan: Plan, host: PluginHost) -> Plan:
+        weights = self.group.read_state(("trainable",)).values()
+        train = self._data.train
+        return with_measures(
+            plan,
+            self.spec,
+            samples=None if isinstance(train, ShardedStream) else len(train),
+            parameters=sum(weight.size for weight in weights),
+            gradient_bytes=sum(weight.nbytes for weight in weights),
+            weight_shapes=[weight.shape for weight in weights],
+            host=host,
+        )
+
+
+def load_data(spec: TrainingSpec) -> DataSet:
+    """Calls the spec's data function, or takes the data it holds.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    found = references.resolve(spec.data)
+    is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
+    if callable(found) and not is_data:
+        found = found(**spec.data_args)
+    elif spec.data_args:
+        raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
+    return as_dataset(found)

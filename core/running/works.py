@@ -1,0 +1,67 @@
+"""What the processes of `run`, `measured_plan` and `check` do with their session.
+
+The process that launches them names these functions without calling them: NumPy is imported where it
+is used, so that a run's start does not wait for it twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.launching.run_directory import versions
+from isotrain.core.running.loop import fit
+from isotrain.core.running.result import WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    from isotrain.core.running.session import Session
+
+
+def train(session: Session) -> dict[str, Any] | None:
+    """Trains to the end; rank 0 gives the result as plain values, without its directory."""
+    import numpy as np
+
+    fit(session)
+    losses = session.flush_losses()
+    weights = session.read_state(("trainable", "non-trainable"))
+    if not session.is_main:
+        return None
+    np.savez(session.run_directory / WEIGHTS_FILE, **weights)  # type: ignore[arg-type]
+    history = session.history
+    return {
+        "final_loss": losses[-1],
+        "metrics": {
+            name: value
+            for name, value in (history.epochs[-1] if history.epochs else {}).items()
+            if name not in ("epoch", "step")
+        },
+        "history": {
+            "loss": losses,
+            "learning_rate": history.learning_rate,
+            "epochs": history.epochs,
+        },
+        "strategy_report": session.strategy_report,
+        "timings": session.stopwatch.timings(),
+        "plan": session.plan.to_dict(),
+        "versions": versions(),
+    }
+
+
+def describe(session: Session) -> dict[str, Any]:
+    """Gives the numbers that only the data and the model know."""
+    plan = session.plan
+    return {
+        "samples": plan.samples,
+        "parameters": plan.parameters,
+        "gradient_bytes": plan.gradient_bytes,
+        "weight_shapes": plan.weight_shapes,
+    }
+
+
+def examine(session: Session) -> dict[str, Any]:
+    """Gives what a check must know of the data and the model."""
+    from dataclasses import asdict
+
+    return {
+        "samples": session.plan.samples,
+        "traits": [asdict(trait) for trait in session.group.traits()],
+    }

@@ -1,0 +1,1 @@
+"""How things are shown to people: tables, texts, progress, pieces of HTML."""

@@ -1,0 +1,261 @@
+"""The kinds of values that fields of the spec hold: numbers, references, losses and metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from isotrain.core.check.codes import CODES, nearest
+from isotrain.core.spec import references
+from isotrain.core.spec.problems import (
+    Problem,
+    Words,
+    as_python_number,
+    raise_all,
+)
+
+_REFERENCE = {
+    "type": "string",
+    "pattern": "^.+:[^:]+$",
+    "description": f"An import reference: {references.SYNTAX}.",
+}
+_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]*$"
+_PER_FRAMEWORK = {"type": "object", "minProperties": 1, "propertyNames": {"not": {"const": "name"}}}
+_COMPONENT = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    ]
+}
+
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Decay = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0)]
+Switch = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+Options = dict[Text, Any]
+FolderName = Annotated[
+    str,
+    Field(strict=True, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"),
+    Words("1 to 100 letters, digits and . _ - that start with a letter, a digit or _"),
+]
+
+
+@dataclass(frozen=True)
+class Component:
+    """A loss or a metric: a Keras name, an import reference or a callable, with options.
+
+    Attributes:
+        name: What it is; a text with a colon is an import reference.
+        options: Keyword arguments: of the constructor for a Keras name, of each call otherwise.
+    """
+
+    name: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether `name` is a callable or names one to import, rather than a Keras name."""
+        return not isinstance(self.name, str) or ":" in self.name
+
+    @property
+    def label(self) -> str:
+        """The name to print."""
+        return references.describe(self.name)
+
+
+def _reference(value: Any, info: ValidationInfo) -> Any:
+    """Checks a callable or an import reference; file references become absolute."""
+    if isinstance(value, str):
+        return _reference_text(value, info)
+    if not callable(value):
+        raise Problem(f"{references.SYNTAX} or a callable", received=value).error()
+    return value
+
+
+def _reference_text(value: str, info: ValidationInfo) -> str:
+    context = info.context or {}
+    form = references.syntax_problem(value)
+    if form is not None:
+        raise Problem(references.SYNTAX, received=value).error()
+    found = references.absolute(value, context.get("folder") or Path.cwd())
+    wrong = references.problem(found) if context.get("check_imports") else None
+    if wrong is not None:
+        raise Problem("an import path that exists", received=value, hint=wrong).error()
+    return found
+
+
+def _model(value: Any, info: ValidationInfo) -> Any:
+    """Accepts the name of a registered model, whose existence is the plan's to check."""
+    if isinstance(value, str) and re.fullmatch(_NAME, value):
+        return value
+    return _per_framework(_reference)(value, info)
+
+
+def _plugins(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise Problem("a list of modules and of files that end in .py", received=value).error()
+    return tuple(_each(dict(enumerate(value)), _plugin, info).values())
+
+
+def _plugin(value: Any, info: ValidationInfo) -> str:
+    """Checks the name of a module or file; the path of a file becomes absolute."""
+    context = info.context or {}
+    if not isinstance(value, str):
+        raise Problem('"package.module" or "path/to/file.py"', received=value).error()
+    found = references.absolute_module(value, context.get("folder") or Path.cwd())
+    wrong = references.module_problem(found) if context.get("check_imports") else None
+    if wrong is not None:
+        raise Problem("a module or file that exists", received=value, hint=wrong).error()
+    return found
+
+
+def _data(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str):
+        return _reference_text(value, info)
+    if value is None or _is_plain(value):
+        raise Problem(f"{references.SYNTAX} or a data source", received=value).error()
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of nothing but what a text file can hold."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _component(value: Any, info: ValidationInfo) -> Component:
+    if isinstance(value, Component):
+        return _component({"name": value.name, **value.options}, info)
+    if isinstance(value, Mapping):
+        if "name" not in value:
+            raise Problem("a name", ("name",)).error()
+        options = {key: as_python_number(option) for key, option in value.items() if key != "name"}
+        return Component(_component(value["name"], info).name, options)
+    if isinstance(value, str) and value and ":" not in value:
+        return Component(value)
+    if not (isinstance(value, str) or callable(value)) or value == "":
+        expected = "a name, an import reference, a callable or {name: ..., option: ...}"
+        raise Problem(expected, received=value).error()
+    return Component(_reference(value, info))
+
+
+def _each(
+    values: Mapping[Any, Any], one: Callable[[Any, ValidationInfo], Any], info: ValidationInfo
+) -> dict[Any, Any]:
+    """Validates every value, and reports the problems of all of them at their keys."""
+    good: dict[Any, Any] = {}
+    problems: list[Problem] = []
+    for key, value in values.items():
+        try:
+            good[key] = one(value, info)
+        except PydanticCustomError as error:
+            problems.append(Problem.of(error).below(key))
+    raise_all("values", problems, values)
+    return good
+
+
+def _per_framework(one: Callable[[Any, ValidationInfo], Any]) -> Callable[..., Any]:
+    def validate(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Mapping) or "name" in value:
+            return one(value, info)
+        if not value or not all(isinstance(name, str) and name for name in value):
+            raise Problem("a table {framework: ...} with a name each", received=value).error()
+        return _each(value, one, info)
+
+    return validate
+
+
+def _metrics(value: Any, info: ValidationInfo) -> tuple[Component, ...]:
+    if not isinstance(value, list | tuple):
+        raise Problem("a list of metrics", received=value).error()
+    return tuple(_each(dict(enumerate(value)), _component, info).values())
+
+
+def _code(value: Any, info: ValidationInfo) -> str:
+    if value not in CODES:
+        near = nearest(str(value))
+        hint = f"did you mean {near!r}?" if near else "docs/check.md lists all"
+        raise Problem(
+            "a code of isotrain check, such as 'ISO101'", received=value, hint=hint
+        ).error()
+    return str(value)
+
+
+def _codes(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise Problem("a list of codes of isotrain check", received=value).error()
+    return tuple(_each(dict(enumerate(value)), _code, info).values())
+
+
+Reference = Annotated[Any, AfterValidator(_reference), WithJsonSchema(_REFERENCE)]
+References = Annotated[
+    Any,
+    AfterValidator(_per_framework(_reference)),
+    WithJsonSchema({"anyOf": [_REFERENCE, {**_PER_FRAMEWORK, "additionalProperties": _REFERENCE}]}),
+]
+Model = Annotated[
+    Any,
+    AfterValidator(_model),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": _NAME, "description": "A registered model."},
+                _REFERENCE,
+                {**_PER_FRAMEWORK, "additionalProperties": _REFERENCE},
+            ]
+        }
+    ),
+]
+Plugins = Annotated[
+    Any,
+    AfterValidator(_plugins),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Data = Annotated[Any, AfterValidator(_data), WithJsonSchema(_REFERENCE)]
+Components = Annotated[
+    Any,
+    AfterValidator(_per_framework(_component)),
+    WithJsonSchema({"anyOf": [_COMPONENT, {**_PER_FRAMEWORK, "additionalProperties": _COMPONENT}]}),
+]
+Metrics = Annotated[
+    Any, AfterValidator(_metrics), WithJsonSchema({"type": "array", "items": _COMPONENT})
+]
+
+Codes = Annotated[
+    Any,
+    AfterValidator(_codes),
+    WithJsonSchema({"type": "array", "items": {"type": "string", "enum": list(CODES)}}),
+]
+
+
+def require_name(schema: dict[str, Any]) -> None:
+    schema["required"] = ["name", *schema.get("required", [])]
+
+
+def one_of_schema(*groups: tuple[str, ...]) -> dict[str, Any]:
+    """JSON Schema for: of each group, exactly one field is given and is not null."""
+
+    def given(name: str) -> dict[str, Any]:
+        return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+    return {"allOf": [{"oneOf": [given(name) for name in group]} for group in groups]}

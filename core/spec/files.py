@@ -1,0 +1,268 @@
+"""Reading a training spec from YAML, TOML, JSON or Python, and writing it back."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.errors import SpecError
+from isotrain.core.spec.fields import Component
+from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES
+from isotrain.core.spec.problems import SpecModel, as_spec_error
+from isotrain.core.spec.training_spec import TrainingSpec
+
+Source = str | PathLike[str] | Mapping[str, Any] | TrainingSpec
+
+_SHORTHANDS = {
+    "loss": "name",
+    "metrics": "name",
+    "optimizer": "name",
+    "schedule": "name",
+    "strategy": "name",
+    "scaling": "rule",
+}
+
+
+def load_spec(
+    source: Source, overrides: Sequence[str] = (), *, check_imports: bool = True
+) -> TrainingSpec:
+    """Reads and validates a spec; imports nothing that the spec names.
+
+    Args:
+        source: A path (.yaml, .yml, .toml or .json), a mapping of fields, or a spec.
+        overrides: Changes like "optimizer.lr=0.05"; values are YAML, an empty one is null.
+        check_imports: Whether to look for the modules and names that references name.
+
+    Returns:
+        The spec. File references of a spec file are relative to its folder.
+
+    Raises:
+        SpecError: The file cannot be read, or lists every problem of the spec.
+    """
+    if isinstance(source, str | PathLike):
+        path = Path(source).expanduser()
+        return _build(_read(path), overrides, str(path), path.absolute().parent, check_imports)
+    if not isinstance(source, Mapping | TrainingSpec):
+        kind = type(source).__name__
+        raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
+    return _build(_as_fields(source), overrides, "the spec", Path.cwd(), check_imports)
+
+
+def check_references(spec: TrainingSpec) -> None:
+    """Looks for every module and name that the spec's references name; imports none of them.
+
+    Raises:
+        SpecError: Lists every reference that cannot be imported.
+    """
+    load_spec(spec)
+
+
+def dump_spec(spec: TrainingSpec) -> dict[str, Any]:
+    """The whole spec as plain JSON values; callables and objects are described by name."""
+    return spec.to_dict()
+
+
+def to_json(spec: TrainingSpec) -> str:
+    """The whole spec as JSON text."""
+    return json.dumps(spec.to_dict(), indent=2) + "\n"
+
+
+def to_yaml(spec: TrainingSpec) -> str:
+    """The whole spec as YAML text."""
+    from isotrain.core.spec import yaml_text
+
+    return yaml_text.dump(spec.to_dict())
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of spec files, shorthands included."""
+    schema = TrainingSpec.model_json_schema()
+    fields = schema["properties"]
+    for name, choices in (
+        ("optimizer", OPTIMIZERS),
+        ("schedule", SCHEDULES),
+        ("strategy", ()),
+        ("scaling", ("none",)),
+    ):
+        fields[name] = _with_shorthand(fields[name], choices)
+    loggers = fields["loggers"]
+    loggers["items"] = {"anyOf": [{"type": "string"}, loggers["items"]]}
+    fields["loggers"] = _with_shorthand(loggers, ())
+    fields["$schema"] = {"type": "string", "description": "Address of this schema, for editors."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _with_shorthand(schema: dict[str, Any], choices: Sequence[str]) -> dict[str, Any]:
+    """Also accepts a bare name: one of `choices`, or any when there are none."""
+    outer = {key: schema[key] for key in schema if key in ("default", "description", "title")}
+    inner = {key: value for key, value in schema.items() if key not in outer}
+    name: dict[str, Any] = {"type": "string"}
+    if choices:
+        name["enum"] = list(choices)
+    return {**outer, "anyOf": [name, inner]}
+
+
+def _build(
+    fields: dict[str, Any], overrides: Sequence[str], what: str, folder: Path, check_imports: bool
+) -> TrainingSpec:
+    for override in overrides:
+        fields = _override(fields, override)
+    fields.pop("$schema", None)
+    context = {"folder": folder, "check_imports": check_imports}
+    with as_spec_error(what):
+        return TrainingSpec.model_validate(fields, context=context)
+
+
+def _as_fields(value: Any) -> Any:
+    """The parts of a spec in the form they have in a file; callables and data stay as they are."""
+    if isinstance(value, SpecModel):
+        names = [n for n in type(value).model_fields if n in value.model_fields_set or n == "name"]
+        return {name: _as_fields(getattr(value, name)) for name in names}
+    if isinstance(value, Component):
+        return {"name": value.name, **value.options}
+    if isinstance(value, Mapping):
+        return {key: _as_fields(part) for key, part in value.items()}
+    if isinstance(value, tuple) and any(isinstance(part, Component) for part in value):
+        return [_as_fields(part) for part in value]
+    return value
+
+
+def _override(fields: dict[str, Any], override: str) -> dict[str, Any]:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise SpecError(
+            f"override {override!r} is not of the form path=value, such as optimizer.lr=0.05"
+        )
+    from isotrain.core.spec import yaml_text
+
+    try:
+        value = yaml_text.load(text)
+    except yaml_text.TextError as error:
+        raise SpecError(f"override {override!r}: the value is not YAML: {error.reason}") from None
+    changed = _put(fields, keys, value, _SHORTHANDS.get(keys[0]), override)
+    assert isinstance(changed, dict)
+    return changed
+
+
+def _put(value: Any, keys: Sequence[str], new: Any, shorthand: str | None, override: str) -> Any:
+    """A copy of `value` in which the place `keys` holds `new`."""
+    if not keys:
+        return new
+    key, rest = keys[0], keys[1:]
+    if value is None:
+        value = [] if key.isdecimal() else {}
+    if isinstance(value, str) and shorthand is not None:
+        value = {shorthand: value}
+    if isinstance(value, Mapping):
+        return {**value, key: _put(value.get(key), rest, new, shorthand, override)}
+    if isinstance(value, list | tuple):
+        items = list(value)
+        if not key.isdecimal() or int(key) > len(items):
+            raise SpecError(
+                f"override {override!r}: {key!r} is no index of a list of {len(items)}; "
+                f"expected 0 to {len(items)} ({len(items)} appends)"
+            )
+        items[int(key) : int(key) + 1] = [
+            _put([*items, None][int(key)], rest, new, shorthand, override)
+        ]
+        return items
+    raise SpecError(f"override {override!r}: {key!r} is below {value!r}, which is not a table")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        known = ", ".join(_READERS)
+        raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {known}")
+    fields = reader(path, _text(path))
+    if fields is None:
+        fields = {}
+    if not isinstance(fields, dict):
+        kind = type(fields).__name__
+        raise SpecError(f"{path}: expected a table of fields at the top, got a {kind}")
+    return fields
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise SpecError(f"there is no spec file {str(path)!r}.{_near_file(path)}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _near_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" There is no folder {str(path.parent)!r} either."
+    names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _READERS]
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _parse_error(path: Path, line: int, column: int, reason: object) -> SpecError:
+    return SpecError(f"{path}, line {line}, column {column}: {reason}")
+
+
+def _read_yaml(path: Path, text: str) -> Any:
+    from isotrain.core.spec import yaml_text  # only where it is needed: its import takes a while
+
+    try:
+        fields = yaml_text.load(text)
+    except yaml_text.TextError as error:
+        raise _parse_error(path, error.line, error.column, error.reason) from None
+    _refuse_cycles(path, fields)
+    return fields
+
+
+def _refuse_cycles(path: Path, fields: Any) -> None:
+    try:
+        json.dumps(fields, default=str, skipkeys=True)
+    except (ValueError, RecursionError):
+        raise SpecError(f"{path}: a YAML alias refers to a value that contains it") from None
+
+
+def _read_toml(path: Path, text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        if place is None:
+            last = text.count("\n") + 1
+            raise _parse_error(path, last, len(text.rsplit("\n", 1)[-1]) + 1, error) from None
+        reason = str(error)[: place.start()].strip()
+        raise _parse_error(path, int(place[1]), int(place[2]), reason) from None
+
+
+def _read_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise _parse_error(path, error.lineno, error.colno, error.msg) from None
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} is given twice in one object")
+    return dict(pairs)
+
+
+_READERS: dict[str, Callable[[Path, str], Any]] = {
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+    ".toml": _read_toml,
+    ".json": _read_json,
+}

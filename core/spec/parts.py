@@ -1,0 +1,333 @@
+"""The parts of the spec: optimizers, schedules, clipping and the like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+)
+
+from isotrain.core.spec.fields import (
+    Count,
+    CountOrZero,
+    Decay,
+    Fraction,
+    NotNegative,
+    Options,
+    Positive,
+    References,
+    Switch,
+    Text,
+    one_of_schema,
+    require_name,
+)
+from isotrain.core.spec.problems import (
+    BRANCH,
+    Problem,
+    SpecModel,
+    at_most_one,
+    exactly_one,
+    unknown_choice,
+)
+
+
+class _Optimizer(SpecModel, json_schema_extra=require_name):
+    lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
+    weight_decay: NotNegative = Field(
+        default=0.0,
+        description="Weight decay. Decoupled (lr * weight_decay * weight is subtracted) with Keras "
+        "optimizers and adamw; torch's other native optimizers add it to the gradient.",
+    )
+
+
+class Sgd(_Optimizer):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"] = "sgd"
+    momentum: Decay = Field(default=0.0, description="Momentum; 0 turns it off.")
+    nesterov: Switch = Field(default=False, description="Nesterov's momentum.")
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """Nesterov's form needs a momentum."""
+        if fields.get("nesterov") is True and fields.get("momentum", 0) == 0:
+            yield Problem("a momentum > 0 with nesterov", ("momentum",), fields.get("momentum", 0))
+
+
+class _AdamLike(_Optimizer):
+    beta_1: Decay = Field(default=0.9, description="Decay of the mean of the gradients.")
+    beta_2: Decay = Field(default=0.999, description="Decay of the mean of the squared gradients.")
+    epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
+
+
+class Adam(_AdamLike):
+    """Adam."""
+
+    name: Literal["adam"] = "adam"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
+    amsgrad: Switch = Field(default=False, description="The AMSGrad variant.")
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
+    weight_decay: NotNegative = Field(default=4e-3, description="Decoupled weight decay.")
+
+
+class Lamb(_AdamLike):
+    """Lamb: Adam with a rate per layer, for large batches."""
+
+    name: Literal["lamb"] = "lamb"
+
+
+class RmsProp(_Optimizer):
+    """RMSprop."""
+
+    name: Literal["rmsprop"] = "rmsprop"
+    rho: Decay = Field(default=0.9, description="Decay of the mean of the squared gradients.")
+    momentum: Decay = Field(default=0.0, description="Momentum; 0 turns it off.")
+    epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
+    centered: Switch = Field(default=False, description="Normalise by the estimated variance.")
+
+
+class Adagrad(_Optimizer):
+    """Adagrad."""
+
+    name: Literal["adagrad"] = "adagrad"
+    initial_accumulator_value: NotNegative = Field(
+        default=0.1, description="Start of the squared sums."
+    )
+    epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
+
+
+class CustomOptimizer(SpecModel):
+    """An optimizer that a callable of yours builds."""
+
+    name: ClassVar[str] = "custom"
+    custom: References = Field(
+        description="Callable that builds an optimizer, or one per framework: for a torch module "
+        "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer."
+    )
+    lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
+    args: Options = Field(default={}, description="Keyword arguments of the callable.")
+
+
+class _Schedule(SpecModel):
+    warmup_steps: CountOrZero | None = Field(
+        default=None, description="Steps in which the rate rises linearly; not with warmup_epochs."
+    )
+    warmup_epochs: CountOrZero | None = Field(
+        default=None, description="Epochs in which the rate rises linearly; not with warmup_steps."
+    )
+    warmup_from_fraction: Fraction = Field(
+        default=0.0, description="Fraction of the rate at which the warm-up starts."
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """The warm-up is counted in one unit."""
+        yield from at_most_one(fields, "warmup_steps", "warmup_epochs")
+
+
+class ConstantSchedule(_Schedule):
+    """The same rate throughout, after the warm-up."""
+
+    name: Literal["constant"] = "constant"
+
+
+def _step_schema(schema: dict[str, Any]) -> None:
+    require_name(schema)
+    schema.update(one_of_schema(("every_epochs", "every_steps")))
+
+
+class StepSchedule(_Schedule, json_schema_extra=_step_schema):
+    """The rate is multiplied by a factor at regular intervals."""
+
+    name: Literal["step"] = "step"
+    every_epochs: Count | None = Field(default=None, description="Interval in epochs.")
+    every_steps: Count | None = Field(default=None, description="Interval in steps.")
+    factor: Positive = Field(description="What the rate is multiplied by each time.")
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """The interval is given once."""
+        yield from super().rules(fields)
+        yield from exactly_one(fields, "every_epochs", "every_steps")
+
+
+class _DecaySchedule(_Schedule, json_schema_extra=require_name):
+    final_fraction: Fraction = Field(default=0.0, description="Fraction of the rate at the end.")
+    decay_steps: Count | None = Field(
+        default=None, description="Steps of the decay after the warm-up; null for the whole run."
+    )
+
+
+class CosineSchedule(_DecaySchedule):
+    """The rate falls along half a cosine."""
+
+    name: Literal["cosine"] = "cosine"
+
+
+class PolynomialSchedule(_DecaySchedule):
+    """The rate falls along a power of the remaining fraction of the run."""
+
+    name: Literal["polynomial"] = "polynomial"
+    power: Positive = Field(default=1.0, description="Exponent; 1 is a straight line.")
+
+
+_OPTIMIZERS: dict[str, type[SpecModel]] = {
+    "sgd": Sgd,
+    "adam": Adam,
+    "adamw": AdamW,
+    "rmsprop": RmsProp,
+    "adagrad": Adagrad,
+    "lamb": Lamb,
+    "custom": CustomOptimizer,
+}
+_SCHEDULES: dict[str, type[SpecModel]] = {
+    "constant": ConstantSchedule,
+    "step": StepSchedule,
+    "cosine": CosineSchedule,
+    "polynomial": PolynomialSchedule,
+}
+OPTIMIZERS = tuple(name for name in _OPTIMIZERS if name != "custom")
+SCHEDULES = tuple(_SCHEDULES)
+
+
+def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[Any], Any]:
+    """Accepts a bare name for {name: ...} and settles which of `names` is meant."""
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, SpecModel):
+            return value
+        fields = {"name": value} if isinstance(value, str) else value
+        if not isinstance(fields, Mapping):
+            raise Problem(f"the name of {kind} or {{name: ..., ...}}", received=value).error()
+        name = fields.get("name", default)
+        if name is None and "custom" in fields:
+            return fields
+        if name is None:
+            raise Problem(f"one of {', '.join(names)}", ("name",)).error()
+        if name not in names:
+            raise unknown_choice(name, names, ("name",)).error()
+        return {**fields, "name": name}
+
+    return validate
+
+
+def _branch(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{BRANCH}{value.get('name', 'custom')}"
+    return f"{BRANCH}{getattr(value, 'name', '')}"
+
+
+Optimizer = Annotated[
+    Annotated[Sgd, Tag(f"{BRANCH}sgd")]
+    | Annotated[Adam, Tag(f"{BRANCH}adam")]
+    | Annotated[AdamW, Tag(f"{BRANCH}adamw")]
+    | Annotated[RmsProp, Tag(f"{BRANCH}rmsprop")]
+    | Annotated[Adagrad, Tag(f"{BRANCH}adagrad")]
+    | Annotated[Lamb, Tag(f"{BRANCH}lamb")]
+    | Annotated[CustomOptimizer, Tag(f"{BRANCH}custom")],
+    Discriminator(_branch),
+    BeforeValidator(_named("an optimizer", OPTIMIZERS, None)),
+]
+Schedule = Annotated[
+    Annotated[ConstantSchedule, Tag(f"{BRANCH}constant")]
+    | Annotated[StepSchedule, Tag(f"{BRANCH}step")]
+    | Annotated[CosineSchedule, Tag(f"{BRANCH}cosine")]
+    | Annotated[PolynomialSchedule, Tag(f"{BRANCH}polynomial")],
+    Discriminator(_branch),
+    BeforeValidator(_named("a schedule", SCHEDULES, "constant")),
+]
+
+
+class Scaling(SpecModel):
+    """How the rate follows the global batch: the spec's rate is for `base_batch`."""
+
+    rule: Literal["none", "linear", "sqrt"] = Field(
+        default="none",
+        description="Factor on the rate: none, global batch / base_batch (linear), or its root.",
+    )
+    base_batch: Count | None = Field(
+        default=None, description="Global batch in samples that the spec's rate is for."
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """A rule that scales needs the batch it scales from."""
+        if fields.get("rule") in ("linear", "sqrt") and fields.get("base_batch") is None:
+            yield Problem("the global batch that lr is for, in samples", ("base_batch",))
+
+    def factor(self, global_batch: int) -> float:
+        """What the spec's rate is multiplied by for a global batch of so many samples."""
+        if self.rule == "none" or self.base_batch is None:
+            return 1.0
+        ratio = global_batch / self.base_batch
+        return ratio if self.rule == "linear" else math.sqrt(ratio)
+
+
+class Clip(SpecModel, json_schema_extra=one_of_schema(("value", "norm", "global_norm"))):
+    """Clipping of the mean gradient of the global batch; exactly one of the fields."""
+
+    value: Positive | None = Field(default=None, description="Bound on the size of each element.")
+    norm: Positive | None = Field(default=None, description="Bound on the L2 norm of each tensor.")
+    global_norm: Positive | None = Field(
+        default=None, description="Bound on the L2 norm of all tensors together."
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """One kind of clipping."""
+        yield from exactly_one(fields, "value", "norm", "global_norm")
+
+
+class LossScale(SpecModel):
+    """Dynamic loss scaling for float16."""
+
+    initial: Positive = Field(default=2.0**15, description="First scale of the loss.")
+    growth_steps: Count = Field(
+        default=2000, description="Steps without overflow after which the scale doubles."
+    )
+
+
+class Evaluation(SpecModel):
+    """When and how the model is evaluated."""
+
+    every_epochs: CountOrZero = Field(default=1, description="Interval in epochs; 0 for never.")
+    batch: Count | None = Field(
+        default=None,
+        description="Samples per evaluation step over all replicas; null: the global batch.",
+    )
+
+
+class StrategyChoice(SpecModel):
+    """The strategy by which replicas cooperate."""
+
+    name: Text = Field(default="data-parallel", description="Name of a registered strategy.")
+    options: Options = Field(default={}, description="Options of that strategy.")
+
+
+class LoggerChoice(SpecModel):
+    """A logger that writes down how the run goes."""
+
+    name: Text = Field(description="Name of a registered logger.")
+    options: Options = Field(default={}, description="Options of that logger.")
+
+
+class Timeouts(SpecModel):
+    """When a process counts as lost, in seconds."""
+
+    silence: Positive = Field(default=10.0, description="Seconds without a heartbeat.")
+    start: Positive = Field(
+        default=300.0,
+        description="Seconds that loading the data, building the model and joining the others may take each.",
+    )
+    progress: Positive = Field(default=300.0, description="Seconds in one call.")

@@ -1,0 +1,258 @@
+"""The training spec: what to train, frozen and validated once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+)
+
+from isotrain.core.errors import SpecError, unknown_name
+from isotrain.core.spec import references
+from isotrain.core.spec.fields import (
+    Codes,
+    Component,
+    Components,
+    Count,
+    Data,
+    FolderName,
+    Metrics,
+    Model,
+    Options,
+    Plugins,
+    Reference,
+    References,
+    Switch,
+    Text,
+    one_of_schema,
+)
+from isotrain.core.spec.parts import (
+    Clip,
+    ConstantSchedule,
+    Evaluation,
+    LoggerChoice,
+    LossScale,
+    Optimizer,
+    Scaling,
+    Schedule,
+    StrategyChoice,
+    Timeouts,
+)
+from isotrain.core.spec.problems import (
+    Problem,
+    SpecModel,
+    Words,
+    as_python_number,
+    exactly_one,
+)
+
+_LOGGERS = Words("a list of logger names, or of {name: ..., options: {...}}")
+
+
+def _strategy(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _loggers(value: Any) -> Any:
+    """Accepts one logger for a list of it, and a bare name for {name: ...}."""
+    listed = [value] if isinstance(value, str | Mapping) else value
+    if not isinstance(listed, list | tuple):
+        return listed
+    return [{"name": each} if isinstance(each, str) else each for each in listed]
+
+
+def _scaling(value: Any) -> Any:
+    return {"rule": value} if isinstance(value, str) else value
+
+
+class TrainingSpec(
+    SpecModel,
+    json_schema_extra=one_of_schema(
+        ("loss", "objective"), ("global_batch", "local_batch"), ("epochs", "steps")
+    ),
+):
+    """What to train: the same under every backend."""
+
+    if TYPE_CHECKING:  # every field also takes its form in a file, such as optimizer="adam"
+
+        def __init__(self, **fields: Any) -> None: ...
+
+    name: FolderName = Field(
+        default="run",
+        description="Name of the run, also of its folder: letters, digits and . _ - only.",
+    )
+    model: Model = Field(
+        description="Callable that builds the model, a table {framework: callable}, or the name of a "
+        "model that a plugin registers."
+    )
+    model_args: Options = Field(default={}, description="Keyword arguments of the model callable.")
+    data: Data = Field(description="Callable that gives the data, or from Python the data itself.")
+    data_args: Options = Field(default={}, description="Keyword arguments of the data callable.")
+    transform: Reference | None = Field(
+        default=None,
+        description="Callable (inputs, targets, random) -> (inputs, targets), on training data only.",
+    )
+    loss: Components | None = Field(
+        default=None,
+        description="Loss: a Keras name, an import reference, {name: ..., option: ...}, or a "
+        "table {framework: loss}; not with objective.",
+    )
+    objective: References | None = Field(
+        default=None,
+        description="Callable (model, (inputs, targets)) -> one loss per sample, or their mean, or the "
+        "pair (losses, predictions); or a table {framework: callable}; instead of loss.",
+    )
+    metrics: Metrics = Field(
+        default=(),
+        description="Metrics: Keras names, import references or {name: ..., option: ...}.",
+    )
+    optimizer: Optimizer = Field(
+        description="Optimizer: {name: ..., lr: ...}, a bare name for all defaults, or "
+        "{custom: reference, lr: ..., args: {...}}."
+    )
+    schedule: Schedule = Field(
+        default=ConstantSchedule(),
+        description="How the rate changes during the run, and its warm-up.",
+    )
+    scaling: Annotated[Scaling, BeforeValidator(_scaling)] = Field(
+        default=Scaling(), description="How the rate follows the global batch."
+    )
+    clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
+    global_batch: Count | None = Field(
+        default=None, description="Samples per step over all replicas; not with local_batch."
+    )
+    local_batch: Count | None = Field(
+        default=None, description="Samples per step of one replica; not with global_batch."
+    )
+    epochs: Count | None = Field(default=None, description="Passes over the data; not with steps.")
+    steps: Count | None = Field(default=None, description="Optimizer steps; not with epochs.")
+    accumulate: Count = Field(
+        default=1, description="Micro-batches whose gradients make up one step."
+    )
+    shuffle: Switch = Field(
+        default=True, description="Whether each epoch has its own order of samples."
+    )
+    drop_remainder: Switch = Field(
+        default=False, description="Whether the last, smaller global batch of an epoch is left out."
+    )
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = Field(
+        default=0, description="Seed of the weights, the order and the transform; 0 to 2**32 - 1."
+    )
+    precision: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="Number type; bfloat16 and float16 keep the weights in float32.",
+    )
+    loss_scale: LossScale | None = Field(
+        default=None, description="Loss scaling, for float16 only; null for the defaults."
+    )
+    evaluation: Evaluation = Field(default=Evaluation(), description="When and how to evaluate.")
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto", description="Kind of device to use."
+    )
+    threads: Count | None = Field(
+        default=None, description="CPU threads per replica; null: the cores shared equally."
+    )
+    strategy: Annotated[StrategyChoice, BeforeValidator(_strategy)] = Field(
+        default=StrategyChoice(), description="How replicas cooperate: a name, or {name, options}."
+    )
+    backend_options: dict[Text, Options] = Field(
+        default={}, description="Options of backends, by backend name; each backend checks its own."
+    )
+    plugins: Plugins = Field(
+        default=(),
+        description="Plugins that this spec needs: modules, and files that end in .py.",
+    )
+    loggers: Annotated[tuple[LoggerChoice, ...], BeforeValidator(_loggers), _LOGGERS] = Field(
+        default=(),
+        description="What writes down how the run goes: names, or {name: ..., options: {...}}.",
+    )
+    timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
+    ignore: Codes = Field(
+        default=(),
+        description="Codes that `isotrain check` leaves out, such as ISO101, or ISO4 for a group.",
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """The pairs of which exactly one is given, and the loss scale's precision."""
+        yield from exactly_one(fields, "loss", "objective")
+        yield from exactly_one(fields, "global_batch", "local_batch")
+        yield from exactly_one(fields, "epochs", "steps")
+        precision = fields.get("precision", "float32")
+        if fields.get("loss_scale") is not None and precision != "float16":
+            hint = "leave loss_scale out"
+            yield Problem("precision float16 with loss_scale", ("precision",), precision, hint)
+
+    @property
+    def loss_scaling(self) -> LossScale | None:
+        """The loss scale in force: null unless the precision is float16."""
+        return (self.loss_scale or LossScale()) if self.precision == "float16" else None
+
+    def resolve_global_batch(self, replicas: int) -> int:
+        """The samples of one step over so many replicas."""
+        if self.global_batch is not None:
+            return self.global_batch
+        assert self.local_batch is not None
+        return self.local_batch * replicas
+
+    def for_framework(self, field_name: str, framework: str) -> Any:
+        """The value of `model`, `loss` or `objective` for one framework.
+
+        Raises:
+            SpecError: The field is a table that has no entry for the framework.
+        """
+        value = getattr(self, field_name)
+        if not isinstance(value, Mapping):
+            return value
+        if framework not in value:
+            raise SpecError(f"{field_name}: {unknown_name('framework', framework, value)}")
+        return value[framework]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated as a whole.
+
+        Raises:
+            SpecError: The changed spec is wrong.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole spec as plain JSON values; callables and objects are described by name."""
+        fields = jsonable(self)
+        assert isinstance(fields, dict)
+        return fields
+
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of the canonical JSON of the spec.
+
+        A callable counts by its name and an object by its type (and shape), not by content.
+        """
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def jsonable(value: Any) -> Any:
+    """A value of the spec in the form it has in a file; what no file can hold is described."""
+    value = as_python_number(value)
+    if isinstance(value, SpecModel):
+        names = sorted(type(value).model_fields, key=lambda name: name != "name")
+        return {name: jsonable(getattr(value, name)) for name in names}
+    if isinstance(value, Component):
+        name = references.describe(value.name)
+        return {"name": name, **jsonable(value.options)} if value.options else name
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return references.describe(value)

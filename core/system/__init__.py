@@ -1,0 +1,1 @@
+"""What is known of this machine and this interpreter, without any framework."""
