@@ -31,10 +31,11 @@ test: environment ## all tests
 test-quick: environment ## the everyday tests, under 3 minutes
 	$(PYTEST) -m "not slow"
 
-lint: environment ## style and types
+lint: environment ## style, types, and who imports whom
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
+	.venv/bin/lint-imports
 
 format: environment ## rewrite the sources in the project's style
 	$(VENV_PYTHON) -m ruff check --fix

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import BackendRegister
+from isotrain.plugin import BackendRegister, hookimpl
 
 _BACKENDS = {
     "torch-ddp": "isotrain.adapters.torch.adapter:TorchDDP",

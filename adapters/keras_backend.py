@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from isotrain.core.errors import PlanError
+from isotrain.plugin import PlanError
 
 VARIABLE = "KERAS_BACKEND"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from isotrain.core.contracts.traits import LayerTrait, Trait
+from isotrain.plugin import LayerTrait, Trait
 
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _WIDE = "float64"

@@ -17,11 +17,15 @@ import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend.common import dtypes as keras_dtypes
 
-from isotrain.core.errors import SpecError, UnsupportedError, unknown_name
-from isotrain.core.spec import references
-from isotrain.core.spec.fields import Component
-from isotrain.core.spec.parts import CustomOptimizer
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Component,
+    CustomOptimizer,
+    SpecError,
+    TrainingSpec,
+    UnsupportedError,
+    references,
+    unknown_name,
+)
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""

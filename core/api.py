@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.job import Job, Work
+from isotrain.core.contracts.job import Work
+from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.launching.run_job import run_job
 from isotrain.core.loggers.audience import Audience
-from isotrain.core.planning.make_plan import LOCAL, Plan, make_plan, with_measures
+from isotrain.core.planning.make_plan import make_plan, with_measures
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
 from isotrain.core.running.works import describe, train
@@ -221,8 +224,8 @@ def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirecto
                 show(event)
                 audience.hear(event)
 
-            returned = host.launcher(asked.launcher).launch(
-                Job(work, given, resolved), directory, on_event=on_event, first_port=asked.port
+            returned = run_job(
+                work, given, resolved, host, directory, on_event=on_event, first_port=asked.port
             )
         yield returned, directory, audience
 

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Replica, StatePart, Tensor
-from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.data.batches import Batch
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Batch,
+    Plan,
+    Replica,
+    ReplicaGroup,
+    StatePart,
+    Strategy,
+    Tensor,
+    TrainingSpec,
+)
 from isotrain.strategies import options
 
 WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")

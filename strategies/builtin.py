@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import StrategyRegister
+from isotrain.plugin import StrategyRegister, hookimpl
 
 
 @hookimpl

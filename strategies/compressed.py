@@ -13,14 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import CompressionMethod, ReplicaGroup
-from isotrain.core.contracts.replica import Computation, Replica, Tensor
-from isotrain.core.contracts.strategy import Conserved, Strategy
-from isotrain.core.data.batches import Batch
-from isotrain.core.errors import PlanError
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Batch,
+    Capability,
+    CompressionMethod,
+    Computation,
+    Conserved,
+    Plan,
+    PlanError,
+    Replica,
+    ReplicaGroup,
+    Strategy,
+    Tensor,
+    TrainingSpec,
+)
 from isotrain.strategies import options
 from isotrain.strategies.averaging import average_statistics, weights_of_replicas
 from isotrain.strategies.tensors import joined, separated

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Tensor
-from isotrain.core.contracts.strategy import Conserved, Strategy
-from isotrain.core.data.batches import Batch
+from isotrain.plugin import Batch, Capability, Conserved, ReplicaGroup, Strategy, Tensor
 
 
 class DataParallel(Strategy):

@@ -6,10 +6,7 @@ Averaging SGD", arXiv 1412.6651, equations 5 and 6.
 
 from __future__ import annotations
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Replica, Tensor
-from isotrain.core.data.batches import Batch
+from isotrain.plugin import Batch, Capability, Replica, ReplicaGroup, Tensor
 from isotrain.strategies import options
 from isotrain.strategies.averaging import Drifting, average_statistics
 

@@ -7,13 +7,16 @@ the local update comes first and is then mixed. The exponential graphs are those
 
 from __future__ import annotations
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Replica, Tensor
-from isotrain.core.contracts.strategy import Conserved
-from isotrain.core.data.batches import Batch
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Batch,
+    Capability,
+    Conserved,
+    Plan,
+    Replica,
+    ReplicaGroup,
+    Tensor,
+    TrainingSpec,
+)
 from isotrain.strategies import graphs, options
 from isotrain.strategies.averaging import WEIGHTS, Drifting, average_weights
 

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from isotrain.core.errors import PlanError
+from isotrain.plugin import PlanError
 
 Permutation = tuple[int, ...]
 """For every replica whom it sends to."""

@@ -7,14 +7,18 @@ each host alone uses the slower links between hosts.
 
 from __future__ import annotations
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Replica, Tensor
-from isotrain.core.contracts.strategy import Conserved, Strategy
-from isotrain.core.data.batches import Batch
-from isotrain.core.errors import PlanError
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Batch,
+    Capability,
+    Conserved,
+    Plan,
+    PlanError,
+    Replica,
+    ReplicaGroup,
+    Strategy,
+    Tensor,
+    TrainingSpec,
+)
 from isotrain.strategies import options
 from isotrain.strategies.averaging import weights_of_replicas
 from isotrain.strategies.tensors import joined, separated

@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Replica, StatePart, Tensor
-from isotrain.core.data.batches import Batch
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Batch,
+    Capability,
+    Plan,
+    Replica,
+    ReplicaGroup,
+    StatePart,
+    Tensor,
+    TrainingSpec,
+)
 from isotrain.strategies import options
 from isotrain.strategies.averaging import WEIGHTS, Drifting, average, shares
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import PlanError, TrainingSpec, UnsupportedError, unknown_name
 
 
 def refused(strategy: str, option: str, expected: str, given: Any) -> PlanError:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.replica import Tensor
-from isotrain.core.contracts.strategy import Conserved, Strategy
-from isotrain.core.data.batches import Batch
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Batch,
+    Capability,
+    Conserved,
+    Plan,
+    ReplicaGroup,
+    Strategy,
+    Tensor,
+    TrainingSpec,
+)
 from isotrain.strategies import options
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from isotrain.core.contracts.replica import Tensor, TensorFunctions
+from isotrain.plugin import Tensor, TensorFunctions
 
 
 def joined(ops: TensorFunctions, tensors: Sequence[Tensor]) -> Tensor:

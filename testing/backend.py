@@ -8,7 +8,8 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.planning.make_plan import make_plan, split_backend
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.planning.make_plan import split_backend
 from isotrain.core.plugins.host import plugin_host
 from isotrain.testing.scorecard import Scorecard
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.adapter import Adapter, Usability
+from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.usability import Usability
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import probe

@@ -8,9 +8,10 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.strategy import Conserved, Strategy
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.make_plan import make_plan, missing_capabilities, split_backend
+from isotrain.core.planning.make_plan import make_plan, missing_capabilities
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec

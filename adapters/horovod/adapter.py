@@ -15,16 +15,21 @@ from isotrain.adapters.torch.adapter import (
     torch_usability,
     weight_decay_remarks,
 )
-from isotrain.core.contracts.adapter import Adapter, DeviceKind, Examination, Setting, Usability
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.system.hardware import visible_gpus
+from isotrain.plugin import (
+    Capability,
+    DeviceKind,
+    Examination,
+    PlanError,
+    ProcessContext,
+    ServedOverTcp,
+    Setting,
+    UnsupportedError,
+    Usability,
+    visible_gpus,
+)
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.planning.make_plan import Plan
-    from isotrain.core.spec.training_spec import TrainingSpec
+    from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
 
 INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
@@ -33,7 +38,7 @@ _FP16_BYTES = 2
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
 
-class _Horovod(Adapter):
+class _Horovod(ServedOverTcp):
     """What both Horovod backends have in common."""
 
     collectives = {

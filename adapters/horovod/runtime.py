@@ -17,11 +17,16 @@ from typing import Any
 import psutil
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, own_part
-from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.system.variables import variables_set
+from isotrain.plugin import (
+    IsotrainError,
+    Parts,
+    PlanError,
+    ProcessContext,
+    Setting,
+    UnsupportedError,
+    own_part,
+    variables_set,
+)
 
 _ARRIVALS = "isotrain"
 _GATE = "all"

@@ -13,11 +13,15 @@ from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.program import Gradients, weights_of
 from isotrain.adapters.tensorflow.state import native
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.group import CompressionMethod
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, ReduceOp, own_part
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    CompressionMethod,
+    Parts,
+    ProcessContext,
+    ReduceOp,
+    Setting,
+    TrainingSpec,
+    own_part,
+)
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 

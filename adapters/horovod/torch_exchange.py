@@ -12,11 +12,16 @@ import torch
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.group import CompressionMethod
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, ReduceOp, own_part
-from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.plugin import (
+    CompressionMethod,
+    IsotrainError,
+    Parts,
+    ProcessContext,
+    ReduceOp,
+    Setting,
+    UnsupportedError,
+    own_part,
+)
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 OVERLAP_BYTES = 1 << 20

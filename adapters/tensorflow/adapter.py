@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend
-from isotrain.core.contracts.adapter import Adapter, DeviceKind, Examination, Setting, Usability
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.system.hardware import visible_gpus
+from isotrain.plugin import (
+    Adapter,
+    Capability,
+    DeviceKind,
+    Examination,
+    PlanError,
+    ProcessContext,
+    Setting,
+    UnsupportedError,
+    Usability,
+    visible_gpus,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow import exchange
-    from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.service import Service
-    from isotrain.core.spec.training_spec import TrainingSpec
+    from isotrain.plugin import ReplicaGroup, Service, TrainingSpec
 
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 

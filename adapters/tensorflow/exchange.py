@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.core.contracts.replica import Parts, ReduceOp
+from isotrain.plugin import Parts, ReduceOp
 
 
 class Exchange(ABC):

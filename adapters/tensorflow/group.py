@@ -16,12 +16,18 @@ from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import copies, to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
-from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateKind
-from isotrain.core.contracts.replica import Computation, ReduceOp
-from isotrain.core.contracts.traits import LayerTrait
-from isotrain.core.data.batches import Batch
-from isotrain.core.data.sources import map_tree
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    ALL_STATE,
+    Batch,
+    Computation,
+    LayerTrait,
+    Phase,
+    ReduceOp,
+    ReplicaGroup,
+    StateKind,
+    TrainingSpec,
+    map_tree,
+)
 
 Pieces = tuple[tuple[Piece, ...], ...]
 """Per local replica its slices."""

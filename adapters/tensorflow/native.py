@@ -10,9 +10,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.errors import PlanError
+from isotrain.plugin import PlanError, ProcessContext, Setting
 
 _CROSS_DEVICE_OPS = {
     "hierarchical-copy": tf.distribute.HierarchicalCopyAllReduce,

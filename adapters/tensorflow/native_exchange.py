@@ -10,9 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.exchange import StrategyExchange
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, own_part
+from isotrain.plugin import Parts, ProcessContext, Setting, own_part
 
 
 class MirroredExchange(StrategyExchange):

@@ -18,10 +18,7 @@ import tensorflow as tf
 from isotrain.adapters import portable
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.state import NamedState, copies, native
-from isotrain.core.contracts.group import Phase
-from isotrain.core.contracts.replica import StatePart
-from isotrain.core.errors import SpecError, UnsupportedError
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec, UnsupportedError
 
 Piece = tuple[Any, Any]
 """The inputs and the targets of one slice."""

@@ -9,7 +9,7 @@ from keras import ops
 
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.program import Program, value_of
-from isotrain.core.contracts.replica import Parts, ReduceOp, Replica, StatePart
+from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
 
 
 class TensorFlowReplica(Replica):

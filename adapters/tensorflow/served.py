@@ -20,16 +20,20 @@ from isotrain.adapters.tensorflow.exchange import SingleReplica
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, seed_shift
 from isotrain.adapters.tensorflow.program import Piece
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.service import Service
-from isotrain.core.data.sources import map_tree
-from isotrain.core.errors import UnsupportedError
-from isotrain.core.served.attendance import Attendance
-from isotrain.core.served.group import ServedGroup
-from isotrain.core.served.ledger import Unit
-from isotrain.core.served.wire import WireError, connect
-from isotrain.core.served.workforce import Answer, Workforce
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    Answer,
+    Attendance,
+    ServedGroup,
+    Service,
+    Setting,
+    TrainingSpec,
+    Unit,
+    UnsupportedError,
+    WireError,
+    Workforce,
+    connect,
+    map_tree,
+)
 
 _PROTOCOL = "grpc"
 

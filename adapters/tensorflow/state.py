@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.plugin import IsotrainError, unknown_name
 
 _OPTIMIZER = "optimizer/"
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_traits
-from isotrain.core.contracts.traits import LayerTrait, Trait
+from isotrain.plugin import LayerTrait, Trait
 
 
 def model_traits(model: Any, precision: str) -> list[LayerTrait]:

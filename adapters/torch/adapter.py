@@ -9,20 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend
-from isotrain.core.contracts.adapter import Adapter, DeviceKind, Examination, Setting, Usability
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.system.hardware import visible_gpus
+from isotrain.plugin import (
+    Capability,
+    DeviceKind,
+    Examination,
+    PlanError,
+    ProcessContext,
+    ServedOverTcp,
+    Setting,
+    UnsupportedError,
+    Usability,
+    visible_gpus,
+)
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.spec.training_spec import TrainingSpec
+    from isotrain.plugin import ReplicaGroup, TrainingSpec
 
 INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
 
 
-class TorchDDP(Adapter):
+class TorchDDP(ServedOverTcp):
     """torch.nn.parallel.DistributedDataParallel over torch.distributed."""
 
     name = "torch-ddp"

@@ -16,11 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.group import CompressionMethod
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, ReduceOp, own_part
-from isotrain.core.errors import PlanError
+from isotrain.plugin import (
+    CompressionMethod,
+    Parts,
+    PlanError,
+    ProcessContext,
+    ReduceOp,
+    Setting,
+    own_part,
+)
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 

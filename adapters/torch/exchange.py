@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from isotrain.adapters.torch.program import Program
-from isotrain.core.contracts.group import CompressionMethod
-from isotrain.core.contracts.replica import Parts, ReduceOp
+from isotrain.plugin import CompressionMethod, Parts, ReduceOp
 
 Wait = Callable[[], torch.Tensor]
 

@@ -18,21 +18,23 @@ from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program, to_numpy
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.traits import model_traits
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.group import (
+from isotrain.plugin import (
     ALL_STATE,
+    Batch,
     CompressionMethod,
+    Computation,
+    LayerTrait,
     Phase,
+    ProcessContext,
+    ReduceOp,
     ReplicaGroup,
+    Setting,
+    Slice,
+    SpecError,
     StateKind,
+    TrainingSpec,
+    map_tree,
 )
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Computation, ReduceOp
-from isotrain.core.contracts.traits import LayerTrait
-from isotrain.core.data.batches import Batch, Slice
-from isotrain.core.data.sources import map_tree
-from isotrain.core.errors import SpecError
-from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def build_program(spec: TrainingSpec, device: torch.device) -> Program:

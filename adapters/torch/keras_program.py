@@ -11,9 +11,7 @@ import torch
 
 from isotrain.adapters import portable
 from isotrain.adapters.torch.program import Objective, Program, overwrite
-from isotrain.core.contracts.group import StateKind
-from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import IsotrainError, StateKind, TrainingSpec, unknown_name
 
 
 class KerasProgram(Program):

@@ -11,10 +11,15 @@ from torch import nn
 from isotrain.adapters import portable
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.program import Objective, Program, overwrite
-from isotrain.core.contracts.replica import StatePart
-from isotrain.core.errors import IsotrainError, SpecError, unknown_name
-from isotrain.core.spec.parts import CustomOptimizer, LossScale
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    CustomOptimizer,
+    IsotrainError,
+    LossScale,
+    SpecError,
+    StatePart,
+    TrainingSpec,
+    unknown_name,
+)
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

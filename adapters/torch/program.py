@@ -10,9 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from isotrain.core.contracts.group import StateKind
-from isotrain.core.contracts.replica import StatePart
-from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.plugin import IsotrainError, StateKind, StatePart, unknown_name
 
 
 class Objective(nn.Module):

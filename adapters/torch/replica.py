@@ -9,7 +9,7 @@ from keras import ops
 
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.program import Program
-from isotrain.core.contracts.replica import Parts, ReduceOp, Replica, StatePart
+from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
 
 
 class TorchReplica(Replica):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from isotrain.core.contracts.traits import LayerTrait, Trait
+from isotrain.plugin import LayerTrait, Trait
 
 
 def model_traits(model: nn.Module) -> list[LayerTrait]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from isotrain.core.check import batch_rules, machine_rules, model_rules
-from isotrain.core.check.codes import CODES, nearest
+from isotrain.core.check.codes import CODES
 from isotrain.core.check.findings import CheckResult, gathered, without_silenced
 from isotrain.core.check.subject import Hit, Sight, Subject, Target
-from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecError, unknown_name
 from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.works import examine
@@ -66,30 +66,32 @@ def check(
     host = plugin_host(given.plugins)
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
-    _require_known(names, counts, ignore)
+    _require_known(names, counts)
+    silenced_codes = (*_known_codes(given.ignore, SpecError), *_known_codes(ignore, PlanError))
     planned = machine_rules.planned(given, names, counts, host)
     hits = [each for each in planned if isinstance(each, Hit)]
     targets = [each for each in planned if isinstance(each, Target)]
     if targets:
         hits += _hits(given, targets, measure, host)
     asked = [each.label if isinstance(each, Target) else each.targets[0] for each in planned]
-    kept, silenced = without_silenced(gathered(hits, asked), (*given.ignore, *ignore))
+    kept, silenced = without_silenced(gathered(hits, asked), silenced_codes)
     return CheckResult(given.name, tuple(asked), measure, kept, silenced)
 
 
-def _require_known(
-    backends: Sequence[str], replicas: Sequence[int | None], ignore: Iterable[str]
-) -> None:
+def _known_codes(codes: Sequence[str], error: type[IsotrainError]) -> Sequence[str]:
+    """The codes, or an error that says which of them is none."""
+    for code in codes:
+        if code not in CODES:
+            raise error(f"ignore: {unknown_name('code', code, CODES)} docs/check.md explains them.")
+    return codes
+
+
+def _require_known(backends: Sequence[str], replicas: Sequence[int | None]) -> None:
     if not backends or not replicas:
         raise PlanError("check: name at least one backend, and one number of replicas or none.")
     for count in replicas:
         if count is not None and count < 1:
             raise PlanError(f"replicas: expected at least 1, received {count}.")
-    for code in ignore:
-        if code not in CODES:
-            near = nearest(code)
-            hint = f" Did you mean {near!r}?" if near else ""
-            raise PlanError(f"ignore: unknown code {code!r}.{hint} docs/check.md lists all codes.")
 
 
 def _hits(

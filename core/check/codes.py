@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -371,9 +370,3 @@ CODES = (*GROUPS, *RULES)
 def is_silenced(code: str, silenced: Iterable[str]) -> bool:
     """Whether a code is among those silenced, or in a group that is."""
     return any(code.startswith(given) for given in silenced)
-
-
-def nearest(code: str) -> str | None:
-    """The known code that is most like an unknown one."""
-    found = difflib.get_close_matches(code.upper(), CODES, n=1, cutoff=0.5)
-    return found[0] if found else None

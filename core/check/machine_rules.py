@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from isotrain.core.check.subject import Hit, Subject, Target
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import BackendUnavailableError, PlanError
-from isotrain.core.planning.make_plan import make_plan, split_backend
+from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware

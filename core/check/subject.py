@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.traits import LayerTrait, Trait
-from isotrain.core.planning.make_plan import Plan
 from isotrain.core.spec.training_spec import TrainingSpec
 
 

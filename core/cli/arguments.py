@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from isotrain import __version__
 from isotrain.core.cli.argument_types import count, counts, listed, port, several
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
 from isotrain.core.errors import IsotrainError
+from isotrain.core.system.version import VERSION
 
 _MAIN_EXAMPLES = """\
 examples:
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_MAIN_EXAMPLES,
         formatter_class=_Layout,
     )
-    top.add_argument("--version", action="version", version=f"isotrain {__version__}")
+    top.add_argument("--version", action="version", version=f"isotrain {VERSION}")
     commands = top.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True
     )

@@ -16,7 +16,7 @@ from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
-    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.contracts.plan import Plan
     from isotrain.core.plugins.host import PluginHost
     from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -68,7 +68,7 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
-    from isotrain.core.planning.make_plan import differences
+    from isotrain.core.contracts.plan import differences
     from isotrain.core.showing import texts
 
     if options.backend is not None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.comparison.runner import Runner
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.planning.make_plan import split_backend
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware

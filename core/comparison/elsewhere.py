@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from isotrain import __version__
 from isotrain.core.errors import IsotrainError
+from isotrain.core.system.version import VERSION
 from isotrain.core.system.whole_file import write_whole
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_other, daemon=True).start()
     sys.path.extend(folder for folder in task["path"] if folder not in sys.path)
-    answer = {"version": __version__, **_attempt(task)}
+    answer = {"version": VERSION, **_attempt(task)}
     write_whole(Path(task["folder"]) / "answer.json", json.dumps(answer, default=str))
 
 

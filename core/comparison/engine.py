@@ -27,9 +27,9 @@ from isotrain.core.comparison.settings import (
     run_seconds,
 )
 from isotrain.core.comparison.verdict import decide
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.launching.local import refuse_nesting
-from isotrain.core.planning.make_plan import split_backend
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.files import Source, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec

@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain import __version__
 from isotrain.core import errors
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.travel import as_plain
-from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
-from isotrain.core.launching.local import launch_local
 from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.planning.make_plan import make_plan, split_backend
+from isotrain.core.launching.run_job import run_job
+from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.version import VERSION
 
 _MODULE = "isotrain.core.comparison.elsewhere"
 _END_SECONDS = 10.0
@@ -115,10 +115,11 @@ def run_here(
     spec: TrainingSpec, backend: str, replicas: int, measurement: Measurement, folder: Path
 ) -> dict[str, Any]:
     """As `Runner.run`, in this interpreter."""
-    plan = make_plan(spec, backend=backend, replicas=replicas, host=plugin_host(spec.plugins))
+    host = plugin_host(spec.plugins)
+    plan = make_plan(spec, backend=backend, replicas=replicas, host=host)
     directory = RunDirectory.create(spec.name, folder)
     started = time.monotonic()
-    ranks = launch_local(Job(measurement, spec, plan), directory, on_event=lambda event: None)
+    ranks = run_job(measurement, spec, plan, host, directory)
     return {"started": started, "ranks": ranks}
 
 
@@ -142,9 +143,9 @@ def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         raise IsotrainError(_no_answer(python, process.returncode, log))
     found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     answer.unlink()
-    if found["version"] != __version__:
+    if found["version"] != VERSION:
         raise PlanError(
-            f"{python} has isotrain {found['version']}, and this is {__version__}: they may measure"
+            f"{python} has isotrain {found['version']}, and this is {VERSION}: they may measure"
             " in different ways. Install the same version in both."
         )
     if "error" in found:
@@ -179,7 +180,7 @@ def _no_answer(python: str, code: int, log: Path) -> str:
     words = " / ".join(line.strip() for line in said[-_SHOWN_LINES:]) or "nothing"
     hint = ""
     if "No module named" in words and "isotrain" in words:
-        hint = f" Install isotrain {__version__} there: {python} -m pip install isotrain."
+        hint = f" Install isotrain {VERSION} there: {python} -m pip install isotrain."
     return f"{python} ended with code {code} before it answered; it said: {words}.{hint}"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from isotrain.core.comparison.records import ESTIMATES, LEAST_RUNS, Cell, Estimate, Repeat, Span
 from isotrain.core.comparison.statistics import Bootstrap, quantile, rate
-from isotrain.core.planning.make_plan import plain_differences
+from isotrain.core.contracts.plan import plain_differences
 
 _NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
 _FEW_RUNS = (

@@ -4,52 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.contracts.plan import Plan, Setting
     from isotrain.core.contracts.service import Service
-    from isotrain.core.planning.make_plan import Plan
+    from isotrain.core.contracts.usability import Examination, Usability
     from isotrain.core.spec.training_spec import TrainingSpec
-
-DeviceKind = Literal["cpu", "gpu"]
-
-
-@dataclass(frozen=True)
-class Usability:
-    """Whether a backend, one of its collectives, a launcher or a logger can be used here.
-
-    Attributes:
-        usable: True when it can.
-        version: Of the framework or library, when installed.
-        reason: Why not, when not usable.
-        hint: What to do about it, when not usable.
-    """
-
-    usable: bool
-    version: str | None = None
-    reason: str | None = None
-    hint: str | None = None
-
-
-@dataclass(frozen=True)
-class Examination:
-    """What `doctor` found by really loading a backend.
-
-    Attributes:
-        backend: Usability of the backend as a whole.
-        collectives: Usability of each of its collectives.
-        versions: Versions of every package it uses.
-    """
-
-    backend: Usability
-    collectives: Mapping[str, Usability] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Adapter(ABC):
@@ -68,7 +35,7 @@ class Adapter(ABC):
         options: The names of `backend_options` it knows, with their meaning.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
-        served_over: With what the processes of a served run exchange.
+        served_over: With what the processes of a served run exchange, where it has served runs.
     """
 
     name: ClassVar[str]
@@ -80,7 +47,7 @@ class Adapter(ABC):
     unsupported: ClassVar[Mapping[Capability, str]]
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
-    served_over: ClassVar[str] = "tcp"
+    served_over: ClassVar[str] = "none"
 
     @abstractmethod
     def usability(self) -> Usability:
@@ -136,18 +103,15 @@ class Adapter(ABC):
     def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
         """Starts the coordinator of a served run: a group with `served_step`.
 
-        Unless overridden, it holds the parameters and sends them to the workers over TCP; every process
-        uses `start` with one replica.
+        Raises:
+            UnsupportedError: It has no served runs. `ServedOverTcp` gives a backend those that need
+                nothing of it but `start` with one replica.
         """
-        from isotrain.core.served.group import served_by_tcp
-
-        return served_by_tcp(service, lambda: self.start(spec, setting, service.alone()))
+        raise UnsupportedError(f"backend {self.name!r} has no served runs.")
 
     def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
         """Does what a worker or server of a served run does; returns when the coordinator is gone."""
-        from isotrain.core.served.worker import serve
-
-        serve(service, lambda: self.start(spec, setting, service.alone()))
+        raise UnsupportedError(f"backend {self.name!r} has no served runs.")
 
     def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
         """Refuses what this backend cannot honour.
@@ -195,22 +159,3 @@ class Adapter(ABC):
                 f"backend {self.name!r}: " + unknown_name("collective", requested, self.collectives)
             )
         return requested
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the plan resolved for every process of a run.
-
-    Attributes:
-        collective: The collective that will be used; `none` with one replica.
-        device: `cpu` or `gpu`.
-        threads: Compute threads per replica.
-        options: The spec's options for this backend, checked.
-        timeout: Seconds after which a collective that makes no progress is an error.
-    """
-
-    collective: str
-    device: DeviceKind
-    threads: int
-    options: Mapping[str, Any]
-    timeout: float

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from isotrain.core.planning.make_plan import Plan
-from isotrain.core.plugins import choice as plugin_choice
-from isotrain.core.plugins.choice import PluginChoice
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 
-if TYPE_CHECKING:
-    from isotrain.core.running.session import Session
-
-Work = Callable[["Session"], Any]
+Work = Callable[[Any], Any]
 """Called on every process with its session; what it returns is given back to the caller."""
 
 
@@ -34,5 +29,5 @@ class Job:
     work: Work
     spec: TrainingSpec
     plan: Plan
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    plugins: PluginChoice = field(default_factory=lambda: plugin_choice.current().for_workers())
+    key: bytes = field(repr=False)
+    plugins: PluginChoice

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.core.contracts.adapter import Usability
+from isotrain.core.contracts.usability import Usability
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.job import Job
-    from isotrain.core.launching.run_directory import RunDirectory
+
+LOCAL = "local"
+"""The launcher that is used unless another is asked for."""
 
 
 class Launcher(ABC):
@@ -32,7 +35,7 @@ class Launcher(ABC):
     def launch(
         self,
         job: Job,
-        directory: RunDirectory,
+        directory: Path,
         *,
         on_event: Callable[[Mapping[str, Any]], None],
         first_port: int | None = None,
@@ -41,8 +44,9 @@ class Launcher(ABC):
 
         Args:
             job: What every process does; `job.plan.processes` says how many there are.
-            directory: Where they keep their files.
-            on_event: Called here with every event, as it arrives.
+            directory: Where the run keeps its files.
+            on_event: Called here with every event, as it arrives; what of it is kept is not the
+                launcher's business.
             first_port: Use this port and those after it; None: any free ones.
 
         Returns:

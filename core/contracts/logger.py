@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from isotrain.core.contracts.adapter import Usability
+from isotrain.core.contracts.usability import Usability
 
 
 class Logger:

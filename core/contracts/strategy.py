@@ -12,9 +12,9 @@ from isotrain.core.contracts.capabilities import Capability
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.replica import Tensor
     from isotrain.core.data.batches import Batch
-    from isotrain.core.planning.make_plan import Plan
     from isotrain.core.spec.training_spec import TrainingSpec
 
 

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.job import Job, Work
-from isotrain.core.launching.local import launch_local
+from isotrain.core.contracts.job import Work
 from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.launching.run_job import run_job
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -29,7 +29,6 @@ def look(work: Work, spec: TrainingSpec, backend: str, host: PluginHost) -> Any:
     """
     plan = make_plan(spec, backend=backend, replicas=1, host=host)
     folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
-    job = Job(work, spec, plan)
-    found = launch_local(job, RunDirectory(Path(folder)), on_event=lambda event: None)[0]
+    found = run_job(work, spec, plan, host, RunDirectory(Path(folder)))[0]
     shutil.rmtree(folder, ignore_errors=True)
     return found

@@ -20,6 +20,7 @@ import psutil
 from isotrain.core.contracts.process import VARIABLE, ProcessContext
 from isotrain.core.contracts.reporter import PAGE_BYTES, Status, read_status
 from isotrain.core.launching.payload import Payload
+from isotrain.core.launching.run_directory import log_of
 
 _START = (
     "import json, sys; start = json.loads(sys.argv.pop()); sys.path[:] = start['path'];"
@@ -42,7 +43,7 @@ class RankProcess:
     def __init__(self, context: ProcessContext) -> None:
         """Opens the pipes; `start` starts it."""
         self.context = context
-        self.log = Path(context.run_directory) / f"rank-{context.rank}.log"
+        self.log = log_of(Path(context.run_directory), context.rank)
         self.output: IO[bytes] | None = None
         self.events, self._writing = os.pipe()
         self._status = os.memfd_create("isotrain-status")  # memory: no full disk can break it

@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
-from isotrain.core.planning.make_plan import Plan
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 from isotrain.core.system.whole_file import write_whole
@@ -66,6 +66,16 @@ class RunDirectory:
         """Adds an event to `events.jsonl`."""
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json_line(event) + "\n")
+
+    def append_output(self, text: str) -> None:
+        """Adds to the log of rank 0, whose output comes through its launcher."""
+        with log_of(self.path, rank=0).open("a", encoding="utf-8") as log:
+            log.write(text)
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    """The file with the output of a rank."""
+    return folder / f"rank-{rank}.log"
 
 
 def _exactly(path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 
-from isotrain.core.contracts.adapter import Usability
+from isotrain.core.contracts.usability import Usability
 
 
 def package(module: str) -> Usability:

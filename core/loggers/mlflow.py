@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.adapter import Usability
 from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.usability import Usability
 from isotrain.core.loggers import installed
 
 _AT_ONCE = 1000

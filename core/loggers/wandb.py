@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from isotrain.core.contracts.adapter import Usability
 from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.usability import Usability
 from isotrain.core.loggers import installed
 
 

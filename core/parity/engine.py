@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.local import launch_local
 from isotrain.core.launching.run_directory import RunDirectory, versions
+from isotrain.core.launching.run_job import run_job
 from isotrain.core.parity import trace as tracing
 from isotrain.core.parity.names import MapLike, NameMap, read_maps
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, Parity, RunRecord
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
-from isotrain.core.planning.make_plan import Plan, make_plan
+from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -247,9 +247,9 @@ class _Check:
         folder.mkdir()
         names = self._maps.get(plan.backend) or self._maps.get(plan.framework) or NameMap({})
         request = tracing.Request(self._count, names, self._initial)
-        job = Job(functools.partial(tracing.trace, request=request), spec, plan)
+        work = functools.partial(tracing.trace, request=request)
         try:
-            returned = launch_local(job, RunDirectory(folder), on_event=lambda event: None)
+            returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
         except RunFailedError as error:
             self._failed = True
             raise RunFailedError(f"the run {label} failed: {error}") from error

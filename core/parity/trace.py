@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from isotrain.core.contracts.group import StateKind
+    from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.replica import Tensor
     from isotrain.core.data.batches import Batch
-    from isotrain.core.planning.make_plan import Plan
     from isotrain.core.running.session import Session
 
 INITIAL_FILE = "initial.npz"

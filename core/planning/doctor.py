@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.plugins import choice as plugin_choice
-from isotrain.core.plugins.choice import PluginChoice
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.system import hardware
 
@@ -85,7 +85,7 @@ class _Probe:
         self._found = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
         self._started = time.monotonic()
-        plugins = plugin_choice.current().for_workers()
+        plugins = plugin_choice.for_workers(plugin_choice.current())
         command = [
             *(sys.executable, "-c", _PROGRAM, json.dumps(sys.path), name, str(self._found)),
             json.dumps([plugins.asked, plugins.blocked]),

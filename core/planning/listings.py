@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter, Usability
+from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.contracts.usability import Usability
 from isotrain.core.plugins.host import PluginHost
 
 

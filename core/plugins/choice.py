@@ -5,49 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.plugins import candidates
 from isotrain.core.plugins.candidates import Candidate, as_plugin, registration_hook
 
 _IN_WORKERS = ("backends", "strategies", "models")
 """What the processes of a run need; the rest is used by the process that launches them."""
-
-
-@dataclass(frozen=True, eq=False)
-class PluginChoice:
-    """What was asked for in this process.
-
-    Attributes:
-        asked: Modules and files of `--plugin`.
-        blocked: Names of plugins to leave out.
-        registered: Name to plugin, by `isotrain.register`, in order.
-    """
-
-    asked: tuple[str, ...] = ()
-    blocked: tuple[str, ...] = ()
-    registered: tuple[tuple[str, object], ...] = ()
-
-    def candidates(self) -> Iterator[Candidate]:
-        """All that was asked for."""
-        for where in self.asked:
-            yield candidates.of_module(where, "--plugin")
-        for name, thing in self.registered:
-            origin = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-            load = functools.partial(_itself, thing)
-            yield Candidate(name, "in process", origin or type(thing).__qualname__, load)
-
-    def for_workers(self) -> PluginChoice:
-        """As much of it as the processes of a run need, which is what travels to them."""
-        hooks = [registration_hook(kind) for kind in _IN_WORKERS]
-        needed = [
-            (name, thing)
-            for name, thing in self.registered
-            if name not in self.blocked and any(hasattr(as_plugin(thing), hook) for hook in hooks)
-        ]
-        here = [name for name, _ in self.registered]
-        blocked = [name for name in self.blocked if name not in here]
-        return replace(self, registered=tuple(needed), blocked=tuple(blocked))
 
 
 class _Process:
@@ -79,6 +44,29 @@ def chosen(asked: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _Process.choice = before
+
+
+def candidates_of(choice: PluginChoice) -> Iterator[Candidate]:
+    """All plugins that were asked for."""
+    for where in choice.asked:
+        yield candidates.of_module(where, "--plugin")
+    for name, thing in choice.registered:
+        origin = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+        load = functools.partial(_itself, thing)
+        yield Candidate(name, "in process", origin or type(thing).__qualname__, load)
+
+
+def for_workers(choice: PluginChoice) -> PluginChoice:
+    """As much of a choice as the processes of a run need, which is what travels to them."""
+    hooks = [registration_hook(kind) for kind in _IN_WORKERS]
+    needed = [
+        (name, thing)
+        for name, thing in choice.registered
+        if name not in choice.blocked and any(hasattr(as_plugin(thing), hook) for hook in hooks)
+    ]
+    here = [name for name, _ in choice.registered]
+    blocked = [name for name in choice.blocked if name not in here]
+    return replace(choice, registered=tuple(needed), blocked=tuple(blocked))
 
 
 def with_registered(choice: PluginChoice, name: str, thing: object) -> PluginChoice:

@@ -12,16 +12,15 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from isotrain import __version__
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
 from isotrain.core.plugins import candidates, hookspecs
 from isotrain.core.plugins import choice as plugin_choice
 from isotrain.core.plugins.candidates import Candidate, Loaded
-from isotrain.core.plugins.choice import PluginChoice
 from isotrain.core.plugins.hookspecs import PROJECT
 from isotrain.core.plugins.registers import (
     BackendRegister,
@@ -31,6 +30,7 @@ from isotrain.core.plugins.registers import (
     Register,
     StrategyRegister,
 )
+from isotrain.core.system.version import VERSION
 
 T = TypeVar("T")
 BUILTINS = (
@@ -83,7 +83,7 @@ class PluginHost:
         self.loaded: list[Loaded] = []
         for module in BUILTINS:
             load = functools.partial(importlib.import_module, module)
-            self._load(Candidate(module, "built in", module, load, PROJECT, __version__))
+            self._load(Candidate(module, "built in", module, load, PROJECT, VERSION))
         choice = choice or PluginChoice()
         wanted = list(_candidates(choice, of_spec, entry_points))
         _require_known(choice.blocked, wanted)
@@ -259,7 +259,7 @@ def _candidates(
     """All third-party plugins, each place where it is asked for once."""
     for where in _listed(PLUGINS_VARIABLE):
         yield candidates.of_module(where, "environment")
-    yield from choice.candidates()
+    yield from plugin_choice.candidates_of(choice)
     for where in of_spec:
         yield candidates.of_module(where, "spec")
     if entry_points:

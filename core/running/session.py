@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from isotrain.core.contracts.group import ALL_STATE, ReplicaGroup, StateKind
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
@@ -20,7 +21,7 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
 from isotrain.core.data.sources import ShardedStream, as_source, map_tree
 from isotrain.core.errors import DataError, IsotrainError
-from isotrain.core.planning.make_plan import Plan, with_measures
+from isotrain.core.planning.make_plan import with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.learning_rates import LearningRates

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.json_text import json_line
-from isotrain.core.planning.make_plan import Plan
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,8 +16,9 @@ import numpy as np
 import psutil
 
 from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
-from isotrain.core.contracts.adapter import Adapter, Setting
+from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.data.batches import Batch, Loader
 from isotrain.core.data.sources import as_source

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment
-from isotrain.core.contracts.adapter import Setting
+from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import VARIABLE, ProcessContext, from_variables
 from isotrain.core.data.batches import Batch, Loader, Slice, as_dataset
 from isotrain.core.errors import PlanError, UnsupportedError

@@ -11,8 +11,8 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.adapter import DeviceKind, Setting
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.plan import DeviceKind, Setting
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registers import BackendRegister

@@ -17,11 +17,11 @@ import jsonschema
 import psutil
 import pytest
 
-from isotrain import __version__
 from isotrain.core.cli import commands
 from isotrain.core.cli.arguments import parser
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of, main
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import (
     BackendUnavailableError,
     DataError,
@@ -32,9 +32,9 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.planning.make_plan import Plan
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.showing.texts import PLAN_GROUPS, strategies
+from isotrain.core.system.version import VERSION
 
 COMMANDS = (
     *("run", "plan", "compare", "report", "check"),
@@ -131,7 +131,7 @@ def test_every_command_is_implemented() -> None:
 
 
 def test_version(tmp_path: Path) -> None:
-    assert isotrain("--version", folder=tmp_path).stdout == f"isotrain {__version__}\n"
+    assert isotrain("--version", folder=tmp_path).stdout == f"isotrain {VERSION}\n"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin" / "elsewhere.py").write_text(
         textwrap.dedent("""
         from isotrain.adapters.torch.adapter import TorchDDP
-        from isotrain.core.contracts.adapter import Usability
+        from isotrain.core.contracts.usability import Usability
         from isotrain.core.plugins.hookspecs import hookimpl
 
         class Elsewhere(TorchDDP):

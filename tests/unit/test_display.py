@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.planning.make_plan import Plan, ProcessPlan
+from isotrain.core.contracts.plan import Plan, ProcessPlan
 from isotrain.core.showing import display
 
 _FRAME = {"rank": 0, "time": 0.0, "step": None, "call": "step"}

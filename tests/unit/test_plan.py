@@ -10,21 +10,17 @@ import pytest
 
 from isotrain.adapters.horovod.adapter import HorovodTorch
 from isotrain.core.contracts import adapter as contract
-from isotrain.core.contracts.adapter import Adapter, Examination, Usability
+from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.plan import Plan, differences, split_backend
+from isotrain.core.contracts.usability import Examination, Usability
 from isotrain.core.errors import (
     BackendUnavailableError,
     IsotrainError,
     PlanError,
     UnsupportedError,
 )
-from isotrain.core.planning.make_plan import (
-    Plan,
-    differences,
-    make_plan,
-    split_backend,
-    with_measures,
-)
+from isotrain.core.planning.make_plan import make_plan, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 

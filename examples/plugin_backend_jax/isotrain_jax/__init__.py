@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isotrain import hookimpl
-from isotrain.core.plugins.registers import BackendRegister
+from isotrain.plugin import BackendRegister
 
 isotrain_api = "1.0"
 

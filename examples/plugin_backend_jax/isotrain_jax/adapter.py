@@ -6,22 +6,27 @@ import importlib.util
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from isotrain.adapters import keras_backend
-from isotrain.core.contracts.adapter import Adapter, DeviceKind, Examination, Setting, Usability
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.errors import UnsupportedError
-from isotrain.core.system.hardware import visible_gpus
+from isotrain.plugin import (
+    Capability,
+    DeviceKind,
+    Examination,
+    ProcessContext,
+    ServedOverTcp,
+    Setting,
+    UnsupportedError,
+    Usability,
+    keras_backend,
+    visible_gpus,
+)
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.spec.training_spec import TrainingSpec
+    from isotrain.plugin import ReplicaGroup, TrainingSpec
 
 INSTALL_HINT = "install JAX and Keras: pip install jax keras"
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
-class JaxMesh(Adapter):
+class JaxMesh(ServedOverTcp):
     """One compiled step over a mesh of every process's device."""
 
     name = "jax-mesh"

@@ -11,13 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isotrain.adapters import keras_traits
-from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateKind
-from isotrain.core.contracts.replica import Computation, ReduceOp
-from isotrain.core.contracts.traits import LayerTrait
-from isotrain.core.data.batches import Batch
-from isotrain.core.data.sources import map_tree
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import (
+    ALL_STATE,
+    Batch,
+    Computation,
+    LayerTrait,
+    Phase,
+    ReduceOp,
+    ReplicaGroup,
+    StateKind,
+    TrainingSpec,
+    keras_traits,
+    map_tree,
+)
 from isotrain_jax import mesh
 from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
 from isotrain_jax.program import Arrays, Piece, Program, State

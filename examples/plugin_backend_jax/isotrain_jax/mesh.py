@@ -18,10 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _jax
 
-from isotrain.core.contracts.adapter import Setting
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, ReduceOp
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import Parts, ProcessContext, ReduceOp, Setting, TrainingSpec
 
 Tree: TypeAlias = Any
 """Arrays in tuples, lists and dicts."""

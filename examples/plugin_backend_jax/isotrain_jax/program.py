@@ -16,10 +16,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from isotrain.adapters import portable
-from isotrain.core.contracts.replica import StatePart
-from isotrain.core.errors import SpecError, UnsupportedError
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import SpecError, StatePart, TrainingSpec, UnsupportedError, portable
 from isotrain_jax.attention import choose_attention
 
 Arrays: TypeAlias = "list[jax.Array]"

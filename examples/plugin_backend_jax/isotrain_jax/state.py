@@ -8,9 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from isotrain.adapters import portable
-from isotrain.core.contracts.group import StateKind
-from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.plugin import IsotrainError, StateKind, portable, unknown_name
 from isotrain_jax.program import Arrays, State
 
 _OPTIMIZER = "optimizer/"

@@ -1,0 +1,177 @@
+"""A run, resolved: what a plan holds, what adapters are told of it, and what differs between two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from isotrain.core.contracts.process import Role
+
+DeviceKind = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the plan resolved for every process of a run.
+
+    Attributes:
+        collective: The collective that will be used; `none` with one replica.
+        device: `cpu` or `gpu`.
+        threads: Compute threads per replica.
+        options: The spec's options for this backend, checked.
+        timeout: Seconds after which a collective that makes no progress is an error.
+    """
+
+    collective: str
+    device: DeviceKind
+    threads: int
+    options: Mapping[str, Any]
+    timeout: float
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """One process of the run, and the replicas that live in it."""
+
+    rank: int
+    host: str
+    local_rank: int
+    replicas: tuple[int, ...]
+    role: Role = "replica"
+
+    @property
+    def has_session(self) -> bool:
+        """Whether it runs the loop; the others serve one that does."""
+        return self.role in ("replica", "coordinator")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, resolved.
+
+    Attributes:
+        run: The spec's name.
+        backend: Its registered name.
+        framework: The framework under it.
+        collective: What replicas will really exchange with; `none` for one replica.
+        strategy: The strategy's name.
+        strategy_options: Its options.
+        launcher: What starts the processes.
+        device: `cpu` or `gpu`.
+        replicas: Of the model, in all.
+        threads: Compute threads per replica.
+        processes: Who runs where.
+        environment: Variables set for every process before it starts.
+        precision: The spec's.
+        global_batch: Samples of one step over all replicas.
+        local_batches: Each replica's share of a full global batch, in samples.
+        accumulate: Micro-batches that each share is cut into.
+        scaling: The rule, and the factor it puts on the spec's learning rate.
+        learning_rate: After scaling, at the end of any warm-up.
+        timeouts: Seconds: silence, start, progress.
+        options: The spec's options for this backend.
+        remarks: What the backend honours in its own way.
+        loggers: Names of those that write down how the run goes.
+        samples: In the training data; None until they were counted.
+        steps_per_epoch: None until the samples were counted.
+        total_steps: Of the run; None until known.
+        parameters: Trainable numbers in the model; None until it was built.
+        weight_shapes: Of the trainable weights, in order; None until it was built. Not in `to_dict`.
+        gradient_bytes: Their size; None until it was built.
+        exchanged_bytes_per_step: Sent by each replica in one step; None until known.
+    """
+
+    run: str
+    backend: str
+    framework: str
+    collective: str
+    strategy: str
+    strategy_options: Mapping[str, Any]
+    launcher: str
+    device: DeviceKind
+    replicas: int
+    threads: int
+    processes: tuple[ProcessPlan, ...]
+    environment: Mapping[str, str]
+    precision: str
+    global_batch: int
+    local_batches: tuple[int, ...]
+    accumulate: int
+    scaling: str
+    learning_rate: float
+    timeouts: Mapping[str, float]
+    options: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
+    loggers: tuple[str, ...] = ()
+    samples: int | None = None
+    steps_per_epoch: int | None = None
+    total_steps: int | None = None
+    parameters: int | None = None
+    weight_shapes: tuple[tuple[int, ...], ...] | None = None
+    gradient_bytes: int | None = None
+    exchanged_bytes_per_step: float | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """What adapters are told about it."""
+        return Setting(
+            collective=self.collective,
+            device=self.device,
+            threads=self.threads,
+            options=self.options,
+            timeout=self.timeouts["progress"],
+        )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether rank 0 is a coordinator, and the others work for it."""
+        return self.processes[0].role == "coordinator"
+
+    @property
+    def ports(self) -> int:
+        """One for each process; one more in a served run, where its processes meet."""
+        return len(self.processes) + self.is_served
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        fields = asdict(self)
+        del fields["weight_shapes"]
+        fields["local_batches"] = list(self.local_batches)
+        fields["remarks"] = list(self.remarks)
+        fields["loggers"] = list(self.loggers)
+        fields["processes"] = [
+            {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
+        ]
+        return fields
+
+
+def split_backend(text: str) -> tuple[str, str | None]:
+    """Splits `NAME:COLLECTIVE`; the collective may be left out."""
+    name, _, collective = text.partition(":")
+    return name, collective or None
+
+
+def differences(first: Plan, second: Plan) -> list[tuple[str, Any, Any]]:
+    """The fields in which two plans differ: name, the first's value, the second's."""
+    return plain_differences(first.to_dict(), second.to_dict())
+
+
+def plain_differences(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """As `differences`, of plans as plain values."""
+    one, two = flat(first), flat(second)
+    keys = [*one, *(key for key in two if key not in one)]
+    return [(key, one.get(key), two.get(key)) for key in keys if one.get(key) != two.get(key)]
+
+
+def flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turns nested mappings into one level with dotted names."""
+    result: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result

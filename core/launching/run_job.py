@@ -1,0 +1,93 @@
+"""The one way to run a job: by the launcher of its plan, its events kept in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from isotrain.core.contracts.job import Job, Work
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.plugins import choice
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.training_spec import TrainingSpec
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+_NOT_KEPT = ("progress", "steps")
+_KEY_BYTES = 32
+
+
+def _ignored(event: Mapping[str, Any]) -> None:
+    """For callers who do not listen."""
+
+
+def run_job(
+    work: Work,
+    spec: TrainingSpec,
+    plan: Plan,
+    host: PluginHost,
+    directory: RunDirectory,
+    *,
+    on_event: OnEvent = _ignored,
+    first_port: int | None = None,
+) -> list[Any]:
+    """Runs `work` on every process of a plan; none of them is left when this returns.
+
+    Args:
+        work: Called on every process with its session.
+        spec: What to train.
+        plan: How; its launcher starts the processes.
+        host: Knows the launcher.
+        directory: Where the run keeps its files, its events in `events.jsonl`.
+        on_event: Called here with every event, as it arrives.
+        first_port: Use this port and those after it.
+
+    Returns:
+        What `work` returned, by rank.
+
+    Raises:
+        RunFailedError: A process died, raised, or fell silent, or the run's files cannot be written.
+        PlanError: A port that was asked for is in use.
+        IsotrainError: The job cannot be sent to other processes.
+    """
+    plugins = choice.for_workers(choice.current())
+    job = Job(work, spec, plan, key=secrets.token_bytes(_KEY_BYTES), plugins=plugins)
+
+    def record(event: Mapping[str, Any]) -> None:
+        _keep(event, directory)
+        on_event(event)
+
+    with _told_as_failure(directory):
+        launcher = host.launcher(plan.launcher)
+        return launcher.launch(job, directory.path, on_event=record, first_port=first_port)
+
+
+def _keep(event: Mapping[str, Any], directory: RunDirectory) -> None:
+    """Keeps an event in the run directory; output goes to the log of rank 0."""
+    if event["event"] == "output":
+        directory.append_output(event["text"])
+    elif event["event"] not in _NOT_KEPT:
+        directory.append_event(event)
+
+
+@contextlib.contextmanager
+def _told_as_failure(directory: RunDirectory) -> Iterator[None]:
+    """Makes a failure to write the run's files one of the run, and notes failures in its events."""
+    try:
+        yield
+    except RunFailedError as failure:
+        event = {"event": "run failed", "time": time.time(), "message": str(failure)}
+        with contextlib.suppress(OSError):  # the failure itself is what has to be told
+            directory.append_event(event)
+        raise
+    except OSError as error:
+        raise RunFailedError(
+            f"the run's files in {directory.path} cannot be written or read: {error}. The run was"
+            " ended. Make room there, or choose another place with --run-dir (run_directory= in"
+            " Python)."
+        ) from error

@@ -1,0 +1,3 @@
+"""Which isotrain this is."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,41 @@
+"""The public names, and where each is defined. They are imported from there on first use."""
+
+from isotrain.core.api import launch as launch
+from isotrain.core.api import measured_plan as measured_plan
+from isotrain.core.api import open_session as open_session
+from isotrain.core.api import plan as plan
+from isotrain.core.api import run as run
+from isotrain.core.check.checking import check as check
+from isotrain.core.check.findings import CheckResult as CheckResult
+from isotrain.core.check.findings import Finding as Finding
+from isotrain.core.comparison.api import compare as compare
+from isotrain.core.comparison.records import Comparison as Comparison
+from isotrain.core.contracts.adapter import Adapter as Adapter
+from isotrain.core.contracts.capabilities import Capability as Capability
+from isotrain.core.contracts.group import ReplicaGroup as ReplicaGroup
+from isotrain.core.contracts.launcher import Launcher as Launcher
+from isotrain.core.contracts.logger import Logger as Logger
+from isotrain.core.contracts.plan import Plan as Plan
+from isotrain.core.contracts.strategy import Conserved as Conserved
+from isotrain.core.contracts.strategy import Strategy as Strategy
+from isotrain.core.data import sources as sources
+from isotrain.core.data.batches import DataSet as DataSet
+from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
+from isotrain.core.errors import DataError as DataError
+from isotrain.core.errors import IsotrainError as IsotrainError
+from isotrain.core.errors import PlanError as PlanError
+from isotrain.core.errors import PluginError as PluginError
+from isotrain.core.errors import RunFailedError as RunFailedError
+from isotrain.core.errors import SpecError as SpecError
+from isotrain.core.errors import UnsupportedError as UnsupportedError
+from isotrain.core.parity.engine import parity as parity
+from isotrain.core.parity.records import Parity as Parity
+from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
+from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
+from isotrain.core.plugins.host import register as register
+from isotrain.core.running.result import RunResult as RunResult
+from isotrain.core.running.result import read_result as read_result
+from isotrain.core.running.session import Session as Session
+from isotrain.core.spec.files import load_spec as load_spec
+from isotrain.core.spec.training_spec import TrainingSpec as TrainingSpec
+from isotrain.core.system.version import VERSION as __version__  # noqa: F401 - public by its name
