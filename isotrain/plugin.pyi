@@ -4,7 +4,10 @@ from isotrain.adapters import keras_backend as keras_backend
 from isotrain.adapters import keras_traits as keras_traits
 from isotrain.adapters import portable as portable
 from isotrain.core.contracts.adapter import Adapter as Adapter
+from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
+from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
+from isotrain.core.contracts.capabilities import Placement as Placement
 from isotrain.core.contracts.group import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.group import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.group import Phase as Phase
@@ -55,6 +58,7 @@ from isotrain.core.plugins.registers import LoggerRegister as LoggerRegister
 from isotrain.core.plugins.registers import ModelRegister as ModelRegister
 from isotrain.core.plugins.registers import StrategyRegister as StrategyRegister
 from isotrain.core.served.attendance import Attendance as Attendance
+from isotrain.core.served.capabilities import SERVED_GROUP as SERVED_GROUP
 from isotrain.core.served.group import ServedGroup as ServedGroup
 from isotrain.core.served.ledger import Unit as Unit
 from isotrain.core.served.over_tcp import ServedOverTcp as ServedOverTcp

@@ -43,7 +43,14 @@ class Compressed(Strategy):
     summary = (
         "synchronous: gradients sent as fp16, bf16, their top-k with error feedback, or PowerSGD"
     )
-    requires = frozenset({Capability.SYNCHRONISED_STEP, Capability.GRADIENTS, Capability.COMPUTE})
+    requires = frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY,
+            Capability.COMPUTE,
+        }
+    )
     keeps_replicas_equal = "always"
 
     def __init__(

@@ -32,7 +32,9 @@ class Hierarchical(Strategy):
 
     name = "hierarchical"
     summary = "synchronous: gradients summed inside each host, between hosts, and shared inside"
-    requires = frozenset({Capability.GRADIENTS, Capability.COMPUTE, Capability.SUBGROUPS})
+    requires = frozenset(
+        {Capability.GRADIENTS, Capability.APPLY, Capability.COMPUTE, Capability.SUBGROUPS}
+    )
     keeps_replicas_equal = "always"
     equals_data_parallel = True
     conserves = frozenset({Conserved.GRADIENT_SUM})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capability, Placement
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
@@ -31,6 +31,8 @@ STEP = Capability.SYNCHRONISED_STEP
 STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
 COMPUTE = Capability.COMPUTE
+PLACEMENT: Placement = "replicated"
+"""Of the groups that are checked; those of served runs are checked through a strategy."""
 EXIT_SECONDS = 4.0
 """From the end of the work to the end of the processes."""
 
@@ -70,7 +72,10 @@ IN_SESSION = (
     _check(training.synchronised_step, STEP, STATE),
     _check(training.steps_leave_no_threads, STEP),
     _check(training.accumulation, STEP, STATE),
-    _check(training.gradients_and_apply, STEP, STATE, GRADIENTS, Capability.ALL_REDUCE),
+    _check(
+        training.gradients_and_apply,
+        *(STEP, STATE, GRADIENTS, Capability.APPLY, Capability.ALL_REDUCE),
+    ),
     _check(training.local_step, STATE, Capability.LOCAL_STEP),
     _check(training.local_step_without_samples, STATE, Capability.LOCAL_STEP),
     _check(
@@ -163,7 +168,7 @@ def _in_session(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome]
     """The outcomes of one run; one that ends it early fails, and those after it are not asked."""
     ended_in = None
     for check in IN_SESSION:
-        obstacle = check.obstacle(adapter)
+        obstacle = check.obstacle(adapter.can(PLACEMENT))
         noted = [notes[check.name] for notes in run.notes.values() if check.name in notes]
         if obstacle:
             yield check.not_asked(obstacle)
@@ -179,5 +184,6 @@ def _in_session(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome]
 
 def ending_outcome(check: Check, backend: str, replicas: int) -> Outcome:
     """Makes one of `ENDINGS`, in a run of its own."""
-    obstacle = check.obstacle(plugin_host().backend(split_backend(backend)[0]))
+    adapter = plugin_host().backend(split_backend(backend)[0])
+    obstacle = check.obstacle(adapter.can(PLACEMENT))
     return check.not_asked(obstacle) if obstacle else attempted(check, backend, replicas)

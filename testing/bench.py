@@ -25,7 +25,7 @@ class Bench:
     Attributes:
         session: The session.
         group: Its replicas.
-        supported: What its backend declares.
+        supported: What its backend declares of such groups.
         board: For comparing notes over the processes.
         starts: The state of every process before the first step.
     """
@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.group = session.group
-        self.supported = plugin_host().backend(session.plan.backend).supported
+        self.supported = plugin_host().backend(session.plan.backend).can(session.plan.placement).has
         self.board = Board(session.run_directory, session.rank, len(session.plan.processes))
         self.starts = self.board.share(session.read_state())
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capabilities, Capability, Placement
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.spec.files import load_spec
@@ -13,18 +15,27 @@ _UNKNOWN = "no-such-thing"
 
 
 def declarations(adapter: Adapter) -> None:
-    """Every capability is either supported, or unsupported with a reason; a collective is there."""
-    for capability in Capability:
-        declared = (capability in adapter.supported) + (capability in adapter.unsupported)
-        assert declared == 1, (
-            f"{capability} is in {declared} of `supported` and `unsupported`; expected in one"
-        )
-        assert adapter.unsupported.get(capability, "-"), f"{capability}: missing without a reason"
-    unknown = {*adapter.supported, *adapter.unsupported} - set(Capability)
-    assert not unknown, f"no capabilities: {sorted(map(str, unknown))}"
+    """In every placement each capability is there, or lacking with a reason; a collective is there."""
+    for placement in get_args(Placement):
+        _capabilities(placement, adapter.can(placement))
+    unknown = sorted(adapter.capabilities.keys() - set(get_args(Placement)))
+    assert not unknown, f"no placements: {unknown}"
     assert adapter.collectives, "no collective"
     assert adapter.replicas_per_process in ("one", "all"), adapter.replicas_per_process
     assert isinstance(adapter.usability(), Usability), "usability() gives no Usability"
+
+
+def _capabilities(placement: str, can: Capabilities) -> None:
+    for capability in Capability:
+        declared = (capability in can.has) + (capability in can.lacks)
+        assert declared == 1, (
+            f"{placement}: {capability} is in {declared} of `has` and `lacks`; expected in one"
+        )
+        assert can.lacks.get(capability, "-").strip(), (
+            f"{placement}: {capability} is lacking without a reason"
+        )
+    unknown = {*can.has, *can.lacks} - set(Capability)
+    assert not unknown, f"{placement}: no capabilities: {sorted(map(str, unknown))}"
 
 
 def unknown_choices_are_refused(adapter: Adapter) -> None:

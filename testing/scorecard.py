@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capabilities, Capability
 
 Verdict = Literal["passed", "failed", "not asked"]
 
@@ -34,11 +33,10 @@ class Check:
         """What holds when it passes, in a line."""
         return (self.function.__doc__ or "").strip().splitlines()[0]
 
-    def obstacle(self, adapter: Adapter) -> str | None:
-        """Why a backend is not asked; None when it is."""
-        missing = sorted(self.needs - adapter.supported)
-        reasons = [f"{name}: {adapter.unsupported.get(name, 'not declared')}" for name in missing]
-        return "the backend has no " + "; no ".join(reasons) if reasons else None
+    def obstacle(self, can: Capabilities) -> str | None:
+        """Why a backend whose groups can do this is not asked; None when it is."""
+        missing = can.missing(self.needs)
+        return "the backend has " + "; ".join(missing) if missing else None
 
     def passed(self) -> Outcome:
         """It holds."""

@@ -179,9 +179,9 @@ def outcomes(
         adapter: Of the backend.
         start: Makes the run; not called when none of the checks applies.
     """
-    run = None
+    run, can = None, adapter.can(strategy.placement)
     for check, inapplicable in trial.checks.items():
-        obstacle = inapplicable(strategy) or check.obstacle(adapter)
+        obstacle = inapplicable(strategy) or check.obstacle(can)
         if obstacle:
             yield check.not_asked(obstacle)
             continue

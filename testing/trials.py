@@ -95,7 +95,7 @@ def _fingerprints(session: Session) -> list[str]:
     all of them, this process's state stands for all.
     """
     local = session.group.local_replicas
-    supported = plugin_host().backend(session.plan.backend).supported
+    supported = plugin_host().backend(session.plan.backend).can(session.plan.placement).has
     if len(local) == 1 or session.plan.is_served or Capability.GRADIENTS not in supported:
         return [_digest(list(_weights(session).values()))] * len(local)
     gradients, _ = session.group.gradients(_same_for_all(session))

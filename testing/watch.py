@@ -16,7 +16,7 @@ NEEDS: Mapping[str, Capability] = {
     "synchronised_step": Capability.SYNCHRONISED_STEP,
     "local_step": Capability.LOCAL_STEP,
     "gradients": Capability.GRADIENTS,
-    "apply": Capability.GRADIENTS,
+    "apply": Capability.APPLY,
     "read_state": Capability.NAMED_STATE,
     "write_state": Capability.NAMED_STATE,
     "average_parameters": Capability.AVERAGE_PARAMETERS,

@@ -16,6 +16,9 @@ from isotrain.adapters.torch.adapter import (
     weight_decay_remarks,
 )
 from isotrain.plugin import (
+    NO_WORKERS,
+    SERVED_GROUP,
+    Capabilities,
     Capability,
     DeviceKind,
     Examination,
@@ -35,6 +38,26 @@ INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/buil
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
 COMPRESSIONS = ("none", "fp16")
 _FP16_BYTES = 2
+_REPLICATED = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.LOCAL_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY,
+            Capability.NAMED_STATE,
+            Capability.AVERAGE_PARAMETERS,
+            Capability.ALL_REDUCE,
+            Capability.ALL_GATHER,
+            Capability.BROADCAST,
+            Capability.REDUCE_SCATTER,
+            Capability.SEND_RECEIVE,
+            Capability.COMPUTE,
+            Capability.SUBGROUPS,
+        }
+    ),
+    NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32"},
+)
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
 
@@ -48,10 +71,7 @@ class _Horovod(ServedOverTcp):
         "nccl": "NVIDIA's collectives, where Horovod was built with NCCL",
     }
     replicas_per_process = "one"
-    supported = frozenset(Capability) - {Capability.BFLOAT16_EXCHANGE}
-    unsupported = {
-        Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32",
-    }
+    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
     options = {
         "compression": "none, or fp16: gradients travel as float16",
         "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",

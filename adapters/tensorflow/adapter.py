@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend
 from isotrain.plugin import (
+    NO_WORKERS,
+    SERVED_GROUP,
     Adapter,
+    Capabilities,
     Capability,
     DeviceKind,
     Examination,
@@ -35,6 +38,27 @@ INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
+_REPLICATED = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.LOCAL_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY,
+            Capability.NAMED_STATE,
+            Capability.AVERAGE_PARAMETERS,
+            Capability.ALL_REDUCE,
+            Capability.ALL_GATHER,
+            Capability.BROADCAST,
+            Capability.REDUCE_SCATTER,
+            Capability.SEND_RECEIVE,
+            Capability.COMPUTE,
+            Capability.SUBGROUPS,
+            Capability.BFLOAT16_EXCHANGE,
+        }
+    ),
+    NO_WORKERS,
+)
 
 
 class _TensorFlowAdapter(Adapter):
@@ -44,8 +68,6 @@ class _TensorFlowAdapter(Adapter):
         " exchanged (4194304)",
     }
     synchronised_statistics = frozenset({"cpu", "gpu"})
-    supported = frozenset(Capability)
-    unsupported = {}
     cpu_collective: ClassVar[str]
 
     def usability(self) -> Usability:
@@ -128,8 +150,10 @@ class TFMirrored(_TensorFlowAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "all"
-    supported = frozenset(Capability) - {Capability.SERVED_STEP}
-    unsupported = {Capability.SERVED_STEP: "all its replicas live in one process and step together"}
+    capabilities = {
+        "replicated": _REPLICATED,
+        "served": Capabilities.none("all its replicas live in one process and step together"),
+    }
     cpu_collective = "one-device"
 
     def environment(
@@ -175,6 +199,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "one"
+    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
     cpu_collective = "ring"
     served_over = "grpc"
 

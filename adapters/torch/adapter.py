@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend
 from isotrain.plugin import (
+    NO_WORKERS,
+    SERVED_GROUP,
+    Capabilities,
     Capability,
     DeviceKind,
     Examination,
@@ -26,6 +29,27 @@ if TYPE_CHECKING:
     from isotrain.plugin import ReplicaGroup, TrainingSpec
 
 INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
+_REPLICATED = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.LOCAL_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY,
+            Capability.NAMED_STATE,
+            Capability.AVERAGE_PARAMETERS,
+            Capability.ALL_REDUCE,
+            Capability.ALL_GATHER,
+            Capability.BROADCAST,
+            Capability.REDUCE_SCATTER,
+            Capability.SEND_RECEIVE,
+            Capability.COMPUTE,
+            Capability.SUBGROUPS,
+            Capability.BFLOAT16_EXCHANGE,
+        }
+    ),
+    NO_WORKERS,
+)
 
 
 class TorchDDP(ServedOverTcp):
@@ -42,8 +66,7 @@ class TorchDDP(ServedOverTcp):
     }
     synchronised_statistics = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     replicas_per_process = "one"
-    supported = frozenset(Capability)
-    unsupported = {}
+    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
         "find_unused_parameters": "for models whose parameters do not all take part in every step",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capabilities, Placement
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
@@ -30,8 +30,8 @@ class Adapter(ABC):
         summary: One line for listings.
         collectives: Name to a one-line meaning; the first is what is used unless one is asked for.
         replicas_per_process: `one`, or `all` when one process holds every replica of its host.
-        supported: The capabilities it has.
-        unsupported: Every other capability, with the reason why it is missing.
+        capabilities: By placement, what its replica groups can do, and why not the rest; it has no runs
+            of a placement of which it declares nothing.
         options: The names of `backend_options` it knows, with their meaning.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
@@ -43,8 +43,7 @@ class Adapter(ABC):
     summary: ClassVar[str]
     collectives: ClassVar[Mapping[str, str]]
     replicas_per_process: ClassVar[Literal["one", "all"]]
-    supported: ClassVar[frozenset[Capability]]
-    unsupported: ClassVar[Mapping[Capability, str]]
+    capabilities: ClassVar[Mapping[Placement, Capabilities]]
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
     served_over: ClassVar[str] = "none"
@@ -112,6 +111,10 @@ class Adapter(ABC):
     def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
         """Does what a worker or server of a served run does; returns when the coordinator is gone."""
         raise UnsupportedError(f"backend {self.name!r} has no served runs.")
+
+    def can(self, placement: Placement) -> Capabilities:
+        """What its replica groups of a placement can do."""
+        return self.capabilities.get(placement, Capabilities())
 
     def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
         """Refuses what this backend cannot honour.

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
+
+Placement = Literal["replicated", "served"]
+"""`replicated`: every replica holds the weights and steps. `served`: with several replicas, the process of
+rank 0 (the coordinator) holds weights, optimizer and loop, and one further process per replica (a worker)
+computes gradients for it."""
 
 
 class Capability(StrEnum):
@@ -11,6 +19,7 @@ class Capability(StrEnum):
     SYNCHRONISED_STEP = "synchronised-step"
     LOCAL_STEP = "local-step"
     GRADIENTS = "gradients"
+    APPLY = "apply"
     NAMED_STATE = "named-state"
     AVERAGE_PARAMETERS = "average-parameters"
     ALL_REDUCE = "all-reduce"
@@ -22,3 +31,33 @@ class Capability(StrEnum):
     SUBGROUPS = "subgroups"
     BFLOAT16_EXCHANGE = "bfloat16-exchange"
     SERVED_STEP = "served-step"
+
+
+NO_WORKERS = {Capability.SERVED_STEP: "only a strategy of placement `served` has workers"}
+"""Why no replicated group has it."""
+_UNDECLARED = "the backend does not declare it"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the replica groups of one placement can do under a backend.
+
+    Attributes:
+        has: What they can do; what is not in it they cannot, also a capability of a later isotrain.
+        lacks: Why they cannot do the others.
+    """
+
+    has: frozenset[Capability] = frozenset()
+    lacks: Mapping[Capability, str] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls, reason: str) -> Capabilities:
+        """Of a backend that has no such groups at all."""
+        return cls(lacks=dict.fromkeys(Capability, reason))
+
+    def missing(self, needed: Collection[Capability]) -> list[str]:
+        """Says for which reasons which of the needed capabilities are not there."""
+        by_reason: dict[str, list[str]] = {}
+        for capability in sorted(set(needed) - self.has):
+            by_reason.setdefault(self.lacks.get(capability, _UNDECLARED), []).append(capability)
+        return [f"no {', '.join(names)}: {reason}" for reason, names in by_reason.items()]

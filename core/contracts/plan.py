@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from isotrain.core.contracts.capabilities import Placement
 from isotrain.core.contracts.process import Role
 
 DeviceKind = Literal["cpu", "gpu"]
@@ -127,6 +128,11 @@ class Plan:
     def is_served(self) -> bool:
         """Whether rank 0 is a coordinator, and the others work for it."""
         return self.processes[0].role == "coordinator"
+
+    @property
+    def placement(self) -> Placement:
+        """Of its replica groups: a single replica needs nobody to serve it."""
+        return "served" if self.is_served else "replicated"
 
     @property
     def ports(self) -> int:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capability, Placement
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
@@ -39,11 +39,10 @@ class Strategy(ABC):
     Attributes:
         name: The name it is registered under.
         summary: One line for listings.
-        requires: What it asks of a backend; a backend that lacks one of these is refused by the plan.
-            An instance may ask for more than its class, where an option needs it.
-        placement: `replicated`: every replica holds the weights and steps. `served`: with several
-            replicas, the process of rank 0 (the coordinator) holds weights, optimizer and loop, and one
-            further process per replica (a worker) computes gradients for it, by `group.served_step`.
+        requires: What it asks of a backend's groups of its placement; a backend that lacks one of these is
+            refused by the plan. An instance may ask for more than its class, where an option needs it.
+        placement: Where the weights are, and who steps; see `Placement`. With one replica, a strategy of
+            placement `served` steps as a replicated one.
         servers: With placement `served`, over how many processes the parameters are spread, where the
             backend has processes for that.
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
@@ -58,7 +57,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     requires: frozenset[Capability]
-    placement: Literal["replicated", "served"] = "replicated"
+    placement: Placement = "replicated"
     servers: int = 1
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False

@@ -313,11 +313,9 @@ def _remarks(run: RunTrace, reference: RunTrace, floor: Floor) -> list[str]:
 
 
 def _require_capabilities(plan: Plan, host: PluginHost) -> None:
-    missing = [c for c in NEEDED if c not in host.backend(plan.backend).supported]
+    missing = host.backend(plan.backend).can(plan.placement).missing(NEEDED)
     if missing:
-        raise PlanError(
-            f"parity needs {', '.join(missing)} of a backend, and {plan.backend!r} lacks it."
-        )
+        raise PlanError(f"parity needs what {plan.backend!r} lacks: it has {', '.join(missing)}.")
 
 
 def _file_name(label: str) -> str:

@@ -134,11 +134,10 @@ def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:
 
 
 def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) -> list[str]:
-    """Says, for each capability that the strategy requires and the backend lacks, why."""
-    return [
-        f"it has no {capability}: {adapter.unsupported.get(capability, 'not declared')}"
-        for capability in sorted(strategy.requires - adapter.supported)
-    ]
+    """Says why the backend lacks what the strategy requires of groups of its placement."""
+    found = adapter.can(strategy.placement).missing(strategy.requires)
+    where = "" if strategy.placement == "replicated" else f"in {strategy.placement} runs "
+    return [f"{where}it has {missing}" for missing in found]
 
 
 def _processes(adapter: Adapter, replicas: int) -> tuple[ProcessPlan, ...]:

@@ -226,7 +226,7 @@ def short_types_round(bench: StrategyBench) -> None:
     """fp16 and bf16 give the mean to their precision, and no better."""
     n = bench.replicas
     exact = sum(flat(gradients_for(bench, r)) for r in range(n)) / n
-    supported = plugin_host().backend(bench.plan.backend).supported
+    supported = plugin_host().backend(bench.plan.backend).can(bench.plan.placement).has
     for method, name, precision in (("fp16", "float16", 2e-3), ("bf16", "bfloat16", 2e-2)):
         needed = plugin_host().strategy("compressed", {"method": method}).requires
         if needed <= supported:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import NO_WORKERS, Capabilities, Capability
 from isotrain.core.contracts.plan import DeviceKind, Setting
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.plugins.hookspecs import hookimpl
@@ -132,7 +132,12 @@ class Careless(TorchDDP):
     """Accepts collectives that it does not have, and leaves a capability out without a word."""
 
     name = "broken-careless"
-    supported = TorchDDP.supported - {Capability.SEND_RECEIVE}
+    capabilities = {
+        **TorchDDP.capabilities,
+        "replicated": Capabilities(
+            TorchDDP.capabilities["replicated"].has - {Capability.SEND_RECEIVE}, NO_WORKERS
+        ),
+    }
 
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int

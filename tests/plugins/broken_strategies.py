@@ -9,7 +9,7 @@ import numpy as np
 from isotrain import Capability, Conserved, Strategy
 
 LOCAL = frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS})
-REDUCING = frozenset({Capability.GRADIENTS, Capability.ALL_REDUCE})
+REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY, Capability.ALL_REDUCE})
 
 
 class _Local(Strategy):
@@ -46,7 +46,7 @@ class Undeclared(_Reducing):
     """Uses a collective that it does not declare."""
 
     name = "broken-undeclared"
-    requires = frozenset({Capability.GRADIENTS})
+    requires = frozenset({Capability.GRADIENTS, Capability.APPLY})
 
 
 class WrongLoss(_Local):

@@ -16,7 +16,7 @@ from isotrain.core.check.checking import check
 from isotrain.core.check.codes import GROUPS, RULES, Severity
 from isotrain.core.check.findings import CheckResult
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.contracts.usability import Examination, Usability
@@ -43,8 +43,12 @@ class First(Adapter):
     summary = "for tests"
     collectives = {"auto": "picks wire", "wire": "a wire", "beam": "between GPUs"}
     replicas_per_process = "one"
-    supported = frozenset(Capability) - {Capability.BROADCAST}
-    unsupported = {Capability.BROADCAST: "not built"}
+    capabilities = {
+        "replicated": Capabilities(
+            frozenset({Capability.SYNCHRONISED_STEP, Capability.LOCAL_STEP, Capability.COMPUTE}),
+            {Capability.BROADCAST: "not built"},
+        )
+    }
     options = {"size": "of a bucket"}
     gpus = 0
 

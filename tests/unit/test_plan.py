@@ -11,8 +11,9 @@ import pytest
 from isotrain.adapters.horovod.adapter import HorovodTorch
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.plan import Plan, differences, split_backend
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Examination, Usability
 from isotrain.core.errors import (
     BackendUnavailableError,
@@ -20,7 +21,7 @@ from isotrain.core.errors import (
     PlanError,
     UnsupportedError,
 )
-from isotrain.core.planning.make_plan import make_plan, with_measures
+from isotrain.core.planning.make_plan import make_plan, missing_capabilities, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -33,8 +34,11 @@ class Declared(Adapter):
     summary = "for tests"
     collectives = {"auto": "picks wire", "wire": "a wire", "pigeon": "cannot work"}
     replicas_per_process = "one"
-    supported = frozenset({Capability.SYNCHRONISED_STEP})
-    unsupported = {c: "not built" for c in Capability if c is not Capability.SYNCHRONISED_STEP}
+    capabilities = {
+        "replicated": Capabilities(
+            frozenset({Capability.SYNCHRONISED_STEP}), {Capability.COMPUTE: "not built"}
+        )
+    }
     options = {"size": "of a bucket"}
     gpus = 0
     installed = True
@@ -82,8 +86,7 @@ class WithGPUs(Declared):
 
 class Steplss(Declared):
     name = "stepless"
-    supported = frozenset()
-    unsupported = dict.fromkeys(Capability, "nothing works")
+    capabilities = {"replicated": Capabilities.none("nothing works")}
 
 
 @pytest.fixture
@@ -214,6 +217,36 @@ def test_what_does_not_fit_is_refused_with_words(
 ) -> None:
     with pytest.raises(kind, match=words):
         plan(host, backend, replicas, **fields)
+
+
+class Wanting(Strategy):
+    name = "wanting"
+    summary = "asks for more than a backend declares"
+    requires = frozenset({Capability.SYNCHRONISED_STEP, Capability.COMPUTE, Capability.ALL_GATHER})
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        raise AssertionError("a plan takes no step")
+
+
+class Serving(Wanting):
+    name = "serving"
+    placement = "served"
+
+
+def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:
+    adapter = host.backend("declared")
+    assert missing_capabilities(Wanting, adapter) == [
+        "it has no all-gather: the backend does not declare it",
+        "it has no compute: not built",
+    ]
+
+
+def test_capabilities_are_asked_of_the_placement(host: PluginHost) -> None:
+    (undeclared,) = missing_capabilities(Serving, host.backend("declared"))
+    assert undeclared.startswith("in served runs it has no all-gather, compute, synchronised-step:")
+    (missing,) = missing_capabilities(Serving, host.backend("torch-ddp"))
+    assert missing.startswith("in served runs it has no all-gather, compute: one process holds")
+    assert not missing_capabilities(Wanting, host.backend("torch-ddp"))
 
 
 def test_backend_and_collective_are_split() -> None:

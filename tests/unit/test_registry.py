@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost, StrategyRegister
+from isotrain.testing.declarations import declarations
 
 
 class Nothing(Strategy):
@@ -109,6 +109,4 @@ def test_modules_from_the_environment_are_loaded(monkeypatch: pytest.MonkeyPatch
 def test_every_backend_declares_every_capability(host: PluginHost, name: str) -> None:
     adapter = host.backend(name)
     assert adapter.name == name
-    assert not adapter.supported & set(adapter.unsupported)
-    assert adapter.supported | set(adapter.unsupported) == set(Capability)
-    assert all(reason.strip() for reason in adapter.unsupported.values())
+    declarations(adapter)

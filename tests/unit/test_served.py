@@ -13,15 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.data.batches import Slice
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.served.capabilities import SERVED_GROUP
+from isotrain.core.served.group import ServedGroup
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss
 from isotrain.core.served.wire import Wire, WireError, accept, connect, packed, unpacked
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.testing.watch import NEEDS
 
 KEY = b"the secret of one run"
 
@@ -188,6 +192,25 @@ def spec(**options: Any) -> TrainingSpec:
             "strategy": {"name": "parameter-server", "options": options},
         }
     )
+
+
+def refuses(method: str) -> bool:
+    """Whether a served group says that it cannot do this; nothing is there that would do it."""
+    bare = object.__new__(ServedGroup)
+    try:
+        getattr(bare, method)(None)
+    except UnsupportedError:
+        return True
+    except (AttributeError, TypeError):
+        return False
+    return False
+
+
+def test_a_served_group_refuses_exactly_what_its_declaration_lacks() -> None:
+    assert all(
+        refuses(method) == (needed in SERVED_GROUP.lacks) for method, needed in NEEDS.items()
+    )
+    assert SERVED_GROUP.has | set(SERVED_GROUP.lacks) == set(Capability)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import pytest
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
@@ -121,14 +120,11 @@ def test_one_process_that_finds_a_fault_is_enough() -> None:
 
 
 def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
-    class Lacking:
-        supported = frozenset({Capability.BROADCAST})
-        unsupported = {Capability.ALL_GATHER: "for want of a library"}
-
-    asked = Check(sums, frozenset({Capability.BROADCAST}))
-    lacking: Adapter = Lacking()  # type: ignore[assignment]
-    assert asked.obstacle(lacking) is None
-    obstacle = Check(sums, frozenset({Capability.ALL_GATHER})).obstacle(lacking)
+    can = Capabilities(
+        frozenset({Capability.BROADCAST}), {Capability.ALL_GATHER: "for want of a library"}
+    )
+    assert Check(sums, frozenset({Capability.BROADCAST})).obstacle(can) is None
+    obstacle = Check(sums, frozenset({Capability.ALL_GATHER})).obstacle(can)
     assert obstacle == "the backend has no all-gather: for want of a library"
 
 

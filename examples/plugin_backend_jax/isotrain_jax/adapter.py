@@ -7,6 +7,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from isotrain.plugin import (
+    NO_WORKERS,
+    SERVED_GROUP,
+    Capabilities,
     Capability,
     DeviceKind,
     Examination,
@@ -24,6 +27,26 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = "install JAX and Keras: pip install jax keras"
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_REPLICATED = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.LOCAL_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY,
+            Capability.NAMED_STATE,
+            Capability.AVERAGE_PARAMETERS,
+            Capability.ALL_REDUCE,
+            Capability.ALL_GATHER,
+            Capability.BROADCAST,
+            Capability.REDUCE_SCATTER,
+            Capability.SEND_RECEIVE,
+            Capability.COMPUTE,
+            Capability.SUBGROUPS,
+        }
+    ),
+    NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "XLA sums bfloat16 between CPUs as float32"},
+)
 
 
 class JaxMesh(ServedOverTcp):
@@ -38,10 +61,7 @@ class JaxMesh(ServedOverTcp):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "one"
-    unsupported = {
-        Capability.BFLOAT16_EXCHANGE: "XLA sums bfloat16 between CPUs as float32",
-    }
-    supported = frozenset(Capability) - frozenset(unsupported)
+    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
 
     def usability(self) -> Usability:
         for package in ("jax", "jaxlib", "keras"):
