@@ -23,8 +23,8 @@ from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
 
 _START = (
-    "import json, sys; start = json.loads(sys.argv.pop()); sys.path[:] = start['path'];"
-    " sys.argv = ['isotrain-worker']; from isotrain.core.running.worker import main; main(start)"
+    "import json, sys; start = json.loads(sys.stdin.buffer.readline()); sys.path[:] = start['path'];"
+    " sys.argv[:] = start['argv']; from isotrain.core.running.worker import main; main(start)"
 )
 _READ_BYTES_PER_SECOND = 1e6
 _SWEEPS = 3
@@ -56,11 +56,15 @@ class RankProcess:
         """Starts it with the job on its standard input; returns the id of its process group."""
         inherited = (self._writing, self._status, payload.descriptor)
         names = ("events", "status", "arrays")
-        start = {"path": sys.path, **dict(zip(names, inherited, strict=True))}
+        start = {
+            "path": sys.path,
+            "argv": sys.argv,  # modules of the run may read it when they are imported
+            **dict(zip(names, inherited, strict=True)),
+        }
         relayed = self.context.rank == 0
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, json.dumps(start)],
+                [sys.executable, "-P", "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if relayed else log,
                 stderr=log,
@@ -76,15 +80,17 @@ class RankProcess:
         os.close(self._writing)
         self._writing = -1
         self.output = self._process.stdout
-        threading.Thread(target=self._feed, args=(payload.stream,), daemon=True).start()
+        first_line = json.dumps(start).encode() + b"\n"
+        threading.Thread(target=self._feed, args=(first_line, payload.stream), daemon=True).start()
         return self._process.pid
 
-    def _feed(self, stream: bytes) -> None:
-        """Hands the job over; a process that never reads it must not block this one."""
+    def _feed(self, *parts: bytes) -> None:
+        """Hands over its start and job; a process that never reads them must not block this one."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin as pipe:
-            pipe.write(stream)
+            for part in parts:
+                pipe.write(part)
 
     @property
     def exit_code(self) -> int | None:
