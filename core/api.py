@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.contracts.events import Event
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 OnEvent = Callable[[Mapping[str, Any]], None]
+"""A person's own function: it is told of every event as a mapping."""
 
 
 def run(
@@ -220,7 +222,7 @@ def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirecto
     with Audience(host, loggers, resolved.to_dict(), directory.path) as audience:
         with _display(asked.on_event, resolved) as show:
 
-            def on_event(event: Mapping[str, Any]) -> None:
+            def on_event(event: Event) -> None:
                 show(event)
                 audience.hear(event)
 
@@ -230,7 +232,11 @@ def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirecto
         yield returned, directory, audience
 
 
-def _display(on_event: OnEvent | None, plan: Plan) -> Any:
+def _display(
+    on_event: OnEvent | None, plan: Plan
+) -> contextlib.AbstractContextManager[Callable[[Event], None]]:
+    if on_event is not None:
+        return contextlib.nullcontext(lambda event: on_event(event.to_dict()))
     from isotrain.core.showing import display
 
-    return display.fixed(on_event) if on_event is not None else display.automatic(plan)
+    return display.automatic(plan)

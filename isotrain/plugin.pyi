@@ -3,6 +3,7 @@
 from isotrain.adapters import keras_backend as keras_backend
 from isotrain.adapters import keras_traits as keras_traits
 from isotrain.adapters import portable as portable
+from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities

@@ -32,6 +32,7 @@ from isotrain.plugin import (
     WireError,
     Workforce,
     connect,
+    events,
     map_tree,
 )
 
@@ -71,7 +72,7 @@ def serve(setting: Setting, service: Service) -> None:
     wire = connect(service.door, service.key)
     try:
         wire.send({"rank": service.context.rank})
-        service.reporter.emit("ready", plan=None)
+        service.reporter.emit(events.Ready())
         service.reporter.enter("serve")
         wire.receive()
     except WireError:

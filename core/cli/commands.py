@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     from isotrain.core.showing import display
 
     spec = _with_loggers(_spec(options), options.logger)
-    shows: contextlib.AbstractContextManager[display.OnEvent | None] = contextlib.nullcontext()
+    shows: contextlib.AbstractContextManager[display.OnPlainEvent | None] = contextlib.nullcontext()
     if options.json:
         shows = display.json_lines()
     elif options.quiet:

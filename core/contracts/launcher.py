@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.core.contracts.usability import Usability
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.events import OnEvent
     from isotrain.core.contracts.job import Job
 
 LOCAL = "local"
@@ -37,7 +37,7 @@ class Launcher(ABC):
         job: Job,
         directory: Path,
         *,
-        on_event: Callable[[Mapping[str, Any]], None],
+        on_event: OnEvent,
         first_port: int | None = None,
     ) -> list[Any]:
         """Runs a job; none of its processes is left when this returns or raises.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import signal
 import struct
 import threading
 import time
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
+
+from isotrain.core.contracts.events import Heartbeat, ProcessEvent
 
 HEARTBEAT_SECONDS = 0.5
 BETWEEN_CALLS = "between calls"
@@ -81,26 +83,18 @@ class Reporter:
         # Not pack_into: it clears the page first, and the launcher would at times read zeros.
         self._page[: _PAGE.size] = _PAGE.pack(step, time.monotonic(), call.encode())
 
-    def emit(self, kind: str, **facts: Any) -> None:
-        """Sends one event; every event has `event`, `rank`, `time`, `step` and `call`."""
+    def emit(self, event: ProcessEvent) -> None:
+        """Sends an event, and with it who tells it, when, and at which step in which call."""
         if self._descriptor is None:
             return
-        event = {
-            "event": kind,
-            "rank": self.rank,
-            "time": time.time(),
-            "step": self.step,
-            "call": self.call,
-            **facts,
-        }
-        line = json.dumps(event, default=str).encode() + b"\n"
+        told = replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)
         with self._lock:
-            _write_all(self._descriptor, line)
+            _write_all(self._descriptor, told.to_line())
 
     def _beat(self) -> None:
         try:
             while True:
-                self.emit("heartbeat")
+                self.emit(Heartbeat())
                 time.sleep(HEARTBEAT_SECONDS)
         except OSError:
             end_own_group()

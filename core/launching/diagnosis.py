@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.launching.rank_process import RankProcess
@@ -47,7 +47,7 @@ class Watched:
     heard: float
     active: float
     effort: float = 0.0
-    failure: Mapping[str, Any] | None = None
+    failure: Failed | None = None
     died: float | None = None
     started: bool = False
     ready: bool = False
@@ -78,16 +78,15 @@ class Watched:
         """Whether it ended without saying that it finished or failed."""
         return self.process.exit_code is not None and not self.finished and self.failure is None
 
-    def note(self, event: Mapping[str, Any]) -> None:
-        """Takes over what an event tells."""
+    def note(self, event: Event | None) -> None:
+        """Takes over what an event tells; one of an unknown kind is a sign of life all the same."""
         self.heard = time.monotonic()
         self.started = True
-        kind = event["event"]
-        if kind == "failed":
+        if isinstance(event, Failed):
             self.failure = event
-        elif kind == "finished":
+        elif isinstance(event, Finished):
             self.finished = True
-        elif kind == "ready":
+        elif isinstance(event, Ready):
             self.ready = True
 
     def look(self) -> None:
@@ -118,20 +117,20 @@ def suspicion(watched: Watched) -> tuple[int, float]:
             return 1, watched.died
         return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
     if watched.failure is not None:
-        return (PEERS_FAILED if _tells_of_peers(watched.failure) else 2), watched.failure["time"]
+        return (PEERS_FAILED if _tells_of_peers(watched.failure) else 2), watched.failure.time
     step = watched.process.status.step
     return PEERS_FAILED + 1, -1.0 if step is None else float(step)
 
 
-def _tells_of_peers(failure: Mapping[str, Any]) -> bool:
-    return _LOST_PEER.search(failure["message"]) is not None
+def _tells_of_peers(failure: Failed) -> bool:
+    return _LOST_PEER.search(failure.message) is not None
 
 
 def verdict(watched: Watched) -> str:
     """Says in a few words what happened to a process."""
     code = watched.process.exit_code
     if watched.failure is not None:
-        return f"raised {watched.failure['error']}"
+        return f"raised {watched.failure.error}"
     if watched.died_silently and code is not None:
         return _ending(code)
     if watched.process.is_stopped:
@@ -171,7 +170,7 @@ def _place(status: Status) -> str:
 def evidence(culprit: Watched) -> str:
     """Its traceback, or the end of its log."""
     if culprit.failure is not None:
-        return str(culprit.failure["traceback"]).rstrip()
+        return culprit.failure.traceback.rstrip()
     try:
         text = culprit.process.log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -184,7 +183,7 @@ def _whereabouts(watched: Watched) -> str:
     status = watched.process.status
     step = "before its first step" if status.step is None else f"last step {status.step}"
     if watched.failure is not None:
-        return f"{step}, then {watched.failure['message'].strip().splitlines()[0]}"
+        return f"{step}, then {watched.failure.message.strip().splitlines()[0]}"
     if watched.finished:
         return f"{step}, finished"
     if watched.died_silently:

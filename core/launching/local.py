@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.plan import Plan
@@ -20,8 +21,6 @@ from isotrain.core.launching.rank_process import RankProcess, end_all, wait_for_
 from isotrain.core.launching.supervisor import Supervisor
 
 _EXIT_SECONDS = 5.0
-
-OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class LocalLauncher(Launcher):

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.events import Event
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
@@ -62,10 +63,10 @@ class RunDirectory:
         self.write("plan.json", plan.to_dict())
         self.write("versions.json", {"packages": versions(), "machine": hardware.describe()})
 
-    def append_event(self, event: Mapping[str, Any]) -> None:
+    def append_event(self, event: Event) -> None:
         """Adds an event to `events.jsonl`."""
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json_line(event) + "\n")
+            stream.write(json_line(event.to_dict()) + "\n")
 
     def append_output(self, text: str) -> None:
         """Adds to the log of rank 0, whose output comes through its launcher."""

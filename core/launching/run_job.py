@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, RunFailed, Steps
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import RunFailedError
@@ -16,13 +17,11 @@ from isotrain.core.plugins import choice
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
-OnEvent = Callable[[Mapping[str, Any]], None]
-
-_NOT_KEPT = ("progress", "steps")
+_NOT_KEPT = (Progress, Steps)
 _KEY_BYTES = 32
 
 
-def _ignored(event: Mapping[str, Any]) -> None:
+def _ignored(event: Event) -> None:
     """For callers who do not listen."""
 
 
@@ -58,7 +57,7 @@ def run_job(
     plugins = choice.for_workers(choice.current())
     job = Job(work, spec, plan, key=secrets.token_bytes(_KEY_BYTES), plugins=plugins)
 
-    def record(event: Mapping[str, Any]) -> None:
+    def record(event: Event) -> None:
         _keep(event, directory)
         on_event(event)
 
@@ -67,11 +66,11 @@ def run_job(
         return launcher.launch(job, directory.path, on_event=record, first_port=first_port)
 
 
-def _keep(event: Mapping[str, Any], directory: RunDirectory) -> None:
+def _keep(event: Event, directory: RunDirectory) -> None:
     """Keeps an event in the run directory; output goes to the log of rank 0."""
-    if event["event"] == "output":
-        directory.append_output(event["text"])
-    elif event["event"] not in _NOT_KEPT:
+    if isinstance(event, Output):
+        directory.append_output(event.text)
+    elif not isinstance(event, _NOT_KEPT):
         directory.append_event(event)
 
 
@@ -81,7 +80,7 @@ def _told_as_failure(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except RunFailedError as failure:
-        event = {"event": "run failed", "time": time.time(), "message": str(failure)}
+        event = RunFailed(time=time.time(), message=str(failure))
         with contextlib.suppress(OSError):  # the failure itself is what has to be told
             directory.append_event(event)
         raise

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from isotrain.core.contracts.events import (
+    Heartbeat,
+    OnEvent,
+    Output,
+    ProcessEvent,
+    WorkerLost,
+    read_event,
+)
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.launching.diagnosis import (
     PEERS_FAILED,
@@ -33,8 +41,6 @@ _PAUSE_SECONDS = 1.0
 _STARTING = ("start", "read job")
 """Calls in which a process waits for no other: one that does nothing in them is lost."""
 
-OnEvent = Callable[[Mapping[str, Any]], None]
-
 
 class Supervisor:
     """Reads the events of all processes until all have finished or one has failed."""
@@ -47,8 +53,7 @@ class Supervisor:
         Args:
             processes: One per rank.
             timeouts: Seconds: `silence`, `start`, `progress`.
-            on_event: Called with every event but heartbeats, and with rank 0's output as
-                `{"event": "output", "text": ...}`.
+            on_event: Called with every event but heartbeats, and with rank 0's output.
         """
         now = time.monotonic()
         self._watched = [Watched(process, heard=now, active=now) for process in processes]
@@ -120,13 +125,17 @@ class Supervisor:
             return
         *lines, watched.unread = (watched.unread + chunk).split(b"\n")
         for line in lines:
-            event = json.loads(line)
+            event = read_event(line)
             watched.note(event)
-            if event["event"] != "heartbeat":
+            if event is not None and not isinstance(event, Heartbeat):
                 watched.active = watched.heard
-                if event["event"] == "worker lost":
-                    event["cause"] = self._cause(event["lost_rank"])
-                self._on_event(event)
+                self._on_event(self._completed(event))
+
+    def _completed(self, event: ProcessEvent) -> ProcessEvent:
+        """Adds what only the launcher can tell."""
+        if isinstance(event, WorkerLost):
+            return replace(event, cause=self._cause(event.lost_rank))
+        return event
 
     def _cause(self, rank: int) -> str | None:
         """What became of a lost worker, as far as can be seen from here."""
@@ -149,7 +158,7 @@ class Supervisor:
         if chunk is None:
             self._forget(self._output)
             return
-        self._on_event({"event": "output", "text": chunk.decode(errors="replace")})
+        self._on_event(Output(text=chunk.decode(errors="replace")))
 
     def _look_around(self) -> None:
         now = time.monotonic()

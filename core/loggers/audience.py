@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from isotrain.core.contracts.events import EpochEnded, Event, Ready, Steps
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.plugins.host import PluginHost
 
@@ -45,15 +46,14 @@ class Audience:
         self._tell("isotrain_run_started", plan=self._plan)
         return self
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def hear(self, event: Event) -> None:
         """Passes on what an event of a process tells."""
-        kind = event["event"]
-        if kind == "ready" and event["plan"] is not None:
-            self._begin(event["plan"])
-        elif kind == "steps":
-            self._write("steps_done", event["first"], event["losses"], event["learning_rates"])
-        elif kind == "epoch":
-            epoch, done, metrics = event["epoch"], event["done"], event["metrics"]
+        if isinstance(event, Ready) and event.plan is not None:
+            self._begin(event.plan)
+        elif isinstance(event, Steps):
+            self._write("steps_done", event.first, event.losses, event.learning_rates)
+        elif isinstance(event, EpochEnded):
+            epoch, done, metrics = event.epoch, event.done, event.metrics
             self._tell("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
             self._write("epoch_ended", epoch, done, metrics)
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from isotrain.core.contracts.events import EpochEnded, Evaluating, Progress, Steps
 from isotrain.core.contracts.group import ALL_STATE, ReplicaGroup, StateKind
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
@@ -197,12 +198,13 @@ class Session:
             return
         self._next_report = time.monotonic() + _PROGRESS_SECONDS
         self._reporter.emit(
-            "progress",
-            done=self._steps_done,
-            total=self.total_steps,
-            epoch=batch.epoch,
-            loss=loss,
-            samples_per_s=self.stopwatch.samples_per_second,
+            Progress(
+                done=self._steps_done,
+                total=self.total_steps,
+                epoch=batch.epoch,
+                loss=loss,
+                samples_per_s=self.stopwatch.samples_per_second,
+            )
         )
 
     def _newest_loss(self) -> float | None:
@@ -245,7 +247,7 @@ class Session:
                     " isotrain.DataSet(train, validation) from the data function, or pass data."
                 )
             if self.is_main:
-                self._reporter.emit("evaluating")
+                self._reporter.emit(Evaluating())
             with self._strategy.evaluating(self.group):
                 for batch in self._evaluation_loader(source):
                     self.group.evaluation_step(batch)
@@ -272,8 +274,9 @@ class Session:
             if self.spec.loggers:
                 self._report_steps()
             loss = self.history.loss[-1] if self.history.loss else None
+            done = self._steps_done
             self._reporter.emit(
-                "epoch", metrics=dict(metrics), epoch=epoch, done=self._steps_done, loss=loss
+                EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
             )
 
     def _report_steps(self) -> None:
@@ -282,9 +285,7 @@ class Session:
         for start in range(self._losses_reported, len(losses), _STEPS_AT_ONCE):
             part = slice(start, start + _STEPS_AT_ONCE)
             first = self._steps_done - len(losses) + start
-            self._reporter.emit(
-                "steps", first=first, losses=losses[part], learning_rates=rates[part]
-            )
+            self._reporter.emit(Steps(first=first, losses=losses[part], learning_rates=rates[part]))
         self._losses_reported = len(losses)
 
     def flush_losses(self) -> list[float]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.events import Failed, Finished, Ready, Started
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.contracts.reporter import Reporter
 
@@ -31,7 +32,7 @@ def main(start: Mapping[str, Any]) -> None:
         os.set_inheritable(start[name], False)
     _dump_stacks_on_request()
     reporter = Reporter(context.rank, start["events"], start["status"])
-    reporter.emit("started", pid=os.getpid())
+    reporter.emit(Started(pid=os.getpid()))
     _leave(_attempt(context, reporter, start["arrays"]))
 
 
@@ -44,7 +45,7 @@ def _dump_stacks_on_request() -> None:
 def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
     try:
         _do_job(context, reporter, arrays)
-        reporter.emit("finished")
+        reporter.emit(Finished())
         return 0
     except BaseException as error:  # whatever ends a process must be reported
         _report_failure(error, reporter)
@@ -56,7 +57,7 @@ def _report_failure(error: BaseException, reporter: Reporter) -> None:
     text = "".join(traceback.format_exception_only(error)).strip()
     message = text.removeprefix(f"{type(error).__module__}.")
     kind = type(error).__name__
-    reporter.emit("failed", error=kind, message=message, traceback="".join(lines))
+    reporter.emit(Failed(error=kind, message=message, traceback="".join(lines)))
     with contextlib.suppress(OSError):  # a full disk
         sys.stderr.writelines(lines)
 
@@ -87,7 +88,7 @@ def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
         host.backend(job.plan.backend).serve(spec, job.plan.setting, service)
         return
     session = Session(job.spec, job.plan, context, host, reporter, service)
-    reporter.emit("ready", plan=session.plan.to_dict() if session.is_main else None)
+    reporter.emit(Ready(plan=session.plan.to_dict() if session.is_main else None))
     value: Any = job.work(session)
     session.close()
     reporter.enter("save what was returned")

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from isotrain.core.contracts.events import Ready
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.contracts.service import Service
@@ -33,7 +34,7 @@ def serve(service: Service, build: Any) -> None:
         service.reporter.enter("build model")
         group: ReplicaGroup = build()
         wire.send({})
-        service.reporter.emit("ready", plan=None)
+        service.reporter.emit(Ready())
         _Work(group, wire, service).until_closed()
     except WireError:
         return  # the coordinator has finished, or has given this worker up

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isotrain.core.contracts.events import WorkerLost
 from isotrain.core.contracts.service import Service
 from isotrain.core.errors import RunFailedError
 from isotrain.core.served.ledger import Unit
@@ -92,7 +93,7 @@ class Workforce(ABC):
 def report_loss(service: Service, worker: int, step: int | None, reason: str) -> LostWorker:
     """Tells the launcher of a lost worker."""
     loss = LostWorker(worker, worker + 1, step, reason)
-    service.reporter.emit("worker lost", lost_rank=loss.rank, lost_step=step, reason=reason)
+    service.reporter.emit(WorkerLost(lost_rank=loss.rank, lost_step=step, reason=reason))
     return loss
 
 

@@ -8,14 +8,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Evaluating,
+    Event,
+    OnEvent,
+    Output,
+    Progress,
+    Ready,
+    Started,
+    WorkerLost,
+)
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.json_text import json_line
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as ProgressBar
 
-OnEvent = Callable[[Mapping[str, Any]], None]
+OnPlainEvent = Callable[[Mapping[str, Any]], None]
+"""What a person's own function is told: events as mappings."""
+
 _PLAIN_SECONDS = 5.0
 _FRAMES_PER_SECOND = 5.0
 _WIDE = 110
@@ -26,19 +39,13 @@ _VALIDATION = "validation_"
 
 
 @contextlib.contextmanager
-def fixed(on_event: OnEvent) -> Iterator[OnEvent]:
-    """Hands every event to the caller's own function."""
-    yield on_event
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[OnEvent]:
+def quiet() -> Iterator[OnPlainEvent]:
     """Shows nothing."""
     yield lambda event: None
 
 
 @contextlib.contextmanager
-def json_lines(stream: IO[str] | None = None) -> Iterator[OnEvent]:
+def json_lines(stream: IO[str] | None = None) -> Iterator[OnPlainEvent]:
     """Prints every event as one line of JSON."""
     out = stream or sys.stdout
 
@@ -78,30 +85,35 @@ class Story:
         self.samples_per_s: float | None = None
         self.metrics: Mapping[str, float] = {}
 
-    def note(self, event: Mapping[str, Any]) -> str | None:
+    def note(self, event: Event) -> str | None:
         """Takes over what an event tells.
 
         Returns:
             A line that should stay on the screen, if the event is worth one.
         """
-        noting = {
-            "started": self._note_started,
-            "ready": self._note_ready,
-            "progress": self._note_progress,
-            "evaluating": self._note_evaluating,
-            "epoch": self._note_epoch,
-            "worker lost": self._note_worker_lost,
-        }.get(event["event"])
-        return noting(event) if noting else None
+        match event:
+            case Started():
+                self._note_started(event)
+            case Ready():
+                self._note_ready(event)
+            case Progress():
+                self._note_progress(event)
+            case Evaluating():
+                self.phase = "evaluating"
+            case EpochEnded():
+                return self._note_epoch(event)
+            case WorkerLost():
+                return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
+        return None
 
-    def _note_started(self, event: Mapping[str, Any]) -> None:
-        self._started.add(event["rank"])
+    def _note_started(self, event: Started) -> None:
+        self._started.add(event.rank)
         if len(self._started) == len(self._plan.processes):
             self.phase = "building the model"
 
-    def _note_ready(self, event: Mapping[str, Any]) -> None:
-        self._ready.add(event["rank"])
-        measured = event.get("plan")
+    def _note_ready(self, event: Ready) -> None:
+        self._ready.add(event.rank)
+        measured = event.plan
         if measured and measured["total_steps"]:
             self.total = measured["total_steps"]
             per_epoch = measured["steps_per_epoch"]
@@ -109,23 +121,17 @@ class Story:
         if len(self._ready) == len(self._plan.processes):
             self.phase = "first step"
 
-    def _note_progress(self, event: Mapping[str, Any]) -> None:
-        self.phase = self._epoch_name(event["epoch"])
-        self.done, self.total = event["done"], event["total"]
-        self.loss, self.samples_per_s = event["loss"], event["samples_per_s"]
+    def _note_progress(self, event: Progress) -> None:
+        self.phase = self._epoch_name(event.epoch)
+        self.done, self.total = event.done, event.total
+        self.loss, self.samples_per_s = event.loss, event.samples_per_s
 
-    def _note_evaluating(self, event: Mapping[str, Any]) -> None:
-        self.phase = "evaluating"
-
-    def _note_epoch(self, event: Mapping[str, Any]) -> str:
-        self.phase = self._epoch_name(event["epoch"])
-        self.done, self.metrics = event["done"], event["metrics"]
-        if event["loss"] is not None:
-            self.loss = event["loss"]
+    def _note_epoch(self, event: EpochEnded) -> str:
+        self.phase = self._epoch_name(event.epoch)
+        self.done, self.metrics = event.done, event.metrics
+        if event.loss is not None:
+            self.loss = event.loss
         return f"{self.phase}: {epoch_facts(event)}"
-
-    def _note_worker_lost(self, event: Mapping[str, Any]) -> str:
-        return f"worker lost: rank {event['lost_rank']} {event.get('cause') or event['reason']}"
 
     def _epoch_name(self, epoch: int) -> str:
         return f"epoch {epoch + 1}" + (f"/{self._epochs}" if self._epochs else "")
@@ -138,16 +144,16 @@ def title(plan: Plan) -> str:
     return f"{plan.run} on {plan.backend}{collective}, {plan.replicas} replica{plural}"
 
 
-def epoch_facts(event: Mapping[str, Any]) -> str:
+def epoch_facts(event: EpochEnded) -> str:
     """An epoch's loss and metrics, and after them those of the evaluation."""
-    metrics = dict(event["metrics"])
+    metrics = dict(event.metrics)
     evaluated = {
         name.removeprefix(_VALIDATION): metrics.pop(name)
         for name in list(metrics)
         if name.startswith(_VALIDATION)
     }
-    if event["loss"] is not None:
-        metrics = {"loss": event["loss"], **metrics}
+    if event.loss is not None:
+        metrics = {"loss": event.loss, **metrics}
     parts = [_listed(metrics)]
     if evaluated:
         parts.append("validation: " + _listed(evaluated))
@@ -179,19 +185,19 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
         last = time.monotonic()
         print(line, file=out, flush=True)
 
-    def show(event: Mapping[str, Any]) -> None:
-        if event["event"] == "output":
-            sys.stdout.write(event["text"])
+    def show(event: Event) -> None:
+        if isinstance(event, Output):
+            sys.stdout.write(event.text)
             sys.stdout.flush()
             return
         before = story.phase
         line = story.note(event)
         if line:
             say(line)
-        elif event["event"] in ("started", "ready"):
+        elif isinstance(event, Started | Ready):
             if story.phase != before:
                 say(story.phase)
-        elif event["event"] == "progress" and time.monotonic() - last > _PLAIN_SECONDS:
+        elif isinstance(event, Progress) and time.monotonic() - last > _PLAIN_SECONDS:
             say(_progress_line(story))
 
     say(title(plan))
@@ -225,9 +231,9 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
     with _progress(console) as progress:
         task = progress.add_task(story.phase, total=None, start=False, steps="", facts="", speed="")
 
-        def show(event: Mapping[str, Any]) -> None:
-            if event["event"] == "output":
-                sys.stdout.write(event["text"])
+        def show(event: Event) -> None:
+            if isinstance(event, Output):
+                sys.stdout.write(event.text)
                 return
             line = story.note(event)
             if line:
@@ -251,9 +257,10 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
             sys.stdout.flush()
 
 
-def _progress(console: Console) -> Progress:
+def _progress(console: Console) -> ProgressBar:
     """The bar: takes what is left of the width beside its facts."""
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
+    from rich.progress import Progress as ProgressBar
     from rich.table import Column
     from rich.text import Text
 
@@ -272,7 +279,7 @@ def _progress(console: Console) -> Progress:
                 return Text("")
             return Text(f"{_clock(task.time_remaining)} left", style="progress.remaining")
 
-    return Progress(
+    return ProgressBar(
         TextColumn("{task.description}", table_column=fits()),
         BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
         TextColumn("{task.fields[steps]}", style="progress.download", table_column=fits()),

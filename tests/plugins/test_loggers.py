@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from isotrain.core.contracts.events import EpochEnded, Event, Ready, Started, Steps
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.errors import IsotrainError
 from isotrain.core.loggers import audience
@@ -28,14 +29,14 @@ from isotrain.core.plugins.host import PluginHost
 
 PLAN = {"run": "digits", "backend": "any", "replicas": 2, "options": {}, "samples": None}
 RESULT = {"final_loss": 0.25}
-EVENTS: list[dict[str, Any]] = [
-    {"event": "started"},
-    {"event": "ready", "plan": None},
-    {"event": "ready", "plan": {**PLAN, "samples": 300}},
-    {"event": "steps", "first": 0, "losses": [2.0, 1.5], "learning_rates": [0.5, 0.25]},
-    {"event": "epoch", "epoch": 0, "done": 2, "metrics": {"accuracy": 0.5}},
-    {"event": "steps", "first": 2, "losses": [300.0], "learning_rates": [0.125]},
-    {"event": "epoch", "epoch": 1, "done": 3, "metrics": {"accuracy": 0.75, "validation_loss": 4}},
+EVENTS: list[Event] = [
+    Started(pid=1),
+    Ready(),
+    Ready(plan={**PLAN, "samples": 300}),
+    Steps(first=0, losses=[2.0, 1.5], learning_rates=[0.5, 0.25]),
+    EpochEnded(epoch=0, done=2, loss=1.5, metrics={"accuracy": 0.5}),
+    Steps(first=2, losses=[300.0], learning_rates=[0.125]),
+    EpochEnded(epoch=1, done=3, loss=300.0, metrics={"accuracy": 0.75, "validation_loss": 4}),
 ]
 
 

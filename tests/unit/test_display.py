@@ -10,15 +10,20 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Event,
+    Output,
+    Progress,
+    Ready,
+    Started,
+    WorkerLost,
+)
 from isotrain.core.contracts.plan import Plan, ProcessPlan
 from isotrain.core.showing import display
-
-_FRAME = {"rank": 0, "time": 0.0, "step": None, "call": "step"}
 
 
 def plan(replicas: int = 2) -> Plan:
@@ -46,32 +51,28 @@ def plan(replicas: int = 2) -> Plan:
     )
 
 
-def event(kind: str, **facts: Any) -> Mapping[str, Any]:
-    return {"event": kind, **_FRAME, **facts}
-
-
-def ready(rank: int = 0) -> Mapping[str, Any]:
+def ready(rank: int = 0) -> Event:
     measured = {"total_steps": 20, "steps_per_epoch": 10} if rank == 0 else None
-    return event("ready", rank=rank, plan=measured)
+    return Ready(rank=rank, plan=measured)
 
 
-def progress(done: int) -> Mapping[str, Any]:
-    facts = {"done": done, "total": 20, "loss": 0.5, "samples_per_s": 1234.5}
-    return event("progress", epoch=(done - 1) // 10, **facts)
+def progress(done: int) -> Event:
+    epoch = (done - 1) // 10
+    return Progress(done=done, total=20, epoch=epoch, loss=0.5, samples_per_s=1234.5)
 
 
-def epoch(number: int) -> Mapping[str, Any]:
+def epoch(number: int) -> Event:
     metrics = {"accuracy": 0.75, "validation_loss": 0.6, "validation_accuracy": 0.7}
-    return event("epoch", epoch=number, done=10 * (number + 1), loss=0.25, metrics=metrics)
+    return EpochEnded(epoch=number, done=10 * (number + 1), loss=0.25, metrics=metrics)
 
 
-def whole_run() -> list[Mapping[str, Any]]:
-    starts = [event("started", rank=rank, pid=1) for rank in (0, 1)]
+def whole_run() -> list[Event]:
+    starts = [Started(rank=rank, pid=1) for rank in (0, 1)]
     steps = [progress(1), progress(9), epoch(0), progress(11), epoch(1)]
     return [
         *starts,
-        event("output", text="from ra"),
-        event("output", text="nk 0\n"),
+        Output(text="from ra"),
+        Output(text="nk 0\n"),
         ready(0),
         ready(1),
         *steps,
@@ -97,8 +98,16 @@ def test_a_story_tells_the_phases() -> None:
 
 def test_it_waits_for_the_last_process() -> None:
     story = display.Story(plan())
-    story.note(event("started", rank=1, pid=1))
+    story.note(Started(rank=1, pid=1))
     assert story.phase == "starting 2 processes"
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"), [("was ended by SIGKILL", "was ended by SIGKILL"), (None, "left")]
+)
+def test_a_lost_worker_stays_on_the_screen(cause: str | None, told: str) -> None:
+    lost = WorkerLost(lost_rank=2, lost_step=7, reason="left", cause=cause)
+    assert display.Story(plan()).note(lost) == f"worker lost: rank 2 {told}"
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,14 +129,14 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with display.quiet() as show:
         for each in whole_run():
-            show(each)
+            show(each.to_dict())
     assert capsys.readouterr() == ("", "")
 
 
 def test_json_lines_are_strict_json() -> None:
     stream = io.StringIO()
     with display.json_lines(stream) as show:
-        show(event("progress", loss=float("nan"), best=[float("inf"), -float("inf"), 1.5]))
+        show({"loss": float("nan"), "best": [float("inf"), -float("inf"), 1.5]})
     line = json.loads(stream.getvalue(), parse_constant=pytest.fail)
     assert line["loss"] == "NaN"
     assert line["best"] == ["Infinity", "-Infinity", 1.5]

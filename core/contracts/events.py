@@ -1,0 +1,242 @@
+"""What the processes of a run, and whoever launched them, tell: one class for each kind of event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a run.
+
+    Attributes:
+        kind: What it is called where events are written.
+    """
+
+    kind: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as a mapping: `event`, which is its kind, and its fields."""
+        return {
+            "event": self.kind,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+        }
+
+    def to_line(self) -> bytes:
+        """The event as one line of JSON, which `read_event` reads."""
+        return json.dumps(self.to_dict(), default=str).encode() + b"\n"
+
+
+OnEvent = Callable[[Event], None]
+"""Is told of every event as it arrives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEvent(Event):
+    """Something that a process of the run tells; its reporter fills in who, when and where.
+
+    Attributes:
+        rank: Of the process.
+        time: When it was sent, in seconds since 1970.
+        step: The step that the process is at; None before the first.
+        call: What it is doing, in a word or two.
+    """
+
+    rank: int = 0
+    time: float = 0.0
+    step: int | None = None
+    call: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(ProcessEvent):
+    """The process runs.
+
+    Attributes:
+        pid: Its number.
+    """
+
+    kind = "started"
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(ProcessEvent):
+    """The process lives."""
+
+    kind = "heartbeat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(ProcessEvent):
+    """The process has loaded its data and built its model.
+
+    Attributes:
+        plan: What `plan.json` holds, completed with what was measured; of rank 0 only.
+    """
+
+    kind = "ready"
+    plan: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(ProcessEvent):
+    """How far the training is; of rank 0.
+
+    Attributes:
+        done: Steps taken.
+        total: Steps of the run.
+        epoch: Counted from 0.
+        loss: Of the newest step whose loss is known.
+        samples_per_s: None until known.
+    """
+
+    kind = "progress"
+    done: int
+    total: int
+    epoch: int
+    loss: float
+    samples_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(ProcessEvent):
+    """Steps that were done; of rank 0.
+
+    Attributes:
+        first: The first of them, counted from 0 over the run.
+        losses: Of each step: the mean loss of its global batch.
+        learning_rates: Of each step.
+    """
+
+    kind = "steps"
+    first: int
+    losses: Sequence[float]
+    learning_rates: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluating(ProcessEvent):
+    """An evaluation begins; of rank 0."""
+
+    kind = "evaluating"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(ProcessEvent):
+    """An epoch and its evaluation have ended; of rank 0.
+
+    Attributes:
+        metrics: By name; the evaluation's as `validation_<name>`.
+        epoch: Counted from 0.
+        done: Steps taken.
+        loss: Of the last step; None before the first.
+    """
+
+    kind = "epoch"
+    metrics: Mapping[str, float]
+    epoch: int
+    done: int
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLost(ProcessEvent):
+    """A worker of a served run is lost, and the run goes on without it; of rank 0.
+
+    Attributes:
+        lost_rank: Of the worker.
+        lost_step: Of the slice that it had; None where it had none, or the backend does not tell.
+        reason: What was noticed of it.
+        cause: What became of it, as far as its launcher can see.
+    """
+
+    kind = "worker lost"
+    lost_rank: int
+    lost_step: int | None
+    reason: str
+    cause: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(ProcessEvent):
+    """The process has raised.
+
+    Attributes:
+        error: The name of the error's class.
+        message: The error in a line.
+        traceback: As Python prints it.
+    """
+
+    kind = "failed"
+    error: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(ProcessEvent):
+    """The process's work is done."""
+
+    kind = "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Event):
+    """Rank 0 has printed something.
+
+    Attributes:
+        text: What.
+    """
+
+    kind = "output"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFailed(Event):
+    """The run has failed, as whoever launched it found.
+
+    Attributes:
+        time: When, in seconds since 1970.
+        message: How, in words.
+    """
+
+    kind = "run failed"
+    time: float
+    message: str
+
+
+_OF_PROCESSES: tuple[type[ProcessEvent], ...] = (
+    Started,
+    Heartbeat,
+    Ready,
+    Progress,
+    Steps,
+    Evaluating,
+    EpochEnded,
+    WorkerLost,
+    Failed,
+    Finished,
+)
+_CLASSES = {each.kind: each for each in _OF_PROCESSES}
+
+
+def read_event(line: bytes) -> ProcessEvent | None:
+    """Reads what a process has told.
+
+    Args:
+        line: One line of JSON, as `to_line` writes it.
+
+    Returns:
+        The event, without the fields that this version does not know; None if it does not know the kind.
+    """
+    told = json.loads(line)
+    event = _CLASSES.get(told["event"])
+    if event is None:
+        return None
+    known = {field.name for field in fields(event)}
+    return event(**{name: value for name, value in told.items() if name in known})

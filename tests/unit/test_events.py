@@ -1,0 +1,81 @@
+"""What processes tell: every kind of event survives the pipe, and so does a reader of another version."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from isotrain.core.contracts import events
+from isotrain.core.contracts.events import ProcessEvent, read_event
+
+_EVENTS: list[ProcessEvent] = [
+    events.Started(pid=12),
+    events.Heartbeat(),
+    events.Ready(),
+    events.Ready(plan={"run": "digits", "samples": 300}),
+    events.Progress(rank=3, done=8, total=20, epoch=0, loss=0.5, samples_per_s=None),
+    events.Steps(step=7, first=6, losses=[0.5, 0.25], learning_rates=[0.1, 0.1]),
+    events.Evaluating(),
+    events.EpochEnded(metrics={"accuracy": 0.75}, epoch=0, done=8, loss=0.25),
+    events.WorkerLost(lost_rank=2, lost_step=None, reason="it left", cause="was ended by SIGKILL"),
+    events.Failed(time=1.5, error="ValueError", message="no", traceback="Traceback\n ..."),
+    events.Finished(call="close"),
+]
+
+
+def test_no_kind_is_forgotten() -> None:
+    assert {type(event) for event in _EVENTS} == set(ProcessEvent.__subclasses__())
+
+
+@pytest.mark.parametrize("event", _EVENTS, ids=lambda event: event.kind)
+def test_an_event_survives_the_pipe(event: ProcessEvent) -> None:
+    line = event.to_line()
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert read_event(line) == event
+
+
+def test_numbers_that_json_lacks_survive_too() -> None:
+    losses = [math.inf, -math.inf, math.nan]
+    read = read_event(events.Steps(first=0, losses=losses, learning_rates=[0.1] * 3).to_line())
+    assert isinstance(read, events.Steps)
+    assert list(read.losses[:2]) == losses[:2]
+    assert math.isnan(read.losses[2])
+
+
+def test_who_tells_it_comes_before_what() -> None:
+    fields = events.Started(rank=3, time=1.5, step=7, call="start", pid=12).to_dict()
+    assert list(fields.items()) == [
+        ("event", "started"),
+        ("rank", 3),
+        ("time", 1.5),
+        ("step", 7),
+        ("call", "start"),
+        ("pid", 12),
+    ]
+    assert events.Output(text="hello").to_dict() == {"event": "output", "text": "hello"}
+
+
+def test_what_a_newer_peer_adds_is_passed_over() -> None:
+    started = {**events.Started(pid=12).to_dict(), "mood": "good"}
+    assert read_event(json.dumps(started).encode()) == events.Started(pid=12)
+    assert read_event(json.dumps({**started, "event": "dreamt"}).encode()) is None
+
+
+def test_the_reporter_says_who_when_and_where() -> None:
+    program = (
+        "from isotrain.core.contracts import events, reporter\n"
+        "own = reporter.Reporter(3, descriptor=1)\n"
+        "own.step = 7\n"
+        "own.enter('evaluate')\n"
+        "own.emit(events.Evaluating(rank=9))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    found = [event for line in told.splitlines() if (event := read_event(line))]
+    (evaluating,) = (event for event in found if isinstance(event, events.Evaluating))
+    assert (evaluating.rank, evaluating.step, evaluating.call) == (3, 7, "evaluate")
+    assert evaluating.time > 1e9
