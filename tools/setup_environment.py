@@ -2,7 +2,7 @@
 
 Run by every `make` target. It is done in an instant when nothing has changed since the last
 complete set-up; a set-up that failed or was interrupted is done again. Packages come from wherever
-pip is configured to look.
+pip is configured to look. Each step is one line on the screen; what it says goes to `.venv/setup.log`.
 
 This file must also run, far enough to say what is missing, on older Pythons.
 """
@@ -15,15 +15,21 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import progress
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / ".stamp"
+LOG = VENV / "setup.log"
+LOG_LINES = 40  # shown on failure; the message of Horovod's build fits in
 VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = (3, 11)
@@ -34,6 +40,11 @@ HOROVOD_NEEDS = ("cffi", "cmake", "packaging")
 JAX = ("jax", "jaxlib")
 JAX_FOLDER = VENV / "jax"
 """Apart from the others: where JAX can be imported Keras and TensorFlow import it, in every process."""
+
+DETAIL = re.compile(
+    r"^\s*((?:Collecting|Downloading|Building|Installing) [^<>=~!;]{,60})"  # pip
+    r"|^horovod: (.*?)(?: \.\.\. [\d mins]+  (.*))?$"
+)
 
 
 class SetupError(Exception):
@@ -105,51 +116,83 @@ def _check_compiler() -> None:
         )
 
 
-def _run(*command: str) -> None:
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            process.wait()  # the step was interrupted too and tidies up
-            raise
+def _run(step: progress.Step) -> None:
+    began = LOG.stat().st_size if LOG.exists() else 0
+    status = progress.run_logged(step, LOG, os.environ)
     if status:
-        shown = " ".join(command)
         raise SetupError(
-            f"this step failed with exit status {status}, its message is above:\n"
-            f"  {shown}\n"
+            f"this step ended with exit status {status}:\n"
+            f"  {' '.join(step.command)}\n"
+            f"The end of what it said (all of it is in {LOG}):\n{_end_of_log(began)}\n"
             "Put right what it names and run the same make command again."
         )
 
 
-def _make_venv() -> None:
-    """Create `.venv`, unless there is a working one of this Python made in this place."""
-    wanted = "{}.{}".format(*sys.version_info)
+def _end_of_log(began: int) -> str:
+    """The last lines that were logged since the log was `began` bytes long."""
+    with LOG.open("rb") as file:
+        file.seek(began)
+        lines = file.read().decode("utf-8", errors="replace").splitlines()[1:]
+    return "\n".join(f"  | {line.rstrip()}" for line in lines[-LOG_LINES:])
+
+
+def _has_venv() -> bool:
+    """Whether `.venv` is a working environment of this Python that was made in this place."""
     config = VENV / "pyvenv.cfg"
     here = config.is_file() and f" {VENV}\n" in config.read_text(encoding="utf-8")
-    if here and (VENV / "bin" / "pip").exists() and _version_of(VENV_PYTHON) == wanted:
-        return
-    if VENV.exists() and not config.is_file() and any(VENV.iterdir()):
+    python = "{}.{}".format(*sys.version_info)
+    return here and (VENV / "bin" / "pip").exists() and _version_of(VENV_PYTHON) == python
+
+
+def _clear_venv() -> None:
+    """Leave an empty `.venv`; refuses to empty a folder that no set-up has made."""
+    VENV.mkdir(exist_ok=True)
+    entries = list(VENV.iterdir())
+    if entries and not (VENV / "pyvenv.cfg").is_file() and LOG not in entries:
         raise SetupError(
             f"{VENV} exists and is not a virtual environment: move it away and run this again."
         )
-    print(f"set-up: creating {VENV} with Python {wanted}", flush=True)
-    _run(os.path.realpath(sys.executable), "-m", "venv", "--clear", str(VENV))
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _steps(with_venv: bool) -> list[progress.Step]:
+    """What to run, in this order."""
+    pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
+    pinned = (*pip, "--constraint", str(CONSTRAINTS))
+    project = ("--no-build-isolation", "--editable", f"{ROOT}[torch,dev]")
+    venv = (os.path.realpath(sys.executable), "-m", "venv", str(VENV))
+    horovod = (str(VENV_PYTHON), str(ROOT / "tools" / "horovod" / "build.py"))
+    jax = ("--no-deps", "--upgrade", "--target", str(JAX_FOLDER), *JAX)
+    tasks = [
+        ("creating .venv with Python {}.{}".format(*sys.version_info), "", venv),
+        ("installing the build tools", "", (*pinned, *BUILD_TOOLS)),
+        (
+            "installing PyTorch, TensorFlow, test tools",
+            "about 500 MB",
+            (*pinned, *HOROVOD_NEEDS, TENSORFLOW, *project),
+        ),
+        ("installing Horovod", "compiled the first time: 5 to 10 minutes", horovod),
+        ("installing JAX for the example of a backend", "", (*pinned, *jax)),
+    ]
+    wanted = tasks if with_venv else tasks[1:]
+    return [
+        progress.Step(f"set-up: {number} of {len(wanted)}  {title}", command, DETAIL, note)
+        for number, (title, note, command) in enumerate(wanted, start=1)
+    ]
 
 
 def _install() -> None:
-    pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
-    pinned = (*pip, "--constraint", str(CONSTRAINTS))
-    print(
-        "set-up: installing the pinned packages (PyTorch and TensorFlow are about 500 MB)",
-        flush=True,
-    )
-    _run(*pinned, *BUILD_TOOLS)
-    extras = f"{ROOT}[torch,dev]"
-    _run(*pinned, *HOROVOD_NEEDS, TENSORFLOW, "--no-build-isolation", "--editable", extras)
-    print("set-up: installing Horovod", flush=True)
-    _run(str(VENV_PYTHON), str(ROOT / "tools" / "horovod" / "build.py"))
-    print("set-up: installing JAX for the example of a backend", flush=True)
-    _run(*pinned, "--no-deps", "--upgrade", "--target", str(JAX_FOLDER), *JAX)
+    """Make `.venv` where there is none that serves, and install everything into it."""
+    missing = not _has_venv()
+    if missing:
+        _clear_venv()
+    LOG.unlink(missing_ok=True)
+    for step in _steps(missing):
+        _run(step)
 
 
 def _write_stamp(inputs: str) -> None:
@@ -180,6 +223,8 @@ def _one_at_a_time() -> Iterator[None]:
 
 def main() -> int:
     """Bring the environment up to date; returns the exit status."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         _check_python()
         inputs = _inputs()
@@ -189,7 +234,6 @@ def main() -> int:
             _check_compiler()
             if STAMP.exists():
                 STAMP.unlink()
-            _make_venv()
             _install()
             _write_stamp(inputs)
     except SetupError as error:

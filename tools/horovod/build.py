@@ -31,14 +31,17 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import headers
-import progress
 import unified_patch
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import progress  # noqa: E402 - beside the set-up of the clone, which shares it
+
 VERSION = "0.28.1"
 PATCH = HERE / f"horovod-{VERSION}.patch"
 REQUIREMENTS = HERE / "requirements.txt"
@@ -47,7 +50,9 @@ NEEDED = ("cffi", "cloudpickle", "cmake", "packaging", "psutil", "pyyaml", "whee
 GPU_VARIABLES = ("HOROVOD_GPU", "HOROVOD_NCCL_", "HOROVOD_CUDA_", "HOROVOD_ROCM_")
 MEMORY_PER_COMPILER = 2 * 1024**3  # bytes; TensorFlow's headers are the hungriest
 LOG_LINES = 30  # of the log, shown on failure
+PLAIN_PERIOD_S = 15.0
 
+_COMPILED = re.compile(r"\[\s*(\d+%)\] (?:Building|Linking) \S+ .*?([^/\s]+)\s*$")
 _ERROR = re.compile(
     r"\berror:|\bCMake Error\b|\*\*\* |\bKilled\b|cannot allocate memory", re.IGNORECASE
 )
@@ -197,13 +202,20 @@ def _pip(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
 
 
+def _fails(what: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> bool:
+    """Runs one step of the build; whether it failed."""
+    title = f"horovod: {what}"
+    step = progress.Step(title, command, _COMPILED, plain_period_s=PLAIN_PERIOD_S)
+    return progress.run_logged(step, log, environment) != 0
+
+
 def _fetch_source(work: Path, log: Path, environment: Mapping[str, str]) -> Path:
     """Download the source, checked against its pinned SHA-256, unpack and patch it."""
     command = _pip(
         "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation",
         "--require-hashes", "--dest", str(work), "--requirement", str(REQUIREMENTS),
     )  # fmt: skip
-    if progress.run_logged("horovod: downloading the source", command, log, environment):
+    if _fails("downloading the source", command, log, environment):
         raise BuildError(f"Horovod's source could not be downloaded.{_explain(log)}")
     with tarfile.open(next(work.glob("horovod-*.tar.gz"))) as archive:
         archive.extractall(work, filter="data")
@@ -222,7 +234,7 @@ def _build(work: Path, log: Path, flags: Mapping[str, str]) -> Path:
         "wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir",
         "--wheel-dir", str(work / "out"), str(source),
     )  # fmt: skip
-    if progress.run_logged("horovod: building", command, log, environment):
+    if _fails("building", command, log, environment):
         raise BuildError(f"the build of Horovod failed.{_explain(log)}")
     wheel = next((work / "out").glob("horovod-*.whl"))
     _check_imports(wheel, work / "trial", log, flags)
@@ -243,7 +255,7 @@ def _check_imports(wheel: Path, folder: Path, log: Path, flags: Mapping[str, str
     program = "".join(f"import {name}; assert {name}.gloo_built()\n" for name in modules)
     environment = os.environ | {"PYTHONPATH": str(folder)}
     for command in (install, [sys.executable, "-c", program]):
-        if progress.run_logged("horovod: checking", command, log, environment):
+        if _fails("checking", command, log, environment):
             raise BuildError(f"the wheel was built but does not work.{_explain(log)}")
 
 
