@@ -7,6 +7,7 @@ import inspect
 import json
 import pickle
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isotrain.core.cli.arguments import parser
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 
@@ -347,12 +349,23 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backend_that_is_missing_is_a_failure_of_the_demo(tmp_path: Path) -> None:
-    command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1", "--repeats", "1"]
+    command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1", "--repeat", "1"]
     printed = execute(tmp_path, *command, "--backends", "torch-ddpp", "torch-ddp", code=1)
     assert "unknown backend 'torch-ddpp'" in printed
     assert "1 of 2 cells failed" in " ".join(printed.split())
     (page,) = tmp_path.glob("comparisons/*/report.html")
     assert str(page.resolve()) in printed
+
+
+def test_the_command_that_the_demo_ends_with_is_one(examples: Importer) -> None:
+    demo = examples("demo")
+    shown = demo.thorough_comparison(["torch-ddp", "tf-mirrored"], [1, 2])
+    program, *arguments = shlex.split(shown)
+    assert Path(program).resolve() == Path(sys.executable).with_name("isotrain").resolve()
+    options = parser().parse_args(arguments)
+    assert (options.command, options.backend) == ("compare", ["torch-ddp", "tf-mirrored"])
+    assert (options.replicas, options.repeat) == ([1, 2], 3)
+    assert load_spec(options.spec).name == "digits"
 
 
 def test_the_demo_tells_curves_apart(examples: Importer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import tomllib
 import types
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from isotrain.core.cli.argument_parser import UsageError
+from isotrain.core.cli.arguments import parser
 from isotrain.core.planning import listings
 from isotrain.core.plugins import hookspecs
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost
@@ -145,3 +148,52 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 def test_links_are_found() -> None:
     assert len(list(links(ROOT / "README.md"))) >= 5
+
+
+EXAMPLES = ROOT / "examples"
+PROGRAM = parser()
+SHOWING = [*PAGES, *sorted(EXAMPLES.rglob("*.md")), *sorted(EXAMPLES.glob("*.yaml"))]
+COMMAND = re.compile(rf"(?:^|[\s/])isotrain ((?:{'|'.join(PROGRAM.commands)})\b[^#|;>\n]*)", re.M)
+BLOCK = re.compile(r"^```\w*\n(.*?)^```$|^# +(isotrain .*?)$", re.DOTALL | re.MULTILINE)
+MENTION = re.compile(r"`(isotrain [^`\n]+)`")
+
+
+def wrong_with(command: str) -> str:
+    """What the program's own parser says against a command that lacks the program's name."""
+    words = shlex.split(re.sub(r"\[.*?\]", "", command))
+    try:
+        PROGRAM.parse_args(["2" if word == "N" else word for word in words])
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def commands(pattern: re.Pattern[str], text: str) -> list[str]:
+    """The commands in the parts of a text that match."""
+    parts = ["".join(filter(None, found.groups())) for found in pattern.finditer(text)]
+    return [command for part in parts for command in COMMAND.findall(part.replace("\\\n", ""))]
+
+
+@pytest.mark.parametrize("page", SHOWING, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_every_command_of_a_page_is_one(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for command in commands(BLOCK, text):
+        assert not wrong_with(command)
+    for mention in commands(MENTION, text):  # a sentence may leave out what it is not about
+        assert wrong_with(mention).partition(":")[0] in ("", "the following arguments are required")
+
+
+@pytest.mark.parametrize("name", [None, *PROGRAM.commands])
+def test_every_command_of_the_help_is_one(name: str | None) -> None:
+    described = PROGRAM.commands[name] if name else PROGRAM
+    found = COMMAND.findall((described.epilog or "").replace("\\\n", ""))
+    assert found
+    for command in found:
+        assert not wrong_with(re.split(r"\s{3,}[a-z]", command)[0])
+
+
+def test_commands_are_found() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in SHOWING]
+    assert sum(len(commands(BLOCK, text)) for text in pages) >= 20
+    assert sum(len(commands(MENTION, text)) for text in pages) >= 20
+    assert "Did you mean '--repeat'" in wrong_with("compare digits.yaml --repeats 3")
