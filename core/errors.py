@@ -38,9 +38,21 @@ class RunFailedError(IsotrainError):
     """A run ended early: which rank, at which step, in which call, and its traceback."""
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The `known` name that `name` was probably meant to be, whatever its case; None: none is near."""
+    by_lower_case = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+    return by_lower_case[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names the nearest right name, with a space before it; or nothing."""
+    near = nearest(name, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
 def unknown_name(kind: str, name: str, available: Iterable[str]) -> str:
     """Says that `name` is no known `kind`, what is, and which one was probably meant."""
     known = sorted(available)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}.{hint} Available: {', '.join(known) or 'none'}."
+    listed = ", ".join(known) or "none"
+    return f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {listed}."

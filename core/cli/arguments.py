@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
 
+from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import count, counts, listed, port, several
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
-from isotrain.core.errors import IsotrainError
 from isotrain.core.system.version import VERSION
 
 _MAIN_EXAMPLES = """\
@@ -86,31 +85,13 @@ then, as the first line of a YAML spec, for editors:
   # yaml-language-server: $schema=isotrain.schema.json"""
 
 
-class UsageError(IsotrainError):
-    """The command line itself is wrong."""
-
-
-class _Layout(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of descriptions, and options beside their explanation."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of ending the program."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\n{self.format_usage()}`{self.prog} --help` explains it.")
-
-
 def parser() -> argparse.ArgumentParser:
     """Describes every command and its arguments."""
-    top = _Parser(
+    top = Parser(
         prog="isotrain",
         description="Trains one spec under any data-parallel backend, with the same result.",
         epilog=_MAIN_EXAMPLES,
-        formatter_class=_Layout,
+        formatter_class=Layout,
     )
     top.add_argument("--version", action="version", version=f"isotrain {VERSION}")
     commands = top.add_subparsers(
@@ -141,6 +122,7 @@ def parser() -> argparse.ArgumentParser:
         _add(commands, "new-plugin", "make a package with a strategy", _NEW_PLUGIN_EXAMPLES)
     )
     _add(commands, "schema", "print the JSON Schema of specs", _SCHEMA_EXAMPLES)
+    top.commands = commands.choices
     return top
 
 
@@ -173,7 +155,7 @@ _DESCRIPTIONS = {
 
 
 def _add(
-    commands: argparse._SubParsersAction[_Parser],
+    commands: argparse._SubParsersAction[Parser],
     name: str,
     summary: str,
     examples: str,
@@ -185,7 +167,7 @@ def _add(
         help=summary,
         description=_DESCRIPTIONS[name],
         epilog=examples,
-        formatter_class=_Layout,
+        formatter_class=Layout,
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
     command.add_argument(

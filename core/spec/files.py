@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -11,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.errors import SpecError
+from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec.fields import Component
 from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES
 from isotrain.core.spec.problems import SpecModel, as_spec_error
@@ -205,8 +204,7 @@ def _near_file(path: Path) -> str:
     if not path.parent.is_dir():
         return f" There is no folder {str(path.parent)!r} either."
     names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _READERS]
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return did_you_mean(path.name, names)
 
 
 def _parse_error(path: Path, line: int, column: int, reason: object) -> SpecError:

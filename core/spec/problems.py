@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from isotrain.core.errors import SpecError
+from isotrain.core.errors import SpecError, nearest
 from isotrain.core.spec.references import describe
 
 BRANCH = "\x1f"  # starts the label of a union's branch, which no person should see
@@ -27,6 +26,34 @@ _KIND = "isotrain"
 _ABSENT = object()
 _WORDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 _ERRORS = {"model_type": "a table", "dict_type": "a table", "string_type": "text"}
+ELSEWHERE = {
+    "accumulate_grad_batches": "accumulate",
+    "batch_size": "global_batch",
+    "bf16": "bfloat16",
+    "callbacks": "loggers",
+    "criterion": "loss",
+    "cuda": "gpu",
+    "dataset": "data",
+    "eps": "epsilon",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "gradient_accumulation_steps": "accumulate",
+    "gradient_clip_val": "clip",
+    "learning_rate": "lr",
+    "loss_fn": "loss",
+    "lr_scheduler": "schedule",
+    "max_epochs": "epochs",
+    "max_grad_norm": "clip",
+    "max_steps": "steps",
+    "mixed_precision": "precision",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "local_batch",
+    "random_seed": "seed",
+    "scheduler": "schedule",
+    "train_batch_size": "global_batch",
+}
+"""What fields and values are called in other tools, where no likeness of letters leads to our name."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
@@ -144,9 +171,11 @@ def at_most_one(fields: Mapping[str, Any], *names: str) -> Iterator[Problem]:
 
 
 def near(name: object, known: Iterable[str]) -> str:
-    """The hint that names the nearest right name, or nothing."""
-    found = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
-    return f"did you mean {found[0]!r}?" if found else ""
+    """The hint that names what other tools call so, or the nearest right name, or nothing."""
+    names = list(known)
+    own = ELSEWHERE.get(str(name).lower())
+    meant = own if own in names else nearest(str(name), names)
+    return f"did you mean {meant!r}?" if meant else ""
 
 
 def unknown_choice(name: object, known: Iterable[str], at: tuple[str | int, ...]) -> Problem:

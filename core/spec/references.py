@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import hashlib
 import importlib
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from isotrain.core.errors import SpecError
+from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.system.collector import collection_paused
 
 SYNTAX = '"package.module:name" or "path/to/file.py:name"'
@@ -48,7 +47,7 @@ def resolve(reference: Any) -> Any:
             found = getattr(found, name)
         except AttributeError:
             raise SpecError(
-                f"reference {reference!r}: {where!r} has no {name!r}.{_hint(name, dir(found))}"
+                f"reference {reference!r}: {where!r} has no {name!r}.{did_you_mean(name, dir(found))}"
             ) from None
     return found
 
@@ -156,11 +155,6 @@ def _split(reference: str) -> tuple[str, str]:
     return where, names
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
 def _import_module(name: str) -> ModuleType:
     try:
         with collection_paused():  # it may import a framework
@@ -251,7 +245,7 @@ def _loaded_problem(module: ModuleType, where: str, name: str) -> str | None:
     known = vars(module)
     if name in known or "__getattr__" in known:
         return None
-    return f"module {where!r} has no {name!r}.{_hint(name, known)}"
+    return f"module {where!r} has no {name!r}.{did_you_mean(name, known)}"
 
 
 def _file_problem(path: Path, name: str) -> str | None:
@@ -262,7 +256,7 @@ def _missing_file(path: Path) -> str | None:
     if path.is_file():
         return None
     beside = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    return f"there is no file {str(path)!r}.{_hint(path.name, beside)}"
+    return f"there is no file {str(path)!r}.{did_you_mean(path.name, beside)}"
 
 
 def _source_problem(path: Path, what: str, name: str) -> str | None:
@@ -276,7 +270,7 @@ def _source_problem(path: Path, what: str, name: str) -> str | None:
     bound = _bound_names(tree)
     if bound is None or name in bound:
         return None
-    return f"{what} has no {name!r}.{_hint(name, bound)}"
+    return f"{what} has no {name!r}.{did_you_mean(name, bound)}"
 
 
 def _missing_module(name: str) -> str:
@@ -287,7 +281,7 @@ def _missing_module(name: str) -> str:
         spec = _find_module(".".join(parts[:end]))
         if spec is None:
             inside = f" in {'.'.join(parts[: end - 1])!r}" if end > 1 else ""
-            hint = _hint(parts[end - 1], _submodules(known))
+            hint = did_you_mean(parts[end - 1], _submodules(known))
             return f"there is no module {parts[end - 1]!r}{inside}.{hint}"
         known = spec.submodule_search_locations or []
     return f"there is no module {name!r}."

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.fields import Component
 from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
-from isotrain.core.spec.problems import BRANCH
+from isotrain.core.spec.problems import BRANCH, ELSEWHERE
 from isotrain.core.spec.training_spec import TrainingSpec
 
 BASE: dict[str, Any] = {
@@ -188,6 +188,18 @@ ONE_PROBLEM = [
         {"precison": "float32"},
         "precison: got 'float32'; expected a field that exists; did you mean",
     ),
+    (
+        {"batch_size": 8},
+        "batch_size: got 8; expected a field that exists; did you mean 'global_batch'",
+    ),
+    ({"callbacks": []}, "did you mean 'loggers'?"),
+    ({"device": "cuda"}, "device: got 'cuda'; expected one of auto, cpu, gpu; did you mean 'gpu'?"),
+    ({"precision": "bf16"}, "did you mean 'bfloat16'?"),
+    ({"optimizer": {"name": "sgd", "lr": 1, "learning_rate": 1}}, "did you mean 'lr'?"),
+    (
+        {"optimizer": {"name": "sgd", "lr": 1, "batch_size": 1}},
+        "expected one of the fields lr, weight_decay",
+    ),
     ({"zzzzz": 1}, "zzzzz: got 1; expected one of the fields name, model, "),
 ]
 
@@ -197,6 +209,13 @@ def test_one_problem(changes: dict[str, Any], part: str) -> None:
     lines = problems(**changes)
     assert len([line for line in lines if part in line]) == 1, lines
     assert BRANCH not in "".join(lines)
+
+
+def test_names_of_other_tools_lead_to_names_that_exist() -> None:
+    fields = {*TrainingSpec.model_fields, *Adam.model_fields}
+    choices = {"gpu", "float16", "bfloat16", "float32", "float64"}
+    assert set(ELSEWHERE.values()) <= fields | choices
+    assert not set(ELSEWHERE) & (fields | choices)
 
 
 def test_all_problems_at_once() -> None:
