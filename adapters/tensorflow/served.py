@@ -69,9 +69,8 @@ def serve(setting: Setting, service: Service) -> None:
         inter_op_parallelism_threads=_waiting_threads(service),
     )
     server = tf.distribute.Server(_cluster(service), job, task, _PROTOCOL, threads)
-    wire = connect(service.door, service.key)
+    wire = connect(service)
     try:
-        wire.send({"rank": service.context.rank})
         service.reporter.emit(events.Ready())
         service.reporter.enter("serve")
         wire.receive()

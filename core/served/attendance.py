@@ -25,7 +25,7 @@ class Attendance:
         self.present: set[int] = set()
         self.lost: list[LostWorker] = []
         self._service = service
-        self._door = Door(service)
+        self._door = Door(service.door, service.key)
         self._wires: dict[int, Wire] = {}
 
     def await_all(self) -> None:

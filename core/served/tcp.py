@@ -43,7 +43,7 @@ class TcpWorkforce(Workforce):
         self.lost: list[LostWorker] = []
         self._service = service
         self._weights: Callable[[], np.ndarray] | None = None
-        self._door = Door(service)
+        self._door = Door(service.door, service.key)
         self._workers: dict[int, _Worker] = {}
         self._given_back: list[Unit] = []
 

@@ -8,15 +8,15 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import answer_challenge, deliver_challenge
 from typing import Any
 
 import numpy as np
 
+from isotrain.core.contracts.service import Service
+from isotrain.core.served import handshake
+
 _LENGTH = struct.Struct("!Q")
 _HEADER_LIMIT = 1 << 24
-_HANDSHAKE_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 
 
@@ -46,7 +46,7 @@ class Wire:
         text = json.dumps({**header, "arrays": kinds}).encode()
         views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
         with _told(OSError):
-            self.send_bytes(text)
+            self._socket.sendall(_LENGTH.pack(len(text)) + text)
             for view in views:
                 self._socket.sendall(view)
 
@@ -57,34 +57,20 @@ class Wire:
             WireError: The other end is gone.
         """
         with _told(OSError, ValueError, KeyError, TypeError):
-            header = json.loads(self.recv_bytes(_HEADER_LIMIT))
+            header = json.loads(self._receive_text())
             arrays = [np.empty(shape, np.dtype(kind)) for kind, shape in header.pop("arrays")]
             for array in arrays:
                 if array.size:
-                    self._fill(array.reshape(-1).view(np.uint8).data)
+                    _fill(array.reshape(-1).view(np.uint8).data, self._socket)
         return header, arrays
 
-    def send_bytes(self, data: bytes) -> None:
-        """Sends a short text; also for the authentication of `multiprocessing.connection`."""
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
-
-    def recv_bytes(self, limit: int) -> bytes:
-        """Receives a short text of at most `limit` bytes."""
-        prefix = bytearray(_LENGTH.size)
-        self._fill(memoryview(prefix))
-        (length,) = _LENGTH.unpack(prefix)
-        if length > limit:
-            raise WireError(f"a message of {length} bytes was announced, at most {limit} are right")
-        data = bytearray(length)
-        self._fill(memoryview(data))
-        return bytes(data)
-
-    def _fill(self, view: memoryview) -> None:
-        while view:
-            count = self._socket.recv_into(view)
-            if not count:
-                raise WireError("its connection was closed")
-            view = view[count:]
+    def _receive_text(self) -> bytes:
+        (length,) = _LENGTH.unpack(_receive_exactly(self._socket, _LENGTH.size))
+        if length > _HEADER_LIMIT:
+            raise WireError(
+                f"a message of {length} bytes was announced, at most {_HEADER_LIMIT} are right"
+            )
+        return _receive_exactly(self._socket, length)
 
     def close(self) -> None:
         """Ends the connection; the other end notices at once."""
@@ -101,41 +87,53 @@ def _told(*kinds: type[Exception]) -> Iterator[None]:
         raise WireError(f"its connection failed: {error}") from error
 
 
-def accept(listener: socket.socket, key: bytes) -> Wire | None:
-    """Takes one connection; None where it does not prove that it has the key."""
-    connection, _ = listener.accept()
-    connection.settimeout(_HANDSHAKE_SECONDS)
-    wire = Wire(connection)
-    try:
-        deliver_challenge(wire, key)  # type: ignore[arg-type]
-        answer_challenge(wire, key)  # type: ignore[arg-type]
-    except (AuthenticationError, WireError, OSError, AssertionError):
-        wire.close()
-        return None
-    connection.settimeout(None)
-    return wire
+def _receive_exactly(connection: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    _fill(memoryview(data), connection)
+    return bytes(data)
 
 
-def connect(address: tuple[str, int], key: bytes) -> Wire:
+def _fill(view: memoryview, connection: socket.socket) -> None:
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise WireError("its connection was closed")
+        view = view[count:]
+
+
+def connect(service: Service) -> Wire:
     """Connects to the coordinator as soon as it listens; the launcher ends whom it leaves waiting.
 
+    Args:
+        service: Of the process that connects; tells where to, with which key, and as which rank.
+
     Raises:
-        WireError: It has another key, or is gone.
+        WireError: The coordinator has another key, or is gone.
     """
+    connection = _reached(service.door)
+    try:
+        _shake_hands(connection, service)
+    except (WireError, OSError) as error:
+        connection.close()
+        raise WireError(f"the coordinator at {service.door} is gone, or of another run") from error
+    return Wire(connection)
+
+
+def _reached(address: tuple[str, int]) -> socket.socket:
     while True:
         try:
-            connection = socket.create_connection(address)
-            break
+            return socket.create_connection(address)
         except ConnectionRefusedError:
             time.sleep(_RETRY_SECONDS)
-    wire = Wire(connection)
-    try:
-        answer_challenge(wire, key)  # type: ignore[arg-type]
-        deliver_challenge(wire, key)  # type: ignore[arg-type]
-    except (AuthenticationError, AssertionError, OSError) as error:
-        wire.close()
-        raise WireError(f"the coordinator at {address} is gone, or of another run") from error
-    return wire
+
+
+def _shake_hands(connection: socket.socket, service: Service) -> None:
+    greeting = _receive_exactly(connection, handshake.GREETING_BYTES)
+    answer = handshake.answer_to(greeting, service.key, service.context.rank)
+    connection.sendall(answer)
+    confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
+    if not handshake.is_confirmed(confirmation, greeting, answer, service.key):
+        raise WireError("it does not have the key")
 
 
 def packed(tree: Any, arrays: list[np.ndarray]) -> Any:

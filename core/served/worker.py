@@ -26,11 +26,10 @@ def serve(service: Service, build: Any) -> None:
     """
     service.reporter.enter("join")
     try:
-        wire = connect(service.door, service.key)
+        wire = connect(service)
     except WireError:
         return  # as below
     try:
-        wire.send({"rank": service.context.rank})
         service.reporter.enter("build model")
         group: ReplicaGroup = build()
         wire.send({})

@@ -103,9 +103,15 @@ def none_left(lost: Iterable[LostWorker]) -> RunFailedError:
     return RunFailedError(f"no worker is left to compute gradients. Lost peers: {told}.")
 
 
-def readable(descriptors: Collection[int], patience: float) -> list[int]:
-    """Those from which something can be read, the end included; waits up to `patience` seconds."""
+def readable(descriptors: Collection[int], patience: float | None) -> list[int]:
+    """Those from which something can be read, the end included.
+
+    Args:
+        descriptors: To look at.
+        patience: Seconds to wait for the first; None: for ever.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll(patience * 1000)]
+    milliseconds = None if patience is None else patience * 1000
+    return [descriptor for descriptor, _ in poll.poll(milliseconds)]

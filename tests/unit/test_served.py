@@ -1,14 +1,11 @@
-"""Served runs without processes: who gets which slice when, what travels, and how losses are told."""
+"""Served runs without processes: who gets which slice when, and how losses are told."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections import Counter
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -22,12 +19,9 @@ from isotrain.core.served.capabilities import SERVED_GROUP
 from isotrain.core.served.group import ServedGroup
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss
-from isotrain.core.served.wire import Wire, WireError, accept, connect, packed, unpacked
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.watch import NEEDS
-
-KEY = b"the secret of one run"
 
 
 def unit(step: int, replica: int, staleness: int | None = 0) -> Unit:
@@ -106,62 +100,6 @@ def test_every_slice_is_applied_once_and_none_too_early(
             applied[each.step, each.replica] += 1
             made.applied(each)
     assert applied == Counter({(s, r): 1 for s in range(steps) for r in range(replicas)})
-
-
-def ends(key: bytes = KEY, other: bytes = KEY) -> tuple[Wire | None, Wire | WireError]:
-    """The two ends of a connection, made as the coordinator and a worker do."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        found: list[Wire | WireError] = []
-
-        def come() -> None:
-            try:
-                found.append(connect(listener.getsockname(), other))
-            except WireError as error:
-                found.append(error)
-
-        thread = threading.Thread(target=come)
-        thread.start()
-        taken = accept(listener, key)
-        thread.join()
-        return taken, found[0]
-
-
-def test_arrays_arrive_as_they_were_sent() -> None:
-    taken, wire = ends()
-    assert isinstance(taken, Wire)
-    assert isinstance(wire, Wire)
-    arrays: list[np.ndarray] = []
-    tree = ({"a": np.arange(6).reshape(2, 3).T, "b": np.zeros((0, 3))}, np.float32(1.5), None)
-    plain = packed(tree, arrays)
-    wire.send({"tree": plain, "step": 3}, arrays)
-    header, received = taken.receive()
-    found = unpacked(header["tree"], received)
-    assert header["step"] == 3
-    np.testing.assert_array_equal(found[0]["a"], tree[0]["a"])
-    assert found[0]["b"].shape == (0, 3)
-    assert (found[1], found[1].dtype, found[2]) == (1.5, np.float32, None)
-    wire.close()
-    with pytest.raises(WireError, match="closed"):
-        taken.receive()
-    taken.close()
-
-
-def test_strangers_are_turned_away() -> None:
-    taken, found = ends(other=b"a guess")
-    assert taken is None
-    assert isinstance(found, WireError)
-
-
-def test_no_array_of_objects_is_taken() -> None:
-    taken, wire = ends()
-    assert isinstance(taken, Wire)
-    assert isinstance(wire, Wire)
-    wire.send_bytes(b'{"arrays": [["|O", [1]]]}')
-    wire.send_bytes(b"12345678")
-    with pytest.raises(WireError):
-        taken.receive()
-    wire.close()
-    taken.close()
 
 
 def test_a_pending_loss_waits_only_when_it_is_read() -> None:

@@ -1,0 +1,284 @@
+"""How the processes of a served run find each other, and what travels between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.contracts.service import Service
+from isotrain.core.served import handshake
+from isotrain.core.served.door import Door
+from isotrain.core.served.wire import Wire, WireError, connect, packed, unpacked
+
+KEY = b"the secret of one run, 32 bytes."
+LOOPBACK = ("127.0.0.1", 0)
+LONG = 120.0
+"""Seconds of patience with strangers: a test in which anybody waited for one would not end in time."""
+IN_TIME = 30.0
+WORKERS = 4
+
+
+@contextlib.contextmanager
+def door(patience: float = LONG, places: int = 256) -> Iterator[Door]:
+    made = Door(LOOPBACK, KEY, patience, places)
+    yield made
+    made.close()
+
+
+def call(address: tuple[str, int], rank: int = 1, key: bytes = KEY) -> Wire:
+    """Connects as a worker does."""
+    host, port = address
+    context = ProcessContext(rank, 5, 0, 1, 4, (), (f"{host}:{port}",), "", "worker")
+    return connect(Service(context, key, 1.0, 1.0, Reporter()))
+
+
+def arrived(at: Door, count: int) -> dict[int, Wire]:
+    found: dict[int, Wire] = {}
+    end = time.monotonic() + IN_TIME
+    while len(found) < count and time.monotonic() < end:
+        found.update(at.arrivals())
+        time.sleep(0.01)
+    return found
+
+
+def require_entry(at: Door) -> None:
+    """Lets real workers call, all at once, and sees that each gets in and is the one it says it is."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        calls = [pool.submit(call, at.address, rank) for rank in range(1, WORKERS + 1)]
+        inside = arrived(at, WORKERS)
+        assert sorted(inside) == [1, 2, 3, 4]
+        for rank, calling in enumerate(calls, 1):
+            outside = calling.result(IN_TIME)
+            outside.send({"rank": rank})
+            assert inside[rank].receive()[0] == {"rank": rank}
+            outside.close()
+            inside[rank].close()
+
+
+def stranger(at: Door) -> socket.socket:
+    return socket.create_connection(at.address, timeout=IN_TIME)
+
+
+def is_dropped(one: socket.socket) -> bool:
+    """Waits until the other end has closed; what it says until then is only its greeting."""
+    heard = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := one.recv(4096):
+            heard += part
+    one.close()
+    return len(heard) <= handshake.GREETING_BYTES
+
+
+def test_workers_get_in_while_many_strangers_are_silent() -> None:
+    with door() as at:
+        strangers = [stranger(at) for _ in range(100)]
+        require_entry(at)
+        for one in strangers:
+            one.close()
+
+
+def drip(one: socket.socket, text: bytes) -> int:
+    """Sends a byte now and then; returns how many until it was dropped."""
+    for count, byte in enumerate(text):
+        try:
+            one.sendall(bytes([byte]))
+            one.recv(handshake.GREETING_BYTES)  # the greeting, then what there is: nothing
+        except TimeoutError:
+            continue
+        except OSError:
+            return count
+    return len(text)
+
+
+def test_who_answers_a_byte_at_a_time_is_dropped_in_time_and_delays_nobody() -> None:
+    with door(patience=0.5) as at, ThreadPoolExecutor(1) as pool:
+        one = stranger(at)
+        one.settimeout(0.05)
+        begun = handshake.answer_to(bytes(32), KEY, 1)  # each byte may be that of a worker
+        dripping = pool.submit(drip, one, begun)
+        require_entry(at)
+        assert dripping.result(IN_TIME) < len(begun)
+        one.close()
+
+
+def test_a_silent_stranger_is_dropped_though_nobody_else_calls() -> None:
+    with door(patience=0.1) as at:
+        assert is_dropped(stranger(at))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="another protocol"),
+        pytest.param(struct.pack("!Q", 1 << 62), id="a huge length"),
+        pytest.param(b"\x00", id="one byte"),
+        pytest.param(os.urandom(1 << 20), id="a mebibyte"),
+        pytest.param(handshake.answer_to(bytes(32), KEY, 1), id="an answer to another greeting"),
+    ],
+)
+def test_who_says_something_else_is_dropped_at_once(said: bytes) -> None:
+    with door() as at:
+        one = stranger(at)
+        with contextlib.suppress(OSError):  # dropped before all of it is sent
+            one.sendall(said)
+        assert is_dropped(one)
+        require_entry(at)
+        assert at.arrivals() == []
+
+
+def test_who_goes_away_is_forgotten() -> None:
+    """With one place: it is free again."""
+    with door(places=1) as at:
+        stranger(at).close()
+        require_entry(at)
+
+
+def test_more_strangers_than_places_only_delay() -> None:
+    with door(patience=0.1, places=4) as at:
+        strangers = [stranger(at) for _ in range(40)]
+        require_entry(at)
+        assert all(is_dropped(one) for one in strangers)
+
+
+def overheard(at: Door) -> tuple[bytes, bytes]:
+    """What a worker and the door say to each other until the worker is in, by way of a listener between."""
+    with socket.create_server(LOOPBACK) as between, ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call, between.getsockname())
+        worker, _ = between.accept()
+        with worker, stranger(at) as towards_door:
+            greeting = receive(towards_door, handshake.GREETING_BYTES)
+            worker.sendall(greeting)
+            answer = receive(worker, handshake.ANSWER_BYTES)
+            towards_door.sendall(answer)
+            confirmation = receive(towards_door, handshake.CONFIRMATION_BYTES)
+            worker.sendall(confirmation)
+            calling.result(IN_TIME).close()
+    return greeting + confirmation, answer
+
+
+def receive(connection: socket.socket, length: int) -> bytes:
+    connection.settimeout(IN_TIME)
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        assert part
+        data += part
+    return data
+
+
+def test_the_key_never_travels() -> None:
+    with door() as at:
+        for said in overheard(at):
+            for cut in range(len(KEY) - 7):
+                assert KEY[cut : cut + 8] not in said
+                assert KEY[cut : cut + 8].hex().encode() not in said
+
+
+def test_what_was_overheard_lets_nobody_in() -> None:
+    with door() as at:
+        _, answer = overheard(at)
+        for _, wire in arrived(at, 1).items():
+            wire.close()
+        with stranger(at) as later:
+            later.sendall(answer)
+            assert is_dropped(later)
+        assert at.arrivals() == []
+
+
+def test_who_has_another_key_stays_outside() -> None:
+    with door() as at:
+        with pytest.raises(WireError, match="of another run"):
+            call(at.address, key=b"a guess")
+        assert at.arrivals() == []
+
+
+@pytest.mark.parametrize("reply", [bytes(32), None], ids=["zeros", "its own proof"])
+def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) -> None:
+    with socket.create_server(LOOPBACK) as listener, ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call, listener.getsockname())
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(bytes(handshake.GREETING_BYTES))
+            answer = receive(connection, handshake.ANSWER_BYTES)
+            connection.sendall(reply or answer[-handshake.CONFIRMATION_BYTES :])
+            with pytest.raises(WireError, match="of another run"):
+                calling.result(IN_TIME)
+
+
+def test_each_greeting_and_each_answer_is_another() -> None:
+    assert len({handshake.greet() for _ in range(100)}) == 100
+    assert len({handshake.answer_to(bytes(32), KEY, 1) for _ in range(100)}) == 100
+
+
+def test_a_caller_cannot_take_another_rank() -> None:
+    greeting = handshake.greet()
+    answer = bytearray(handshake.answer_to(greeting, KEY, 1))
+    assert handshake.proven_rank(greeting, bytes(answer), KEY) == 1
+    for place in range(len(answer)):
+        answer[place] ^= 1
+        assert handshake.proven_rank(greeting, bytes(answer), KEY) is None
+        answer[place] ^= 1
+
+
+def test_a_closed_door_hears_nobody() -> None:
+    with door() as at:
+        waiting = stranger(at)
+    assert is_dropped(waiting)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(at.address)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection."""
+    with (
+        socket.create_server(LOOPBACK) as listener,
+        socket.create_connection(listener.getsockname()) as one,
+        listener.accept()[0] as other,
+    ):
+        yield one, other
+
+
+def test_arrays_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+    one, other = map(Wire, ends)
+    arrays: list[np.ndarray] = []
+    tree = ({"a": np.arange(6).reshape(2, 3).T, "b": np.zeros((0, 3))}, np.float32(1.5), None)
+    plain = packed(tree, arrays)
+    one.send({"tree": plain, "step": 3}, arrays)
+    header, received = other.receive()
+    found = unpacked(header["tree"], received)
+    assert header["step"] == 3
+    np.testing.assert_array_equal(found[0]["a"], tree[0]["a"])
+    assert found[0]["b"].shape == (0, 3)
+    assert (found[1], found[1].dtype, found[2]) == (1.5, np.float32, None)
+    one.close()
+    with pytest.raises(WireError, match="closed"):
+        other.receive()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b'{"arrays": [["|O", [1]]]}', id="an array of objects"),
+        pytest.param(b"[", id="no JSON"),
+        pytest.param(b"{}", id="no arrays"),
+        pytest.param(None, id="a huge length"),
+    ],
+)
+def test_a_message_that_is_none_is_refused(
+    said: bytes | None, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    length = 1 << 40 if said is None else len(said)
+    ends[0].sendall(struct.pack("!Q", length) + (said or b"") + b"12345678")
+    with pytest.raises(WireError):
+        Wire(ends[1]).receive()
