@@ -17,6 +17,7 @@ import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend.common import dtypes as keras_dtypes
 
+from isotrain.adapters import called
 from isotrain.plugin import (
     Component,
     CustomOptimizer,
@@ -231,9 +232,16 @@ def _through_float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def build_loss(spec: TrainingSpec, framework: str) -> Loss:
-    """Makes the spec's loss: a Keras loss by name, or the person's own callable."""
-    return _component(spec.loss, framework, "loss", _loss_classes())
+def build_loss(spec: TrainingSpec, framework: str, squeeze: bool = True) -> Loss:
+    """Makes the spec's loss: a Keras loss by name, or the person's own callable.
+
+    Args:
+        spec: Names it.
+        framework: Whose entry of the spec is taken.
+        squeeze: Whether a callable gets targets and predictions without a last axis of length 1 that only
+            one of them has, as Keras' own losses do; without it they are refused.
+    """
+    return _component(spec.loss, framework, "loss", _loss_classes(), squeeze)
 
 
 def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metric]:
@@ -305,26 +313,33 @@ def inferred_accuracy(targets: Any, predictions: Any) -> Any:
     return keras.metrics.categorical_accuracy(targets, predictions)
 
 
-def _component(given: Any, framework: str, field: str, classes: Mapping[str, type]) -> Any:
+def _component(
+    given: Any, framework: str, field: str, classes: Mapping[str, type], squeeze: bool = True
+) -> Any:
     """Makes a loss or metric from a Keras name, or from the person's own callable or class."""
     chosen: Component = select(given, framework, field)
     if not chosen.is_reference:
-        if chosen.name not in classes:
-            raise SpecError(
-                f"{field}: " + unknown_name(f"Keras {field} name", chosen.name, classes)
-            )
-        return _constructed(classes[chosen.name], chosen, field)
+        return _constructed(_named(chosen.name, field, classes), chosen, field)
     found = references.resolve(chosen.name)
     if isinstance(found, type):
-        return _targets_first(_constructed(found, chosen, field))
-    return _targets_first(functools.partial(found, **chosen.options) if chosen.options else found)
+        found = _constructed(found, chosen, field)
+    elif chosen.options:
+        found = functools.partial(found, **chosen.options)
+    if isinstance(found, keras.losses.Loss | keras.metrics.Metric):
+        return found
+    function = called.arranged(found, chosen.order, field)
+    return called.aligned(function, f"{field}: {chosen.label!r}", squeeze)
 
 
-def _targets_first(function: Any) -> Any:
-    """Lets torch's own loss modules, which take the predictions first, be called as Keras' are."""
-    if type(function).__module__.startswith("torch.nn.modules.loss"):
-        return lambda targets, predictions: function(predictions, targets)
-    return function
+def _named(name: str, field: str, classes: Mapping[str, type]) -> type:
+    """The Keras class of that name; abbreviations such as `mse` stand for functions named as a class."""
+    if name in classes:
+        return classes[name]
+    with contextlib.suppress(ValueError):
+        full = getattr(keras.losses.get(name), "__name__", "")
+        if full in classes:
+            return classes[full]
+    raise SpecError(f"{field}: " + unknown_name(f"Keras {field} name", name, classes))
 
 
 def _constructed(cls: type, chosen: Component, field: str) -> Any:
@@ -420,7 +435,12 @@ class OwnLosses:
 
 
 def mean_over_samples(loss: Any) -> Any:
-    """Reduces what a loss callable gave to the mean over its samples."""
+    """Reduces what a loss callable gave to the mean over its samples.
+
+    Raises:
+        SpecError: It gave no tensor.
+    """
+    called.require_tensor(loss, "the loss or objective")
     return loss if len(loss.shape) == 0 else keras.ops.mean(loss)
 
 

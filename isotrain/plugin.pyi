@@ -68,6 +68,7 @@ from isotrain.core.served.wire import connect as connect
 from isotrain.core.served.workforce import Answer as Answer
 from isotrain.core.served.workforce import Workforce as Workforce
 from isotrain.core.spec import references as references
+from isotrain.core.spec.fields import ArgumentOrder as ArgumentOrder
 from isotrain.core.spec.fields import Component as Component
 from isotrain.core.spec.parts import CustomOptimizer as CustomOptimizer
 from isotrain.core.spec.parts import LossScale as LossScale

@@ -163,7 +163,7 @@ def loss_computer(
             return portable.mean_over_samples(losses), predictions
 
         return compute_objective
-    loss = portable.build_loss(spec, "torch")
+    loss = portable.build_loss(spec, "torch", squeeze=False)
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         predictions = model(inputs)

@@ -44,7 +44,7 @@ def _parts(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, SpecModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, Component):
-        return {"name": value.name, **value.options}
+        return value.fields
     if isinstance(value, Mapping):
         return {str(name): part for name, part in value.items()}
     if isinstance(value, list | tuple):

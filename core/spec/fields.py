@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -31,11 +31,23 @@ _REFERENCE = {
 }
 _CODE = "^ISO[0-9]([0-9]{2})?$"
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_-]*$"
-_PER_FRAMEWORK = {"type": "object", "minProperties": 1, "propertyNames": {"not": {"const": "name"}}}
+_PER_FRAMEWORK = {
+    "type": "object",
+    "minProperties": 1,
+    "propertyNames": {"not": {"enum": ["name", "call"]}},
+}
 _COMPONENT = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+        {
+            "type": "object",
+            "required": ["call", "order"],
+            "properties": {
+                "call": _REFERENCE,
+                "order": {"enum": ["targets-first", "predictions-first"]},
+            },
+        },
     ]
 }
 
@@ -55,6 +67,9 @@ FolderName = Annotated[
 ]
 
 
+ArgumentOrder = Literal["targets-first", "predictions-first"]
+
+
 @dataclass(frozen=True)
 class Component:
     """A loss or a metric: a Keras name, an import reference or a callable, with options.
@@ -62,10 +77,19 @@ class Component:
     Attributes:
         name: What it is; a text with a colon is an import reference.
         options: Keyword arguments: of the constructor for a Keras name, of each call otherwise.
+        order: Of the arguments of a callable, where the spec says it (`{call: ..., order: ...}`).
     """
 
     name: Any
     options: dict[str, Any] = field(default_factory=dict)
+    order: ArgumentOrder | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """It in the form that it has in a file, its values as they are."""
+        if self.order is not None:
+            return {"call": self.name, "order": self.order, **self.options}
+        return {"name": self.name, **self.options}
 
     @property
     def is_reference(self) -> bool:
@@ -145,7 +169,9 @@ def _is_plain(value: Any) -> bool:
 
 def _component(value: Any, info: ValidationInfo) -> Component:
     if isinstance(value, Component):
-        return _component({"name": value.name, **value.options}, info)
+        return _component(value.fields, info)
+    if isinstance(value, Mapping) and "call" in value:
+        return _call(value, info)
     if isinstance(value, Mapping):
         if "name" not in value:
             raise Problem("a name", ("name",)).error()
@@ -157,6 +183,20 @@ def _component(value: Any, info: ValidationInfo) -> Component:
         expected = "a name, an import reference, a callable or {name: ..., option: ...}"
         raise Problem(expected, received=value).error()
     return Component(_reference(value, info))
+
+
+def _call(value: Mapping[str, Any], info: ValidationInfo) -> Component:
+    """Accepts a callable whose order of arguments is said."""
+    if value.get("order") not in get_args(ArgumentOrder):
+        expected = " or ".join(get_args(ArgumentOrder))
+        raise Problem(expected, ("order",), received=value.get("order")).error()
+    rest = {key: option for key, option in value.items() if key not in ("call", "order")}
+    found = _component({"name": value["call"], **rest}, info)
+    if not found.is_reference:
+        raise Problem(
+            f"{references.SYNTAX} or a callable", ("call",), received=value["call"]
+        ).error()
+    return replace(found, order=value["order"])
 
 
 def _each(
@@ -176,7 +216,7 @@ def _each(
 
 def _per_framework(one: Callable[[Any, ValidationInfo], Any]) -> Callable[..., Any]:
     def validate(value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, Mapping) or "name" in value:
+        if not isinstance(value, Mapping) or "name" in value or "call" in value:
             return one(value, info)
         if not value or not all(isinstance(name, str) and name for name in value):
             raise Problem("a table {framework: ...} with a name each", received=value).error()

@@ -124,7 +124,7 @@ def _as_fields(value: Any) -> Any:
         names = [n for n in type(value).model_fields if n in value.model_fields_set or n == "name"]
         return {name: _as_fields(getattr(value, name)) for name in names}
     if isinstance(value, Component):
-        return {"name": value.name, **value.options}
+        return value.fields
     if isinstance(value, Mapping):
         return {key: _as_fields(part) for key, part in value.items()}
     if isinstance(value, tuple) and any(isinstance(part, Component) for part in value):

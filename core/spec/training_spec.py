@@ -245,8 +245,8 @@ def jsonable(value: Any) -> Any:
         names = sorted(type(value).model_fields, key=lambda name: name != "name")
         return {name: jsonable(getattr(value, name)) for name in names}
     if isinstance(value, Component):
-        name = references.describe(value.name)
-        return {"name": name, **jsonable(value.options)} if value.options else name
+        fields = jsonable(value.fields)
+        return fields["name"] if len(fields) == 1 else fields
     if isinstance(value, Mapping):
         return {str(key): jsonable(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
