@@ -134,11 +134,12 @@ def check_backend(backend: str, *, replicas: int = 2, with_endings: bool = True)
         PlanError: The backend cannot run this here.
     """
     host = plugin_host()
-    plan = make_plan(load_spec(probe.spec()), backend=backend, replicas=replicas, host=host)
     name = split_backend(backend)[0]
     adapter = host.backend(name)
+    spec = probe.spec(adapter)
+    plan = make_plan(load_spec(spec), backend=backend, replicas=replicas, host=host)
     outcomes = [attempted(check, adapter) for check in STATIC]
-    run = attempt(run_checks, probe.spec(), backend, replicas)
+    run = attempt(run_checks, spec, backend, replicas)
     outcomes += _in_session(adapter, run, len(plan.processes))
     if with_endings:
         outcomes += [ending_outcome(check, backend, replicas) for check in ENDINGS]

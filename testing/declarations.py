@@ -41,7 +41,7 @@ def _capabilities(placement: str, can: Capabilities) -> None:
 def unknown_choices_are_refused(adapter: Adapter) -> None:
     """A collective or an option that the backend does not know is an error that names it."""
     options = {"backend_options": {adapter.name: {_UNKNOWN: 1}}}
-    spec = load_spec(probe.spec(**options))
+    spec = load_spec(probe.spec(adapter, **options))
     told = {}
     try:
         adapter.resolve_collective(_UNKNOWN, device="cpu", replicas=2)

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.data.batches import DataSet
 from isotrain.core.errors import IsotrainError
 from isotrain.testing import probe
+from isotrain.testing.own_models import in_words_of
 
 TRAIN = 797
 """Images to train on: the last global batch of an epoch is a partial one."""
@@ -50,8 +52,8 @@ def data(count: int = TRAIN) -> DataSet:
     return DataSet((inputs[train], labels[train]), (inputs[::2], labels[::2]))
 
 
-def spec(count: int = TRAIN, **changes: Any) -> dict[str, Any]:
-    """The spec of a run on the first `count` images."""
+def spec(count: int = TRAIN, *, adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
+    """The spec of a run on the first `count` images, for a backend."""
     return {
         "name": "conformance",
         "model": build_model,
@@ -66,6 +68,7 @@ def spec(count: int = TRAIN, **changes: Any) -> dict[str, Any]:
         "precision": "float64",
         "threads": 1,  # there is nothing to share out in a model this small
         "timeouts": {"progress": 60.0},
+        **in_words_of(adapter, model="digits_model"),
         **changes,
     }
 

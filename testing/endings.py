@@ -7,7 +7,9 @@ import signal
 import time
 from typing import Any
 
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.data.sample_random import SampleRandom
+from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.testing import probe
 from isotrain.testing.launching import Notes, Run, attempt
@@ -23,7 +25,7 @@ _hanging = False
 
 def crash(backend: str, replicas: int) -> None:
     """When a process is killed, the run ends soon and says which, and how."""
-    run = attempt(_killed_late, _spec(), backend, replicas)
+    run = attempt(_killed_late, _spec(backend), backend, replicas)
     culprit = _told(run, PATIENCE_SECONDS)
     expected = f"{culprit} was ended by SIGKILL"
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
@@ -33,7 +35,9 @@ def crash(backend: str, replicas: int) -> None:
 def hang(backend: str, replicas: int) -> None:
     """When a process makes no progress, the run ends after the time-out and says which, and where."""
     timeouts = {"timeouts": {"progress": PROGRESS_SECONDS}}
-    run = attempt(_hanging_late, _spec(transform=stand_still, **timeouts), backend, replicas)
+    run = attempt(
+        _hanging_late, _spec(backend, transform=stand_still, **timeouts), backend, replicas
+    )
     culprit = _told(run, PROGRESS_SECONDS + PATIENCE_SECONDS)
     expected = f"{culprit} made no progress for "
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
@@ -48,8 +52,9 @@ def stand_still(inputs: Any, targets: Any, random: SampleRandom) -> tuple[Any, A
     return inputs, targets
 
 
-def _spec(**changes: Any) -> dict[str, Any]:
-    return probe.spec(epochs=None, steps=100_000, **changes)
+def _spec(backend: str, **changes: Any) -> dict[str, Any]:
+    adapter = plugin_host().backend(split_backend(backend)[0])
+    return probe.spec(adapter, epochs=None, steps=100_000, **changes)
 
 
 def _killed_late(session: Session) -> None:

@@ -60,9 +60,12 @@ class Trial:
     replicas: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def spec(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the run with a strategy."""
-        return digits.spec(**self.changes, strategy={"name": name, "options": dict(options)})
+    def spec(
+        self, name: str, options: Mapping[str, Any], adapter: Adapter | None = None
+    ) -> dict[str, Any]:
+        """Of the run with a strategy on a backend."""
+        chosen = {"name": name, "options": dict(options)}
+        return digits.spec(**self.changes, adapter=adapter, strategy=chosen)
 
 
 DECLARATIONS = Check(strategy_checks.strategy_declarations)
@@ -137,13 +140,14 @@ def check_strategy(
     adapter = host.backend(split_backend(chosen)[0])
     for trial in TRIALS:
         count = trial.replicas or replicas
-        make_plan(load_spec(trial.spec(name, given)), backend=chosen, replicas=count, host=host)
+        spec = load_spec(trial.spec(name, given, adapter))
+        make_plan(spec, backend=chosen, replicas=count, host=host)
     card = [attempted(DECLARATIONS, strategy)]
     for trial in TRIALS:
 
         def run(trial: Trial = trial) -> Run:
             count = trial.replicas or replicas
-            return attempt(trial.work, trial.spec(name, given), chosen, count)
+            return attempt(trial.work, trial.spec(name, given, adapter), chosen, count)
 
         card += outcomes(trial, strategy, adapter, run)
     return Scorecard("strategy", name, chosen, replicas, tuple(card))

@@ -36,6 +36,8 @@ class Adapter(ABC):
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
         served_over: With what the processes of a served run exchange, where it has served runs.
+        kit_models: Where it trains no portable models, the module that has the conformance kit's models in
+            its own words: `probe_model`, `probe_objective` and `digits_model`.
     """
 
     name: ClassVar[str]
@@ -47,6 +49,7 @@ class Adapter(ABC):
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
     served_over: ClassVar[str] = "none"
+    kit_models: ClassVar[str | None] = None
 
     @abstractmethod
     def usability(self) -> Usability:

@@ -10,6 +10,9 @@ SLOW = pytest.mark.slow
 THREE_SLOW = [pytest.param(3, marks=SLOW)]
 TWO_QUICK = [2, pytest.param(3, marks=SLOW)]
 
+pytestmark = pytest.mark.usefixtures("reference")
+
+TestReference = backend_suite("reference", replicas=[2, 3, 5])
 TestTorchDDP = backend_suite("torch-ddp", replicas=TWO_QUICK)
 TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=TWO_QUICK)
 TestTensorFlowMultiWorker = backend_suite("tf-multiworker", replicas=THREE_SLOW)

@@ -1,0 +1,14 @@
+"""A backend in NumPy: real processes that start in a blink. A plugin; see `docs/testing.md`."""
+
+from __future__ import annotations
+
+from isotrain import hookimpl
+from isotrain.plugin import BackendRegister
+
+isotrain_api = "1.0"
+
+
+@hookimpl
+def isotrain_register_backends(register: BackendRegister) -> None:
+    """Registers the backend by reference: it is imported when it is first used."""
+    register.add("isotrain.testing.reference.adapter:Reference", name="reference")

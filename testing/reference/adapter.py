@@ -1,0 +1,102 @@
+"""Declares `reference`; NumPy is all that it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from isotrain.plugin import (
+    NO_WORKERS,
+    SERVED_GROUP,
+    Capabilities,
+    Capability,
+    DeviceKind,
+    Examination,
+    ProcessContext,
+    ServedOverTcp,
+    Setting,
+    UnsupportedError,
+    Usability,
+)
+
+if TYPE_CHECKING:
+    from isotrain.plugin import ReplicaGroup, TrainingSpec
+
+_PRECISIONS = ("float32", "float64")
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_REPLICATED = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.LOCAL_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY,
+            Capability.NAMED_STATE,
+            Capability.AVERAGE_PARAMETERS,
+            Capability.ALL_REDUCE,
+            Capability.ALL_GATHER,
+            Capability.BROADCAST,
+            Capability.REDUCE_SCATTER,
+            Capability.SEND_RECEIVE,
+            Capability.COMPUTE,
+            Capability.SUBGROUPS,
+        }
+    ),
+    NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "NumPy has no bfloat16"},
+)
+
+
+class Reference(ServedOverTcp):
+    """Small networks in NumPy, one process per replica."""
+
+    name = "reference"
+    framework = "reference"
+    summary = "NumPy with gradients written by hand, for tests"
+    collectives = {"auto": "tcp", "tcp": "through replica 0, summed in the order of the replicas"}
+    replicas_per_process = "one"
+    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
+    kit_models = "isotrain.testing.reference.kit_models"
+
+    def usability(self) -> Usability:
+        return Usability(True, np.__version__)
+
+    def examine(self) -> Examination:
+        usable = Usability(True, np.__version__)
+        return Examination(
+            usable, dict.fromkeys(self.collectives, usable), {"numpy": np.__version__}
+        )
+
+    def accelerators(self) -> int:
+        return 0
+
+    def resolve_collective(
+        self, requested: str | None, *, device: DeviceKind, replicas: int
+    ) -> str:
+        self.known_collective(requested)
+        if device == "gpu":
+            raise UnsupportedError("backend 'reference' computes on CPUs only.")
+        return "tcp"
+
+    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+        self.check_options(spec)
+        if spec.precision not in _PRECISIONS:
+            raise UnsupportedError(
+                f"precision: backend 'reference' has {' and '.join(_PRECISIONS)}, received"
+                f" {spec.precision!r}."
+            )
+        from isotrain.testing.reference.optimizers import require_known
+
+        require_known(spec)
+        return []
+
+    def environment(
+        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return dict.fromkeys(_POOLS, str(threads))
+
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
+        from isotrain.testing.reference.exchange import Exchange
+        from isotrain.testing.reference.group import ReferenceGroup
+
+        return ReferenceGroup(spec, Exchange(context, setting.timeout))

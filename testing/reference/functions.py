@@ -1,0 +1,49 @@
+"""The functions on tensors that strategies may use, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.plugin import UnsupportedError
+from isotrain.testing.reference.layers import Array
+
+
+class NumpyFunctions:
+    """As `isotrain.core.contracts.replica.TensorFunctions` says."""
+
+    def abs(self, x: Array) -> Array:
+        return np.asarray(np.abs(x))
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        if dtype == "bfloat16":
+            raise UnsupportedError("NumPy has no bfloat16.")
+        return x.astype(dtype)
+
+    def concatenate(self, xs: Sequence[Array], axis: int = 0) -> Array:
+        return np.concatenate(xs, axis)
+
+    def qr(self, x: Array) -> tuple[Array, Array]:
+        q, r = np.linalg.qr(x)
+        return q, r
+
+    def reshape(self, x: Array, newshape: Sequence[int]) -> Array:
+        return x.reshape(*newshape)
+
+    def split(self, x: Array, indices_or_sections: Sequence[int], axis: int = 0) -> list[Array]:
+        return np.split(x, list(indices_or_sections), axis)
+
+    def take(self, x: Array, indices: Array) -> Array:
+        return np.asarray(x[indices])
+
+    def top_k(self, x: Array, k: int, sorted: bool = True) -> tuple[Array, Array]:
+        places = np.argsort(-x, kind="stable")[:k].astype(np.int32)
+        return x[places], places
+
+    def transpose(self, x: Array) -> Array:
+        return x.T
+
+    def zeros_like(self, x: Array) -> Array:
+        return np.zeros_like(x)

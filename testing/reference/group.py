@@ -1,0 +1,180 @@
+"""The replica group of one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.plugin import (
+    ALL_STATE,
+    Batch,
+    Computation,
+    LayerTrait,
+    Phase,
+    ReduceOp,
+    ReplicaGroup,
+    StateKind,
+    TrainingSpec,
+    map_tree,
+)
+from isotrain.testing.reference.exchange import Exchange
+from isotrain.testing.reference.layers import Array
+from isotrain.testing.reference.losses import mean
+from isotrain.testing.reference.network import Network
+from isotrain.testing.reference.program import Program
+from isotrain.testing.reference.replica import ReferenceReplica
+from isotrain.testing.reference.vectors import flat, like, put
+
+
+class ReferenceGroup(ReplicaGroup):
+    """One replica, in NumPy."""
+
+    def __init__(self, spec: TrainingSpec, exchange: Exchange) -> None:
+        """Builds the model; called by every process once it has joined the others."""
+        self.replicas = exchange.replicas
+        self.local_replicas = (exchange.replica,)
+        self._exchange = exchange
+        self._program = Program(spec, exchange.replica)
+        self._dtype = np.dtype(spec.precision)
+        self._keeps = False
+        self._kept: list[Array] | None = None
+        weights = self._program.part("trainable") + self._program.part("statistics")
+        put(exchange.all_gather(flat(weights))[0], weights)
+
+    @property
+    def model(self) -> Network:
+        """The model of this process's replica."""
+        return self._program.network
+
+    def place(self, arrays: Any) -> Any:
+        return map_tree(self._typed, arrays)
+
+    def _typed(self, array: Array) -> Array:
+        return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> Array:
+        loss, gradients = self._program.contribution(batch.slices[0])
+        statistics, share = self._program.part("statistics"), _share(batch)
+        own = [loss, *gradients, *(moving * share for moving in statistics)]
+        mean_loss, *means = like(self._exchange.all_reduce(flat(own), "mean"), own)
+        put(flat(means[len(gradients) :]), statistics)
+        self._update(means[: len(gradients)], learning_rate)
+        return mean_loss
+
+    def local_step(self, batch: Batch, learning_rate: float) -> Array:
+        loss, gradients = self._program.contribution(batch.slices[0])
+        share = _share(batch)
+        if share:
+            own = [(gradient / share).astype(self._dtype) for gradient in gradients]
+            self._update(own, learning_rate)
+        return self._exchange.all_reduce(loss, "mean")
+
+    def gradients(self, batch: Batch) -> tuple[list[list[Array]], Array]:
+        loss, gradients = self._program.contribution(batch.slices[0])
+        return [gradients], self._exchange.all_reduce(loss, "mean")
+
+    def apply(self, gradients: Sequence[Sequence[Array]], learning_rate: float) -> None:
+        self._update(gradients[0], learning_rate)
+
+    def _update(self, gradients: Sequence[Array], rate: float) -> None:
+        if self._keeps:
+            self._kept = [np.array(gradient) for gradient in gradients]
+        self._program.update(gradients, rate)
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        sums = self._program.metrics.sums.copy()
+        with super().undisturbed():
+            yield
+        self._program.metrics.sums = sums
+
+    def keep_gradients(self) -> bool:
+        self._keeps = True
+        return True
+
+    def kept_gradients(self) -> list[list[Array]]:
+        return super().kept_gradients() if self._kept is None else [self._kept]
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        options = {} if static is None else {"static": static}
+        replica = ReferenceReplica(self._program, self._exchange)
+        return [computation(replica, *(own for (own,) in values), **options)]
+
+    def evaluation_step(self, batch: Batch) -> None:
+        self._program.evaluate(batch.slices[0])
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        program = self._program
+        if phase == "train":
+            sums = self._exchange.all_reduce(program.metrics.sums)
+            program.metrics.reset()
+            return program.metrics.results(sums)
+        found = self._exchange.all_reduce(flat([program.losses, program.evaluated.sums]))
+        program.losses[...] = 0
+        program.evaluated.reset()
+        return {"loss": mean(*found[:2]), **program.evaluated.results(found[2:])}
+
+    def take_metrics(self) -> Array:
+        sums = self._program.metrics.sums
+        self._program.metrics.reset()
+        return sums
+
+    def add_metrics(self, sums: Array) -> None:
+        self._program.metrics.sums += sums
+
+    def traits(self) -> list[LayerTrait]:
+        return self._program.network.traits()
+
+    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, Array]:
+        state = self._program.state
+        return {name: np.array(value) for kind in kinds for name, value in state[kind].items()}
+
+    def write_state(self, state: Mapping[str, Array]) -> None:
+        self._program.write(state)
+
+    def average_parameters(self) -> None:
+        weights = self._program.part("trainable")
+        put(self._exchange.all_reduce(flat(weights), "mean"), weights)
+
+    def tensor(self, array: Array) -> Array:
+        return np.array(array)
+
+    def numpy(self, tensor: Array) -> Array:
+        return np.array(tensor)
+
+    def all_reduce(self, values: Sequence[Array], op: ReduceOp = "sum") -> list[Array]:
+        return [self._exchange.all_reduce(values[0], op)]
+
+    def all_gather(self, values: Sequence[Array]) -> list[Array]:
+        return [self._exchange.all_gather(values[0])]
+
+    def broadcast(self, values: Sequence[Array], root: int = 0) -> list[Array]:
+        return [self._exchange.all_gather(values[0])[root]]
+
+    def reduce_scatter(self, values: Sequence[Array], op: ReduceOp = "sum") -> list[Array]:
+        whole = self._exchange.all_reduce(values[0], op)
+        return [np.split(whole, self.replicas)[self._exchange.replica]]
+
+    def send_receive(
+        self, values: Sequence[Array], destinations: Sequence[int], sources: Sequence[int]
+    ) -> list[Array]:
+        return [self._exchange.all_gather(values[0])[sources[0]]]
+
+    def barrier(self) -> None:
+        self._exchange.barrier()
+
+    def synchronise_device(self) -> None:
+        """Nothing is under way when a call has returned."""
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
+def _share(batch: Batch) -> float:
+    """This replica's part of the global batch, times the number of replicas."""
+    return sum(piece.weight for piece in batch.slices[0])

@@ -1,0 +1,128 @@
+"""One replica by itself: model, objective, optimizer, metrics. Nothing here knows of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from isotrain.plugin import (
+    IsotrainError,
+    Slice,
+    SpecError,
+    StateKind,
+    StatePart,
+    TrainingSpec,
+    map_tree,
+    references,
+    unknown_name,
+)
+from isotrain.testing.reference.layers import Array
+from isotrain.testing.reference.losses import Means, build_objective
+from isotrain.testing.reference.network import Network
+from isotrain.testing.reference.optimizers import build_optimizer, clipped
+
+_OPTIMIZER = "optimizer/"
+
+
+class Program:
+    """What a replica has, and what it computes.
+
+    Attributes:
+        network: The model.
+        metrics: Of training.
+        evaluated: Of evaluation.
+        losses: Of evaluation: the sum, and the number of samples.
+        state: The arrays of each kind of state, by name.
+    """
+
+    def __init__(self, spec: TrainingSpec, replica: int) -> None:
+        """Builds everything.
+
+        Raises:
+            SpecError: The model function gave no `Network`, or a loss or metric is unknown.
+        """
+        self._spec = spec
+        self.network = _built(spec)
+        self.network.start(spec.seed, replica, spec.precision)
+        self._objective = build_objective(spec, self.network)
+        self._optimizer = build_optimizer(spec, self.network.trainable)
+        self.metrics, self.evaluated = Means(spec.metrics), Means(spec.metrics)
+        self.losses = np.zeros(2)
+        slots = {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
+        self.state: Mapping[StateKind, Mapping[str, Array]] = {
+            "trainable": self.network.trainable,
+            "non-trainable": self.network.statistics | self.network.draws,
+            "optimizer": slots,
+        }
+
+    def part(self, part: StatePart) -> list[Array]:
+        """The arrays of a part of the state, as strategies know it."""
+        if part == "statistics":
+            return list(self.network.statistics.values())
+        if part == "trainable":
+            return list(self.network.trainable.values())
+        return [slot for slot in self.state["optimizer"].values() if slot.ndim]
+
+    def contribution(self, pieces: Sequence[Slice]) -> tuple[Array, list[Array]]:
+        """The sum over slices of weight * mean loss, and its gradients."""
+        total = np.zeros((), self._spec.precision)
+        gradients = [np.zeros_like(weight) for weight in self.part("trainable")]
+        for piece in pieces:
+            if not piece.count:
+                self.network.pass_over()
+                continue
+            loss, own = self._forward_and_backward(piece)
+            total = total + total.dtype.type(piece.weight * loss)
+            gradients = [one + other for one, other in zip(gradients, own, strict=True)]
+        return total, gradients
+
+    def _forward_and_backward(self, piece: Slice) -> tuple[float, list[Array]]:
+        self.network.training = True
+        losses, predictions, slopes = self._objective(piece.inputs, piece.targets)
+        self.metrics.add(piece.targets, predictions, piece.count)
+        factor = np.dtype(self._spec.precision).type(piece.weight / piece.count)
+        scaled = map_tree(lambda slope: slope * factor, slopes)
+        return float(losses.mean()), self.network.backward(scaled)
+
+    def evaluate(self, pieces: Sequence[Slice]) -> None:
+        """Adds slices to what is evaluated."""
+        self.network.training = False
+        for piece in pieces:
+            if piece.count:
+                losses, predictions, _ = self._objective(piece.inputs, piece.targets)
+                self.losses += (float(losses.mean()) * piece.count, piece.count)
+                self.evaluated.add(piece.targets, predictions, piece.count)
+
+    def update(self, gradients: Sequence[Array], rate: float) -> None:
+        """Clips and applies gradients that are already reduced."""
+        self._optimizer.update(clipped(self._spec, gradients), rate)
+
+    def write(self, given: Mapping[str, Array]) -> None:
+        """Sets named state.
+
+        Raises:
+            IsotrainError: A name or a shape does not fit this model.
+        """
+        arrays = {name: value for kind in self.state.values() for name, value in kind.items()}
+        for name, value in given.items():
+            if name not in arrays:
+                raise IsotrainError(unknown_name("state", name, arrays))
+            if np.shape(value) != arrays[name].shape:
+                raise IsotrainError(
+                    f"{name!r} has shape {arrays[name].shape} in this model, and the given state has"
+                    f" {np.shape(value)}."
+                )
+        for name, value in given.items():
+            arrays[name][...] = value
+
+
+def _built(spec: TrainingSpec) -> Network:
+    builder = references.resolve(spec.for_framework("model", "reference"))
+    network = builder(**spec.model_args)
+    if not isinstance(network, Network):
+        raise SpecError(
+            f"model: the function returned {type(network).__name__!r}; backend 'reference' trains an"
+            " isotrain.testing.reference.network.Network."
+        )
+    return network

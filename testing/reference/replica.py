@@ -1,0 +1,56 @@
+"""The replica that a strategy's computations see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
+from isotrain.testing.reference.exchange import Exchange
+from isotrain.testing.reference.functions import NumpyFunctions
+from isotrain.testing.reference.layers import Array
+from isotrain.testing.reference.program import Program
+from isotrain.testing.reference.vectors import flat, put
+
+
+class ReferenceReplica(Replica):
+    """Reads and writes a program's arrays; exchanges at once."""
+
+    ops = NumpyFunctions()
+
+    def __init__(self, program: Program, exchange: Exchange) -> None:
+        self.index = exchange.replica
+        self.replicas = exchange.replicas
+        self._program = program
+        self._exchange = exchange
+
+    def read(self, parts: Sequence[StatePart]) -> Array:
+        return flat(self._arrays(parts))
+
+    def write(self, parts: Sequence[StatePart], vector: Array) -> None:
+        put(vector, self._arrays(parts))
+
+    def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
+        return [array for part in parts for array in self._program.part(part)]
+
+    def scatter(self, places: Array, values: Array, length: int) -> Array:
+        found = np.zeros(length, values.dtype)
+        np.add.at(found, places, values)
+        return found
+
+    def all_reduce(self, tensor: Array, op: ReduceOp = "sum") -> Array:
+        return self._exchange.all_reduce(tensor, op)
+
+    def all_gather(self, tensor: Array) -> Array:
+        return self._exchange.all_gather(tensor)
+
+    def send_receive(self, tensor: Array, destinations: Sequence[int]) -> Array:
+        source = list(destinations).index(self.index)
+        return np.asarray(self._exchange.all_gather(tensor)[source])
+
+    def sum_within(self, tensor: Array, parts: Parts) -> Array:
+        return self._exchange.sum_within(tensor, parts)
+
+    def broadcast_within(self, tensor: Array, parts: Parts) -> Array:
+        return self._exchange.broadcast_within(tensor, parts)

@@ -1,0 +1,190 @@
+"""The reference backend: fast, without a framework, and equal to what frameworks compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.testing.reference.layers import Dense, Dropout
+from isotrain.testing.reference.network import Network
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
+
+
+def network() -> Network:
+    return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
+
+
+def portable() -> Any:
+    import keras
+    from keras import layers
+
+    hidden = layers.Dense(8, activation="tanh", name="hidden")
+    return keras.Sequential([keras.Input((4,)), hidden, layers.Dense(3, name="head")])
+
+
+def data() -> isotrain.DataSet:
+    inputs = np.random.default_rng(2).standard_normal((30, 4))
+    labels = np.arange(30) % 3
+    return isotrain.DataSet((inputs, labels), (inputs[:11], labels[:11]))
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "model": {"reference": network, "torch": portable},
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "metrics": ["accuracy"],
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "precision": "float64",
+        "global_batch": 7,
+        "epochs": 2,
+    }
+    return fields | changes
+
+
+def run(folder: Path, backend: str, replicas: int = 2, **changes: Any) -> isotrain.RunResult:
+    return isotrain.run(
+        spec(**changes),
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder / backend,
+        on_event=lambda event: None,
+    )
+
+
+EXACT = {"lr": 0.0625, "beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
+"""Numbers that float32 holds: frameworks pass them through it."""
+CASES = [
+    {
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5, "nesterov": True},
+        "clip": {"global_norm": 0.25},
+        "schedule": {"name": "step", "every_steps": 3, "factor": 0.5},
+    },
+    {
+        "optimizer": {"name": "adamw", "weight_decay": 0.25, **EXACT},
+        "clip": {"norm": 0.125},
+        "accumulate": 2,
+    },
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", CASES)
+def test_training_is_that_of_a_framework(tmp_path: Path, changes: dict[str, Any]) -> None:
+    ours, theirs = (run(tmp_path, name, **changes) for name in ("reference", "torch-ddp"))
+    np.testing.assert_allclose(ours.history.loss, theirs.history.loss, rtol=1e-12)
+    assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-12)
+    for name, value in theirs.weights.items():
+        own = ours.weights[name.removeprefix("sequential/")]
+        np.testing.assert_allclose(own, value, rtol=1e-10, atol=1e-13)
+
+
+def test_no_process_loads_a_framework(tmp_path: Path) -> None:
+    def loaded(session: isotrain.Session) -> list[str]:
+        for batch in session.batches():
+            session.step(batch)
+        session.evaluate()
+        return sorted({name.partition(".")[0] for name in sys.modules})
+
+    found = isotrain.launch(
+        loaded,
+        spec(),
+        backend="reference",
+        replicas=2,
+        run_directory=tmp_path / "run",
+        on_event=lambda event: None,
+    )
+    for modules in found:
+        assert not FRAMEWORKS & {*modules}
+
+
+def test_any_number_of_replicas_trains_alike_in_float32(tmp_path: Path) -> None:
+    one, three = (run(tmp_path / str(n), "reference", n, precision="float32") for n in (1, 3))
+    assert one.weights["head/kernel"].dtype == np.float32
+    np.testing.assert_allclose(one.history.loss, three.history.loss, rtol=1e-5)
+
+
+def test_a_random_layer_draws_anew_in_each_step_and_not_in_evaluation(tmp_path: Path) -> None:
+    def work(session: isotrain.Session) -> list[Any]:
+        before = [session.evaluate()["loss"] for _ in range(2)]
+        batch = next(session.batches())
+        return [*before, *(float(session.step(batch)) for _ in range(2))]
+
+    found = isotrain.launch(
+        work,
+        spec(
+            model=lambda: Network([Dropout(0.5), Dense(4, 3)]),
+            optimizer={"name": "sgd", "lr": 2.0**-40},
+        ),
+        backend="reference",
+        run_directory=tmp_path / "run",
+        on_event=lambda event: None,
+    )[0]
+    assert found[0] == found[1]
+    assert abs(found[2] - found[3]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "bfloat16"}, "has float32 and float64, received 'bfloat16'"),
+        ({"optimizer": {"name": "lamb", "lr": 0.5}}, "unknown optimizer 'lamb'"),
+        ({"device": "gpu"}, "GPU"),
+    ],
+)
+def test_a_plan_refuses_what_is_not_there(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(isotrain.IsotrainError, match=words):
+        isotrain.plan(spec(**changes), backend="reference")
+    with pytest.raises(PlanError):
+        isotrain.plan(spec(), backend="reference:ring")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": dict}, "the function returned 'dict'; backend 'reference' trains an"),
+        ({"metrics": ["auc"]}, "unknown metrics name 'auc'"),
+        ({"loss": "hinge"}, "unknown loss name 'hinge'"),
+        ({"loss": "sparse_categorical_crossentropy"}, "from_logits: true"),
+        ({"loss": None, "objective": lambda model, batch: 1.0}, "it returns"),
+    ],
+)
+def test_a_process_refuses_what_it_cannot_train(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RunFailedError, match=words):
+        run(tmp_path, "reference", 1, **changes)
+
+
+def test_the_command_line_takes_it_as_a_plugin(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from isotrain.testing.reference.layers import Dense\n"
+        "from isotrain.testing.reference.network import Network\n"
+        "from isotrain.testing.digits import data\n"
+        "def model(): return Network([Dense(64, 10)])\n"
+    )
+    (tmp_path / "spec.yaml").write_text(
+        "{model: 'net.py:model', data: 'net.py:data', optimizer: adam, global_batch: 64, epochs: 1,\n"
+        "loss: {name: sparse_categorical_crossentropy, from_logits: true}, metrics: [accuracy]}\n"
+    )
+    command = [sys.executable, "-m", "isotrain", "run", "spec.yaml", "--backend", "reference"]
+    finished = subprocess.run(
+        [*command, "--replicas=2", "--plugin=isotrain.testing.reference"],
+        cwd=tmp_path,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "final loss" in finished.stdout
