@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from isotrain.core.contracts.group import StateKind
 from isotrain.core.running.loop import fit
 from isotrain.core.running.session import Session
 from isotrain.testing.launching import attempt
+from isotrain.testing.series import PATIENT, next_session
 
 Weights = Mapping[str, np.ndarray]
 Loop = Callable[[Weights], Weights]
@@ -28,13 +30,44 @@ def trained(spec: Mapping[str, Any], backend: str, replicas: int) -> dict[str, A
     Raises:
         AssertionError: The run failed, or its processes end with different weights.
     """
-    run = attempt(_train, spec, backend, replicas)
+    return trained_in_turn({"": spec}, backend, replicas)[""]
+
+
+def trained_in_turn(
+    specs: Mapping[str, Mapping[str, Any]], backend: str, replicas: int
+) -> dict[str, dict[str, Any]]:
+    """As `trained`, for several specs that one run's processes train one after the other.
+
+    Args:
+        specs: By a name that can be a folder's.
+        backend: `NAME` or `NAME:COLLECTIVE`.
+        replicas: How many.
+
+    Raises:
+        AssertionError: The run failed, or its processes end with different weights.
+    """
+    first, *others = specs.values()
+    spec = {**first, "timeouts": PATIENT} if others else first
+    run = attempt(functools.partial(_train_all, specs=dict(specs)), spec, backend, replicas)
     assert run.failure is None, run.failure
-    first: dict[str, Any] = run.returned[0]
+    found: dict[str, dict[str, Any]] = run.returned[0]
     for rank, other in enumerate(run.returned):
-        for name, value in first["weights"].items():
-            assert np.array_equal(value, other["weights"][name]), f"rank {rank} differs in {name}"
-    return first
+        for name, own in found.items():
+            for weight, value in own["weights"].items():
+                same = np.array_equal(value, other[name]["weights"][weight])
+                assert same, f"{name} rank {rank} differs in {weight}".lstrip()
+    return found
+
+
+def _train_all(
+    session: Session, specs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    first, *others = specs
+    found = {first: _train(session)}
+    for name in others:
+        with next_session(session, name, specs[name]) as session:
+            found[name] = _train(session)
+    return found
 
 
 def _train(session: Session) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +18,26 @@ TESTS = str(Path(__file__).resolve().parent)
 
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
+from shared import FOLDER  # noqa: E402  # found by the path above
+
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # Elsewhere every run tries other examples; what continuous integration says must not depend on luck.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+OWNS_SHARED = FOLDER not in os.environ
+"""Whether this process is the one that started the tests, and not one of its test processes."""
+
+if OWNS_SHARED:
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="isotrain-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes what test processes shared."""
+    if OWNS_SHARED:
+        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

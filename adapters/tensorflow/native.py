@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import sys
 import warnings
 from collections.abc import Iterator
@@ -91,18 +92,27 @@ def multi_worker_strategy(
     single one, tens of thousands in a minute of small steps. The launcher watches the progress instead.
     """
     use_own_gpu(setting, context)
+    gpus = 1 if setting.device == "gpu" else 0
+    with ended_after(start_timeout):
+        return _cluster_strategy(context.addresses, context.rank, gpus, setting.collective)
+
+
+@functools.cache
+def _cluster_strategy(
+    addresses: tuple[str, ...], rank: int, gpus: int, collective: str
+) -> tf.distribute.Strategy:
+    """Made once in a process: TensorFlow has one server, and to start it anew would cut off the peers."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(context.addresses)}),
+        tf.train.ClusterSpec({"worker": list(addresses)}),
         task_type="worker",
-        task_id=context.rank,
-        num_accelerators={"GPU": 1 if setting.device == "gpu" else 0},
+        task_id=rank,
+        num_accelerators={"GPU": gpus},
         rpc_layer="grpc",
     )
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=_COMMUNICATION[setting.collective.upper()],
+        implementation=_COMMUNICATION[collective.upper()],
     )
-    with ended_after(start_timeout):
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
 
 @contextlib.contextmanager

@@ -103,6 +103,7 @@ class Session:
         self._next_report = 0.0
         self._steps_done = 0
         self._losses_reported = 0
+        self._closed = False
         reporter.enter(BETWEEN_CALLS)
 
     def __enter__(self) -> Self:
@@ -309,7 +310,10 @@ class Session:
             self.group.barrier()
 
     def close(self) -> None:
-        """Leaves the run; the session cannot be used afterwards."""
+        """Leaves the run; the session cannot be used afterwards. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._reporter.enter("close")
         self._finish_strategy()
         self._losses.clear()

@@ -1,4 +1,4 @@
-"""Trains the cases under isotrain, each at most once per test session."""
+"""Trains the cases under isotrain, once for all tests: in turn those of one backend and number of replicas."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 from conformance import cases
+from shared import once
 
-from isotrain.core.errors import IsotrainError
 from isotrain.testing import native
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -18,23 +18,33 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 """What can be trained, by name."""
 
+FLOAT64 = ("sgd-float64", "adam-float64", "adamw-float64")
+PORTABLE = (*FLOAT64, "adam-float32")
+TENSORFLOW = ("tf-mirrored", "tf-multiworker", "horovod-tf")
+TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
+    ("torch-ddp", 1): FLOAT64,
+    ("torch-ddp", 2): (*PORTABLE, "adam-torch"),
+    ("torch-ddp", 3): ("sgd-float32", "sgd-torch"),
+    ("horovod-torch", 2): (*PORTABLE, "adam-torch"),
+    ("horovod-torch", 3): ("sgd-torch",),
+    **{(backend, 2): PORTABLE for backend in TENSORFLOW},
+    **{(backend, 3): ("sgd-float32",) for backend in TENSORFLOW},
+}
+"""The cases that a run's processes train one after the other, by backend and replicas; others train alone."""
+
 ONE_GROUP = {name: {"groups": 1} for name in ("horovod-torch", "horovod-tf")}
 """Horovod's sums over three and more replicas repeat to the bit only when they travel as a whole."""
 
 
 def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
     """What process 0 has after training: `start` and `weights` by name, `loss` of every step."""
-    found = _attempted(backend, replicas, case)
-    if isinstance(found, Exception):
-        raise found
+    train = functools.partial(_in_turn, backend, replicas, case)
+    found: dict[str, Any] = once(f"trained-{backend}-{replicas}", train)[case]
     return found
 
 
-@functools.cache
-def _attempted(backend: str, replicas: int, case: str) -> dict[str, Any] | Exception:
-    """As `trained`; a run that fails does so once, and not again for every test that wants it."""
-    spec = {**SPECS[case], "backend_options": ONE_GROUP if replicas > 2 else {}}
-    try:
-        return native.trained(spec, backend, replicas)
-    except (AssertionError, IsotrainError) as error:
-        return error
+def _in_turn(backend: str, replicas: int, case: str) -> dict[str, dict[str, Any]]:
+    names = TRAINED.get((backend, replicas), (case,))
+    options = {"backend_options": ONE_GROUP if replicas > 2 else {}}
+    specs = {name: {**SPECS[name], **options} for name in names}
+    return native.trained_in_turn(specs, backend, replicas)

@@ -1,0 +1,54 @@
+"""Several sessions, one after the other, in the processes of one run: they are started once for all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.contracts.process import from_variables
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
+from isotrain.core.spec.files import load_spec
+from isotrain.testing.board import Board
+
+SpecFields = Mapping[str, Any]
+
+PATIENT: SpecFields = {"progress": 280.0}
+"""Time-outs of a run whose processes take up one session after the other: only the first reports steps."""
+
+
+@contextlib.contextmanager
+def next_session(
+    before: Session, name: str, spec: SpecFields, *, backend: str | None = None
+) -> Iterator[Session]:
+    """Closes a session and opens another in the same processes. Called by every process of the run.
+
+    Args:
+        before: The session until now: of a launch, or of this function.
+        name: A folder for its files, new in that of `before`.
+        spec: What is trained next.
+        backend: Under what: one that starts processes just as the run's own does; left out, the same.
+    """
+    before.close()
+    context, host, given = from_variables(os.environ), plugin_host(), load_spec(spec)
+    assert context is not None, "sessions follow each other in the processes of a launched run"
+    folder = before.run_directory / name
+    _meet(before, folder / "meeting")
+    plan = make_plan(
+        given, backend=backend or before.plan.backend, replicas=before.replicas, host=host
+    )
+    here = dataclasses.replace(context, run_directory=str(folder))
+    with Session(given, plan, here, host, Reporter()) as session:
+        yield session
+
+
+def _meet(closed: Session, folder: Path) -> None:
+    """Waits until every process has closed its session: what comes next may use the same ports."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Board(folder, closed.rank, len(closed.plan.processes)).share({})
