@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
@@ -26,6 +28,7 @@ from isotrain.testing import (
 from isotrain.testing.bench import Bench
 from isotrain.testing.launching import Notes, Run, attempt
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted, judged
+from isotrain.testing.series import PATIENT, next_session
 
 STEP = Capability.SYNCHRONISED_STEP
 STATE = Capability.NAMED_STATE
@@ -133,25 +136,61 @@ def check_backend(backend: str, *, replicas: int = 2, with_endings: bool = True)
     Raises:
         PlanError: The backend cannot run this here.
     """
-    host = plugin_host()
-    name = split_backend(backend)[0]
+    run = attempt(run_checks, _spec(backend), backend, replicas)
+    card = _card(backend, replicas, run)
+    if not with_endings:
+        return card
+    endings = tuple(ending_outcome(check, backend, replicas) for check in ENDINGS)
+    return dataclasses.replace(card, outcomes=card.outcomes + endings)
+
+
+def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scorecard]:
+    """As `check_backend` without the runs that go wrong, for several backends one after the other in one run.
+
+    Args:
+        backends: Each `NAME` or `NAME:COLLECTIVE`; their processes start alike.
+        replicas: At least 2.
+    """
+    work = functools.partial(_run_checks_in_turn, backends=tuple(backends))
+    run = attempt(work, _spec(backends[0], timeouts=PATIENT), backends[0], replicas)
+    cards = []
+    for place, backend in enumerate(backends):
+        notes = {rank: found[place] for rank, found in enumerate(run.returned)}
+        cards.append(_card(backend, replicas, dataclasses.replace(run, notes=notes)))
+    return cards
+
+
+def _spec(backend: str, **changes: Any) -> dict[str, Any]:
+    """Of a run in which checks are made."""
+    return probe.spec(plugin_host().backend(split_backend(backend)[0]), **changes)
+
+
+def _card(backend: str, replicas: int, run: Run) -> Scorecard:
+    """What is known of a backend, but for runs that go wrong, after the run that made its checks."""
+    host, name = plugin_host(), split_backend(backend)[0]
+    plan = make_plan(load_spec(_spec(backend)), backend=backend, replicas=replicas, host=host)
     adapter = host.backend(name)
-    spec = probe.spec(adapter)
-    plan = make_plan(load_spec(spec), backend=backend, replicas=replicas, host=host)
-    outcomes = [attempted(check, adapter) for check in STATIC]
-    run = attempt(run_checks, spec, backend, replicas)
-    outcomes += _in_session(adapter, run, len(plan.processes))
-    if with_endings:
-        outcomes += [ending_outcome(check, backend, replicas) for check in ENDINGS]
-    return Scorecard("backend", name, backend, replicas, tuple(outcomes))
+    static = [attempted(check, adapter) for check in STATIC]
+    outcomes = (*static, *run_outcomes(adapter, run, len(plan.processes)))
+    return Scorecard("backend", name, backend, replicas, outcomes)
 
 
-def run_checks(session: Session) -> None:
+def run_checks(session: Session) -> dict[str, str]:
     """Makes every check that the backend's capabilities allow, and notes what is wrong; a run's work."""
-    bench, notes = Bench(session), Notes(session)
+    bench, notes, found = Bench(session), Notes(session), dict[str, str]()
     for check in IN_SESSION:
         if check.needs <= bench.supported:
-            notes.add(check.name, _problem(check, bench))
+            found[check.name] = _problem(check, bench)
+            notes.add(check.name, found[check.name])
+    return found
+
+
+def _run_checks_in_turn(session: Session, backends: Sequence[str]) -> list[dict[str, str]]:
+    found = [run_checks(session)]
+    for backend in backends[1:]:
+        with next_session(session, backend, _spec(backend), backend=backend) as session:
+            found.append(run_checks(session))
+    return found
 
 
 def _problem(check: Check, bench: Bench) -> str:
@@ -165,8 +204,16 @@ def _problem(check: Check, bench: Bench) -> str:
     return ""
 
 
-def _in_session(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome]:
-    """The outcomes of one run; one that ends it early fails, and those after it are not asked."""
+def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome]:
+    """The outcomes of the checks of one run.
+
+    One that ends the run early fails, and those after it are not asked.
+
+    Args:
+        adapter: Of the backend.
+        run: How it went.
+        processes: How many it had.
+    """
     ended_in = None
     for check in IN_SESSION:
         obstacle = check.obstacle(adapter.can(PLACEMENT))

@@ -17,7 +17,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     """Checks a backend or a strategy, and prints the scorecard."""
     if not options.json:
         print(f"checking {options.name} in real runs: a minute or so", file=sys.stderr)
-    card = _card(options.name, options.backend, options.replicas)
+    card = scorecard_of(options.name, options.backend, options.replicas)
     if options.json:
         print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))
     else:
@@ -27,7 +27,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if card.passed else ExitCode.FINDINGS
 
 
-def _card(name: str, backend: str | None, replicas: int) -> Scorecard:
+def scorecard_of(name: str, backend: str | None, replicas: int) -> Scorecard:
     """Of the backend of that name, or of the strategy; with a backend given, of the strategy."""
     host = plugin_host()
     if backend is None and split_backend(name)[0] in host.backends.names():

@@ -1,4 +1,4 @@
-"""Trains the cases under isotrain, once for all tests: in turn those of one backend and number of replicas."""
+"""Trains the cases under isotrain once for all tests: those of a backend and number of replicas in turn."""
 
 from __future__ import annotations
 

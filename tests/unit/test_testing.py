@@ -91,7 +91,7 @@ def test_names_of_checks_are_told_apart() -> None:
 def outcomes_of(notes: dict[int, dict[str, Any]], failure: str | None) -> dict[str, Any]:
     adapter = plugin_host().backend("torch-ddp")
     run = Run([], notes, failure, 0.0, 0.0, Path())
-    return {o.check: o for o in backend._in_session(adapter, run, processes=2)}
+    return {o.check: o for o in backend.run_outcomes(adapter, run, processes=2)}
 
 
 def test_a_check_that_ends_the_run_fails_and_those_after_it_are_not_asked() -> None:
@@ -158,7 +158,7 @@ def test_a_strategy_that_fits_nowhere_is_told_why() -> None:
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
     with pytest.raises(IsotrainError, match=r"unknown backend or strategy 'data-paralel'.*Did you"):
-        commands._card("data-paralel", None, 2)
+        commands.scorecard_of("data-paralel", None, 2)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_process_that_lingers_is_no_clean_exit() -> None:
     good = dict.fromkeys(names, "")
     run = Run([], {0: good, 1: good}, None, 0.0, 5.5, Path())
     adapter = plugin_host().backend("torch-ddp")
-    *_, last = backend._in_session(adapter, run, processes=2)
+    *_, last = backend.run_outcomes(adapter, run, processes=2)
     assert last.check == "clean_exit"
     assert last.reason is not None
     assert "still there 5.5 s" in last.reason
