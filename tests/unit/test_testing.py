@@ -257,6 +257,22 @@ def test_how_runs_end_that_go_wrong(
     assert folder.exists() == (told is not None)  # only of what has to be looked into
 
 
+def test_a_busy_machine_is_given_more_time_to_hang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    too_slow = Run([], {}, STUCK, 0.0, 0.0, tmp_path)
+    stuck = Run([], {1: {"moment": 100.0}}, STUCK, 170.0, 0.0, tmp_path)
+    limits = []
+
+    def attempt(work: Any, spec: Any, *given: Any) -> Run:
+        limits.append(spec["timeouts"]["progress"])
+        return stuck if len(limits) == 2 else too_slow
+
+    monkeypatch.setattr(endings, "attempt", attempt)
+    assert backend.ending_outcome(backend.ENDINGS[1], "torch-ddp", 2).verdict == "passed"
+    assert limits == list(endings.PROGRESS_SECONDS)
+
+
 def test_a_process_that_lingers_is_no_clean_exit() -> None:
     names = [check.name for check in backend.IN_SESSION]
     good = dict.fromkeys(names, "")
