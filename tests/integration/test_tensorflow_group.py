@@ -1,33 +1,38 @@
 """What the conformance kit does not ask of the TensorFlow replica groups, against one replica alone.
 
-Run as a program, this file is one process of a run: it makes every check on groups of that run and
-writes which of them failed. The tests start those processes once per backend and number of replicas.
+All checks of a backend are made in one run: each on new groups of its replicas, and on one replica alone in
+process 0. Run as a program, this file is one process of a run whose other process never comes.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import isotrain
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment
 from isotrain.core.contracts.plan import Setting
-from isotrain.core.contracts.process import VARIABLE, ProcessContext, from_variables
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.data.batches import Batch, Loader, Slice, as_dataset
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.files import load_spec
+from isotrain.testing.bench import assert_same
+from isotrain.testing.board import Board
+from isotrain.testing.launching import attempt
+from isotrain.testing.series import PATIENT, next_session
 
-ADAPTERS = {"tf-mirrored": TFMirrored, "tf-multiworker": TFMultiWorker}
 RUNS = [("tf-mirrored", 2), ("tf-multiworker", 3)]
+Found = dict[str, Any]
+Work = Callable[[Any], Found]
 Check = Callable[["Run"], None]
 CHECKS: dict[str, Check] = {}
 
@@ -39,62 +44,71 @@ def check(function: Check) -> Check:
 
 
 class Run:
-    """One process's share of a run: makes groups of all replicas, and of one replica alone."""
+    """One process's share of a run, in which work is done on one group after the other.
 
-    def __init__(self, backend: str, context: ProcessContext, start_timeout: float) -> None:
-        self._timeouts = {"start": start_timeout}
-        self.adapter = ADAPTERS[backend]()
-        self.context = context
-        self.replicas = context.replicas
-        self._first: Any = None
+    Attributes:
+        session: The newest.
+    """
 
-    def group(self, **fields: Any) -> Any:
-        """A group of all replicas; the first starts the backend, the others share its strategy."""
-        from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+    def __init__(self, session: isotrain.Session) -> None:
+        self.session = session
+        self._groups = 0
 
-        spec = make_spec(**fields, timeouts=self._timeouts)
-        if self._first is None:
-            collective = self.adapter.resolve_collective(None, device="cpu", replicas=self.replicas)
-            self._first = self.adapter.start(
-                spec, Setting(collective, "cpu", 1, {}, 60.0), self.context
-            )
-            return self._first
-        return TensorFlowReplicaGroup(spec, self._first.strategy, self._first._exchange)
+    def together(self, work: Work, **fields: Any) -> Found:
+        """What work finds on a new group of all replicas; it is the same on all, to the bit."""
+        self._groups += 1
+        with next_session(self.session, str(self._groups), make_spec(**fields)) as session:
+            self.session = session
+            found, group = work(session.group), session.group
+            board = Board(session.run_directory, session.rank, len(session.plan.processes))
+            rows = board.share_rows([group.numpy(row) for row in group.compute(whole_state)])
+            losses = board.share({n: np.array(v) for n, v in found["losses"].items()})
+            found["state"] = group.read_state()
+        for replica, row in enumerate(rows):
+            assert_same(row, rows[0], f"state of replica {replica}")
+        for rank, own in enumerate(losses):
+            assert_same(own, losses[0], f"losses of process {rank}")
+        return found
 
-    def alone(self, **fields: Any) -> Any:
-        """A group of one replica in this process."""
-        import tensorflow as tf
-
-        from isotrain.adapters.tensorflow.exchange import SingleReplica
-        from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-
-        return TensorFlowReplicaGroup(
-            make_spec(**fields), tf.distribute.get_strategy(), SingleReplica()
-        )
-
-    def own(self, make: Callable[[int], Any]) -> list[Any]:
-        """What `make` gives for each replica of this process."""
-        return [make(replica) for replica in self.context.local_replicas]
-
-    def close(self) -> None:
-        self._first.close()
+    def assert_as_alone(self, found: Found, work: Work, tolerance: float, **fields: Any) -> None:
+        """Compares with what the same work finds on one replica; process 0 does, for all are equal."""
+        if self.session.rank > 0:
+            return
+        threads = len(self.session.group.local_replicas)  # of a process, set once
+        spec, backend = make_spec(**fields, threads=threads), self.session.plan.backend
+        with isotrain.open_session(spec, backend=backend, replicas=1) as alone:
+            expected = {**work(alone.group), "state": alone.read_state()}
+        assert found.keys() == expected.keys()
+        assert found["state"].keys() == expected["state"].keys()
+        for name, value in found.items():
+            for part, number in value.items():
+                np.testing.assert_allclose(
+                    number, expected[name][part], tolerance, tolerance, err_msg=f"{name} {part}"
+                )
 
 
-def make_spec(**fields: Any) -> TrainingSpec:
+def whole_state(replica: Any) -> Any:
+    """A computation: all that the replica has, in one vector."""
+    return replica.read(("trainable", "statistics", "momenta"))
+
+
+def make_spec(**fields: Any) -> dict[str, Any]:
     """A spec of a small regression in float64, with some fields changed."""
     defaults: dict[str, Any] = {
         "model": dense_model,
-        "data": as_dataset(regression()),
+        "data": regression,
         "loss": "mean_squared_error",
         "metrics": ["mean_absolute_error"],
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "global_batch": 8,
         "steps": 5,
         "precision": "float64",
+        "threads": 1,
+        "timeouts": PATIENT,
     }
     if "objective" in fields:
         defaults["loss"] = None
-    return TrainingSpec(**(defaults | fields))
+    return defaults | fields
 
 
 def regression(samples: int = 23, dtype: str = "float64") -> Any:
@@ -188,31 +202,13 @@ def batches(group: Any, samples: Any, global_batch: int, accumulate: int = 1) ->
     return list(loader)
 
 
-def train(group: Any, samples: Any, global_batch: int, accumulate: int = 1) -> list[float]:
-    """Trains with a rate that changes; returns the losses."""
-    return [
-        float(group.synchronised_step(batch, 0.125 if batch.step < 3 else 0.0625))
-        for batch in batches(group, samples, global_batch, accumulate)
-    ]
-
-
-def assert_same_state(one: Any, other: Any, tolerance: float) -> None:
-    left, right = one.read_state(), other.read_state()
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        np.testing.assert_allclose(value, right[name], tolerance, tolerance, err_msg=name)
-
-
-def assert_replicas_agree(group: Any) -> None:
-    """Every copy of every weight and slot has the same bits on every replica of the run."""
-    from isotrain.adapters.tensorflow.state import copies
-
-    for name, variable in group._program.state._variables.items():
-        values = [group.tensor(copy.numpy()) for copy in copies(variable)]
-        if len(values) == 1 < len(group.local_replicas):
-            continue
-        gathered = group.numpy(group.all_gather(values)[0])
-        assert (gathered == gathered[0]).all(), name
+def train(group: Any, samples: Callable[[], Any], global_batch: int, accumulate: int = 1) -> Found:
+    """Trains with a rate that changes; gives losses and metrics."""
+    losses = {
+        f"step {step}": float(group.synchronised_step(batch, 0.125 if step < 3 else 0.0625))
+        for step, batch in enumerate(batches(group, samples(), global_batch, accumulate))
+    }
+    return {"losses": losses, "metrics": group.collect_metrics("train")}
 
 
 STEPS: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -241,171 +237,142 @@ STEPS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 @check
 def steps_equal_those_of_one_replica(run: Run) -> None:
-    for name, (global_batch, accumulate, fields) in STEPS.items():
-        group, alone = run.group(**fields), run.alone(**fields)
-        losses = train(group, regression(), global_batch, accumulate)
-        expected = train(alone, regression(), global_batch, accumulate)
-        np.testing.assert_allclose(losses, expected, 1e-12, 1e-12, err_msg=name)
-        assert_same_state(group, alone, 1e-11)
-        assert_replicas_agree(group)
-        metrics, expected_metrics = (each.collect_metrics("train") for each in (group, alone))
-        assert metrics == pytest.approx(expected_metrics, rel=1e-12), name
+    for global_batch, accumulate, fields in STEPS.values():
+        work = functools.partial(
+            train, samples=regression, global_batch=global_batch, accumulate=accumulate
+        )
+        run.assert_as_alone(run.together(work, **fields), work, 1e-12, **fields)
 
 
 @check
 def repeated_embedding_indices_are_summed(run: Run) -> None:
-    fields = {"model": embedding_model, "optimizer": {"name": "adam", "lr": 0.125}}
-    group, alone = run.group(**fields), run.alone(**fields)
-    np.testing.assert_allclose(train(group, tokens(), 7), train(alone, tokens(), 7), 1e-12)
-    assert_same_state(group, alone, 1e-11)
+    fields = {
+        "model": embedding_model,
+        "data": tokens,
+        "optimizer": {"name": "adam", "lr": 0.125},
+    }
+    work = functools.partial(train, samples=tokens, global_batch=7)
+    run.assert_as_alone(run.together(work, **fields), work, 1e-12, **fields)
 
 
-@check
-def gradients_reduced_by_hand_make_the_same_step(run: Run) -> None:
-    fields = {"clip": {"global_norm": 0.125}}
-    group, native = run.group(**fields), run.group(**fields)
+def by_hand(group: Any) -> Found:
+    """Gradients are reduced by a collective, and applied."""
+    losses = {}
     for batch in batches(group, regression(), 7):
         gradients, loss = group.gradients(batch)
         weights = range(len(gradients[0]))
         means = [group.all_reduce([own[w] for own in gradients], "mean") for w in weights]
         group.apply([[mean[r] for mean in means] for r in range(len(gradients))], 0.125)
-        assert float(loss) == pytest.approx(float(native.synchronised_step(batch, 0.125)))
-    assert_same_state(group, native, 1e-12)
+        losses[f"step {batch.step}"] = float(loss)
+    return {"losses": losses}
+
+
+def native(group: Any) -> Found:
+    steps = batches(group, regression(), 7)
+    return {"losses": {f"step {b.step}": float(group.synchronised_step(b, 0.125)) for b in steps}}
+
+
+@check
+def gradients_reduced_by_hand_make_the_same_step(run: Run) -> None:
+    found, expected = (run.together(w, clip={"global_norm": 0.125}) for w in (by_hand, native))
+    for kind, values in expected.items():
+        for name, value in values.items():
+            np.testing.assert_allclose(found[kind][name], value, 1e-12, 1e-12, err_msg=name)
+
+
+def train_on_slices_of_all_lengths(group: Any, parts: int) -> Found:
+    """Trains on as many slices; a group of one replica on the samples of all, which are equal in length."""
+    generator, losses = np.random.default_rng(3), {}
+    for step in range(4):
+        drawn = [
+            (generator.standard_normal((2, 1, 4)), generator.standard_normal((2, 3)))
+            for _ in range(parts)
+        ]
+        slices = [
+            (np.repeat(inputs, 2 + (part if step < 2 else 0) + (step if part == 0 else 0), 1), t)
+            for part, (inputs, t) in enumerate(drawn)
+        ]
+        whole = tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
+        given = slices if group.replicas == parts else [whole]
+        own = tuple(
+            (Slice(*map(group.place, given[replica]), len(given[replica][1]), 1.0),)
+            for replica in group.local_replicas
+        )
+        loss = group.synchronised_step(Batch(0, step, step, 2 * parts, False, True, own), 0.125)
+        losses[f"step {step}"] = float(loss)
+    return {"losses": losses}
 
 
 @check
 def slices_of_different_shapes_meet(run: Run) -> None:
     """Each replica's slices have a length of their own, so that processes trace at other steps."""
-    group, alone = run.group(model=any_length_model), run.alone(model=any_length_model)
-    generator = np.random.default_rng(3)
-    for step in range(4):
-        parts = []
-        for replica in range(run.replicas):
-            length = 2 + (replica if step < 2 else 0) + (step if replica == 0 else 0)
-            inputs = np.repeat(generator.standard_normal((2, 1, 4)), length, axis=1)
-            parts.append((inputs, generator.standard_normal((2, 3))))
-        whole = (
-            np.concatenate([i[:, :1] for i, _ in parts]),
-            np.concatenate([t for _, t in parts]),
-        )
-        slices = tuple(
-            run.own(lambda r, parts=parts: (Slice(*map(group.place, parts[r]), 2, 1.0),))
-        )
-        size = 2 * run.replicas
-        loss = group.synchronised_step(Batch(0, step, step, size, False, True, slices), 0.125)
-        single = ((Slice(*map(alone.place, whole), size, 1.0),),)
-        expected = alone.synchronised_step(Batch(0, step, step, size, False, True, single), 0.125)
-        assert float(loss) == pytest.approx(float(expected), rel=1e-12)
-    assert_same_state(group, alone, 1e-12)
+    work = functools.partial(train_on_slices_of_all_lengths, parts=run.session.replicas)
+    found = run.together(work, model=any_length_model)
+    run.assert_as_alone(found, work, 1e-12, model=any_length_model)
+
+
+FLOAT16 = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 2}}
+
+
+def train_with_an_overflow(group: Any) -> Found:
+    inputs, targets = regression(6, "float32")
+    broken = inputs.copy()
+    broken[-1] = np.inf
+    usual, odd = (batches(group, (given, targets), 6)[0] for given in (inputs, broken))
+    group.synchronised_step(usual, 0.125)
+    before = group.read_state(["trainable"])
+    group.synchronised_step(odd, 0.125)
+    after = group.read_state(["trainable"])
+    assert all((before[name] == after[name]).all() for name in before)
+    group.synchronised_step(usual, 0.125)
+    return {"losses": {"last": float(group.synchronised_step(usual, 0.125))}}
 
 
 @check
 def float16_skips_a_step_that_overflows(run: Run) -> None:
-    fields = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 2}}
-    group, alone = run.group(**fields), run.alone(**fields)
-    inputs, targets = regression(6, "float32")
-    broken = inputs.copy()
-    broken[-1] = np.inf
-    for each in (group, alone):
-        usual, odd = batches(each, (inputs, targets), 6)[0], batches(each, (broken, targets), 6)[0]
-        each.synchronised_step(usual, 0.125)
-        before = each.read_state(["trainable"])
-        each.synchronised_step(odd, 0.125)
-        after = each.read_state(["trainable"])
-        assert all((before[name] == after[name]).all() for name in before)
-        each.synchronised_step(usual, 0.125)
-        each.synchronised_step(usual, 0.125)
-    state, expected = group.read_state(), alone.read_state()
-    (scale,) = [name for name in state if name.endswith("dynamic_scale")]
-    assert state[scale] == expected[scale] == 1024.0
-    assert_replicas_agree(group)
-    assert_same_state(group, alone, 5e-3)
+    found = run.together(train_with_an_overflow, **FLOAT16)
+    (scale,) = [name for name in found["state"] if name.endswith("dynamic_scale")]
+    assert found["state"][scale] == 1024.0
+    run.assert_as_alone(found, train_with_an_overflow, 5e-3, **FLOAT16)
+
+
+def train_in_bfloat16(group: Any) -> Found:
+    return {"losses": train(group, lambda: regression(24, "float32"), 6)["losses"]}
 
 
 @check
 def bfloat16_trains(run: Run) -> None:
-    group, alone = run.group(precision="bfloat16"), run.alone(precision="bfloat16")
-    samples = regression(24, "float32")
-    np.testing.assert_allclose(train(group, samples, 6), train(alone, samples, 6), 3e-2)
-    assert_replicas_agree(group)
+    found = run.together(train_in_bfloat16, precision="bfloat16")
+    run.assert_as_alone(found, train_in_bfloat16, 3e-2, precision="bfloat16")
 
 
-def main(backend: str, context_text: str, report: str, start_timeout: str = "60.0") -> None:
-    """One process of a run: makes every check and writes the failures."""
-    context = from_variables({VARIABLE: context_text})
-    assert context is not None
-    run = Run(backend, context, float(start_timeout))
-    failures = {}
+def make_checks(session: isotrain.Session) -> dict[str, str]:
+    """Makes every check; what is wrong, by name. A run's work."""
+    run, found = Run(session), {}
     for name, function in CHECKS.items():
         try:
             function(run)
         except Exception:
-            failures[name] = traceback.format_exc()
-    run.close()
-    Path(report).write_text(json.dumps(failures), encoding="utf-8")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def contexts(backend: str, replicas: int) -> list[ProcessContext]:
-    """The processes of a run on this machine."""
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(replicas))
-    if backend == "tf-mirrored":
-        return [ProcessContext(0, 1, 0, 1, replicas, tuple(range(replicas)), addresses, "")]
-    return [
-        ProcessContext(rank, replicas, rank, replicas, replicas, (rank,), addresses, "")
-        for rank in range(replicas)
-    ]
-
-
-def start(backend: str, context: ProcessContext, *arguments: str) -> subprocess.Popen[str]:
-    share = len(context.local_replicas)
-    variables = os.environ | tensorflow_environment("cpu", share)
-    text = context.to_variables()[VARIABLE]
-    command = [sys.executable, __file__, backend, text, *arguments]
-    return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[str, str]]:
-    """Runs all checks of a backend once, and gives what failed by the name of the check."""
-    known: dict[tuple[str, int], dict[str, str]] = {}
-
-    def of(backend: str, replicas: int) -> dict[str, str]:
-        if (backend, replicas) not in known:
-            folder = tmp_path_factory.mktemp("run")
-            known[backend, replicas] = _run_all(backend, replicas, folder)
-        return known[backend, replicas]
-
-    return of
-
-
-def _run_all(backend: str, replicas: int, folder: Path) -> dict[str, str]:
-    processes = [
-        start(backend, context, str(folder / f"{context.rank}.json"))
-        for context in contexts(backend, replicas)
-    ]
-    found: dict[str, str] = {}
-    try:
-        for rank, process in enumerate(processes):
-            _, errors = process.communicate(timeout=240)
-            assert process.returncode == 0, (
-                f"rank {rank} ended with {process.returncode}:\n{errors}"
-            )
-            reported = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
-            for name, text in reported.items():
-                found[name] = found.get(name, "") + f"\nrank {rank}:\n{text}"
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+            found[name] = traceback.format_exc()
     return found
+
+
+@functools.cache
+def problems(backend: str, replicas: int) -> dict[str, str]:
+    """What is wrong in a run of a backend, by the name of the check."""
+    run = attempt(make_checks, make_spec(), backend, replicas)
+    if run.failure is not None:
+        return dict.fromkeys(CHECKS, run.failure)
+    told = [(rank, *item) for rank, found in enumerate(run.returned) for item in found.items()]
+    return {name: "".join(f"\nrank {r}:\n{t}" for r, n, t in told if n == name) for name in CHECKS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(("backend", "replicas"), RUNS)
+def test_group(backend: str, replicas: int, name: str) -> None:
+    found = problems(backend, replicas)[name]
+    assert not found, found
 
 
 def test_collectives_that_cannot_work_are_refused() -> None:
@@ -423,7 +390,7 @@ def test_collectives_that_cannot_work_are_refused() -> None:
 
 def test_options_are_checked() -> None:
     def remarks(options: dict[str, Any]) -> list[str]:
-        spec = make_spec(backend_options={"tf-multiworker": options})
+        spec = load_spec(make_spec(backend_options={"tf-multiworker": options}))
         return TFMultiWorker().check(spec, replicas=2)
 
     assert len(remarks({"bucket_bytes": 1024})) == 1
@@ -435,21 +402,27 @@ def test_options_are_checked() -> None:
 
 @pytest.mark.slow
 def test_a_peer_that_never_starts_ends_the_process() -> None:
-    process = start("tf-multiworker", contexts("tf-multiworker", 2)[0], "unused", "4.0")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "multi_worker_strategy" in errors, errors
+    completed = subprocess.run(
+        [sys.executable, __file__],
+        env=os.environ | tensorflow_environment("cpu", 1),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 1
+    assert "multi_worker_strategy" in completed.stderr, completed.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHECKS)
-@pytest.mark.parametrize(("backend", "replicas"), RUNS)
-def test_group(
-    backend: str, replicas: int, name: str, failures: Callable[[str, int], dict[str, str]]
-) -> None:
-    found = failures(backend, replicas)
-    assert name not in found, found[name]
+def wait_for_a_peer() -> None:
+    """Starts the first process of two, and waits for the other for a second."""
+    addresses = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            addresses.append(f"127.0.0.1:{free.getsockname()[1]}")
+    context = ProcessContext(0, 2, 0, 2, 2, (0,), tuple(addresses), "")
+    spec = load_spec(make_spec(timeouts={"start": 1.0}))
+    TFMultiWorker().start(spec, Setting("ring", "cpu", 1, {}, 60.0), context)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    wait_for_a_peer()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,33 @@ def torch_net() -> Any:
     return linear
 
 
+LAMB = {"name": "lamb", "lr": 0.125, "beta_1": 0.875, "beta_2": 0.9375, "epsilon": 2.0**-20}
+ONE_SAMPLE = {"global_batch": 1, "model_args": {"normalised": True}, "shuffle": False}
+ALONE: dict[str, dict[str, Any]] = {
+    "native": {"model": torch_net, "optimizer": LAMB},
+    "portable": {"optimizer": LAMB},
+    "whole": ONE_SAMPLE,
+    "cut": {**ONE_SAMPLE, "accumulate": 3},
+    "penalised": {"model_args": {"penalised": True}},
+    "plain": {},
+}
+"""What one replica trains."""
+
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": keras_net,
+        "data": samples,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "precision": "float64",
+        "global_batch": 4,
+        "steps": 6,
+        "threads": 1,
+        **fields,
+    }
+
+
 def train(session: isotrain.Session) -> dict[str, Any]:
     """Starts from fixed weights where there are some, and returns all states and losses."""
     weights = session.read_state(("trainable",))
@@ -52,42 +78,40 @@ def train(session: isotrain.Session) -> dict[str, Any]:
     return {"losses": session.flush_losses(), "state": session.read_state()}
 
 
-def run(folder: Path, replicas: int = 1, **fields: Any) -> dict[str, Any]:
-    spec = {
-        "model": keras_net,
-        "data": samples,
-        "loss": "mean_squared_error",
-        "optimizer": {"name": "sgd", "lr": 0.0625},
-        "precision": "float64",
-        "global_batch": 4,
-        "steps": 6,
-        **fields,
-    }
+def train_all(session: isotrain.Session) -> dict[str, Any]:
+    """Trains what three replicas train; then process 0 alone what one does."""
+    found = {"split": train(session)}
+    session.close()
+    for name, fields in ALONE.items() if session.is_main else ():
+        with isotrain.open_session(spec(**fields), backend="torch-ddp", replicas=1) as alone:
+            found[name] = train(alone)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Losses and states of all trainings, from one launch."""
     returned = isotrain.launch(
-        train,
-        spec,
+        train_all,
+        spec(model_args={"penalised": True}),
         backend="torch-ddp",
-        replicas=replicas,
-        run_directory=folder,
+        replicas=3,
+        run_directory=tmp_path_factory.mktemp("runs") / "run",
         on_event=lambda event: None,
     )
     return dict(returned[0])
 
 
-def test_native_lamb_is_that_of_keras(tmp_path: Path) -> None:
-    lamb = {"name": "lamb", "lr": 0.125, "beta_1": 0.875, "beta_2": 0.9375, "epsilon": 2.0**-20}
-    native = run(tmp_path / "native", model=torch_net, optimizer=lamb)
-    portable = run(tmp_path / "portable", optimizer=lamb)
+def test_native_lamb_is_that_of_keras(found: dict[str, Any]) -> None:
+    native, portable = found["native"], found["portable"]
     assert len(native["losses"]) == 6
     assert len(set(native["losses"])) == 6
     np.testing.assert_allclose(native["losses"], portable["losses"], rtol=1e-9)
 
 
-def test_a_placeholder_does_not_move_the_statistics(tmp_path: Path) -> None:
+def test_a_placeholder_does_not_move_the_statistics(found: dict[str, Any]) -> None:
     """With more micro-batches than samples some are empty; they must leave no trace."""
-    batch = {"global_batch": 1, "model_args": {"normalised": True}, "shuffle": False}
-    whole = run(tmp_path / "whole", **batch)["state"]
-    cut = run(tmp_path / "cut", accumulate=3, **batch)["state"]
+    whole, cut = found["whole"]["state"], found["cut"]["state"]
     assert set(whole) == set(cut)
     moving = next(name for name in whole if name.endswith("moving_mean"))
     assert np.abs(whole[moving]).max() > 0
@@ -95,10 +119,8 @@ def test_a_placeholder_does_not_move_the_statistics(tmp_path: Path) -> None:
         np.testing.assert_allclose(cut[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
 
 
-def test_losses_of_the_models_own_layers_count_once_on_any_split(tmp_path: Path) -> None:
-    penalised = run(tmp_path / "one", model_args={"penalised": True})
-    split = run(tmp_path / "three", replicas=3, model_args={"penalised": True})
-    plain = run(tmp_path / "plain")
+def test_losses_of_the_models_own_layers_count_once_on_any_split(found: dict[str, Any]) -> None:
+    penalised, plain = found["penalised"], found["plain"]
     penalty = 0.25 * np.square(START).sum()
     assert np.isclose(penalised["losses"][0], plain["losses"][0] + penalty, rtol=1e-12)
-    np.testing.assert_allclose(split["losses"], penalised["losses"], rtol=1e-12)
+    np.testing.assert_allclose(found["split"]["losses"], penalised["losses"], rtol=1e-12)
