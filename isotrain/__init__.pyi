@@ -9,7 +9,7 @@ from isotrain.core.check.checking import check as check
 from isotrain.core.check.findings import CheckResult as CheckResult
 from isotrain.core.check.findings import Finding as Finding
 from isotrain.core.comparison.api import compare as compare
-from isotrain.core.comparison.records import Comparison as Comparison
+from isotrain.core.comparison.comparison import Comparison as Comparison
 from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.capabilities import Capability as Capability
 from isotrain.core.contracts.group import ReplicaGroup as ReplicaGroup
@@ -29,7 +29,7 @@ from isotrain.core.errors import RunFailedError as RunFailedError
 from isotrain.core.errors import SpecError as SpecError
 from isotrain.core.errors import UnsupportedError as UnsupportedError
 from isotrain.core.parity.engine import parity as parity
-from isotrain.core.parity.records import Parity as Parity
+from isotrain.core.parity.parity import Parity as Parity
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.host import register as register

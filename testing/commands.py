@@ -21,9 +21,9 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     if options.json:
         print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))
     else:
-        from isotrain.testing import report
+        from isotrain.testing import text
 
-        sys.stdout.write(report.scorecard(card))
+        sys.stdout.write(text.scorecard(card))
     return ExitCode.OK if card.passed else ExitCode.FINDINGS
 
 

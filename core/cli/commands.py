@@ -145,9 +145,9 @@ def check(options: argparse.Namespace) -> ExitCode | None:
     if options.json:
         print(json_page(result.to_dict()))
     else:
-        from isotrain.core.check import report
+        from isotrain.core.check import text
 
-        sys.stdout.write(report.text(result))
+        sys.stdout.write(text.result(result))
     counted = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
     return ExitCode.FINDINGS if any(map(result.of, counted)) else None
 

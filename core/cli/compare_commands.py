@@ -8,8 +8,8 @@ from pathlib import Path
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.comparison import store
+from isotrain.core.comparison.comparison import Comparison, read_comparison
 from isotrain.core.comparison.engine import Engine
-from isotrain.core.comparison.records import Comparison, read_comparison
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import json_page
@@ -78,7 +78,7 @@ def _print(found: Comparison, folder: Path, report: Path | None, as_json: bool) 
         return
     from isotrain.core.comparison import text
 
-    sys.stdout.write(text.page(found) + "\n" + text.places(folder, report))
+    sys.stdout.write(text.result(found) + "\n" + text.places(folder, report))
 
 
 def _exit_code(found: Comparison, margin: float | None) -> ExitCode:

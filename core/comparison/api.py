@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from isotrain.core.comparison.comparison import Comparison
 from isotrain.core.comparison.engine import Engine, OnProgress
-from isotrain.core.comparison.records import Comparison
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
 from isotrain.core.spec.files import Source
 

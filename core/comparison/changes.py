@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from isotrain.core.comparison import summary
-from isotrain.core.comparison.records import Cell, Change, Comparison, Estimate, Repeat
+from isotrain.core.comparison.records import Cell, Change, ComparisonRecord, Estimate, Repeat
 
 
-def since(old: Comparison, new: Comparison, *, margin: float, seed: int) -> list[Change]:
+def since(
+    old: ComparisonRecord, new: ComparisonRecord, *, margin: float, seed: int
+) -> list[Change]:
     """Compares every cell, and those that only the old comparison has, with what it was.
 
     Args:
@@ -28,7 +30,7 @@ def since(old: Comparison, new: Comparison, *, margin: float, seed: int) -> list
     return found + [Change(name, note="not measured now") for name in before]
 
 
-def _caveat(old: Comparison, new: Comparison) -> str | None:
+def _caveat(old: ComparisonRecord, new: ComparisonRecord) -> str | None:
     """What else differs between the two, so that figures may differ for that reason."""
     names = ("processor", "cores", "gpus")
     found = []

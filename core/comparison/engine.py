@@ -19,7 +19,8 @@ from isotrain.core.comparison.cells import (
     usable_backends,
     with_strategy,
 )
-from isotrain.core.comparison.records import Cell, Comparison, Verdict, read_comparison
+from isotrain.core.comparison.comparison import Comparison, read_comparison
+from isotrain.core.comparison.records import Cell, Verdict
 from isotrain.core.comparison.runner import Runner
 from isotrain.core.comparison.settings import (
     Request,

@@ -13,7 +13,7 @@ from typing import Any
 from isotrain.core.comparison import figures
 from isotrain.core.comparison.drawing import NARROW, WIDE, missing, svg_inline
 from isotrain.core.comparison.plots import Plot, plots_of
-from isotrain.core.comparison.records import LEAST_RUNS, Cell, Comparison
+from isotrain.core.comparison.records import LEAST_RUNS, Cell, ComparisonRecord
 from isotrain.core.comparison.series import finished
 from isotrain.core.showing import tables
 
@@ -32,7 +32,7 @@ class _Drawn:
     narrow: Any
 
 
-def render(comparison: Comparison, plots: Sequence[Plot] | None = None) -> str:
+def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) -> str:
     """The page as text.
 
     Args:
@@ -73,7 +73,7 @@ def _inline(plot: Plot, variant: str, width: int) -> str:
     return svg_inline(plot.draw, f"{plot.name}-{variant}", width, plot.title, plot.summary)
 
 
-def _facts(comparison: Comparison) -> dict[str, Any]:
+def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
     """What the template is filled with besides the plots."""
     cells = finished(comparison.cells)
     groups = figures.groups(cells)
@@ -112,7 +112,7 @@ def _machine_line(machine: dict[str, Any]) -> str:
     return ", ".join(parts) or "machine not recorded"
 
 
-def _heading(comparison: Comparison) -> str:
+def _heading(comparison: ComparisonRecord) -> str:
     verdict = comparison.verdict
     if verdict.pick is not None:
         alone = len(finished(comparison.cells)) == 1
@@ -124,14 +124,14 @@ def _heading(comparison: Comparison) -> str:
     return "No verdict" if finished(comparison.cells) else "No cell has finished"
 
 
-def _ties(comparison: Comparison) -> list[str]:
+def _ties(comparison: ComparisonRecord) -> list[str]:
     """The cells that cannot be told from the fastest though they were run often enough."""
     tied = comparison.verdict.tied
     runs = [len(comparison.cell(name).repeats) for name in tied]
     return tied if min(runs, default=0) >= LEAST_RUNS else []
 
 
-def _counts(comparison: Comparison) -> str:
+def _counts(comparison: ComparisonRecord) -> str:
     cells = comparison.cells
     done = len(finished(cells))
     parts = [f"{done} of {len(cells)} cells finished"]
@@ -144,7 +144,7 @@ def _counts(comparison: Comparison) -> str:
     return ", ".join(parts)
 
 
-def _marks(comparison: Comparison) -> dict[str, str]:
+def _marks(comparison: ComparisonRecord) -> dict[str, str]:
     """A word next to the name of some cells."""
     marks = dict.fromkeys(_ties(comparison), "tie")
     if comparison.verdict.pick is not None and len(finished(comparison.cells)) > 1:
@@ -162,7 +162,7 @@ def _repeats(cells: Sequence[Cell]) -> str:
     return f"{numbers[0]} to {numbers[-1]} times"
 
 
-def _plan(cell: Cell, comparison: Comparison) -> dict[str, Any]:
+def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
     """One cell's plan and what differs from the reference's."""
     rows = [
         (figures.label(name), figures.shown(name, theirs), figures.shown(name, ours))

@@ -10,7 +10,7 @@ from functools import partial
 
 from isotrain.core.comparison import curves, rows, timelines
 from isotrain.core.comparison.drawing import INK, MARKERS, Draw, Look
-from isotrain.core.comparison.records import Cell, Comparison, Estimate
+from isotrain.core.comparison.records import Cell, ComparisonRecord, Estimate
 from isotrain.core.comparison.series import Series, finished, is_finite, looks_of, series_of
 from isotrain.core.comparison.units import Unit, power, unit_of
 
@@ -77,10 +77,10 @@ class Plot:
     draw: Draw | None = None
 
 
-def plots_of(comparison: Comparison) -> list[Plot]:
+def plots_of(comparison: ComparisonRecord) -> list[Plot]:
     """All plots, in the order of the report."""
     cells = finished(comparison.cells)
-    makers: tuple[Callable[[Comparison, list[Cell]], Plot], ...] = (
+    makers: tuple[Callable[[ComparisonRecord, list[Cell]], Plot], ...] = (
         *(_throughput, _scaling, _losses),
         *(_step_times, _timeline, _memory),
     )
@@ -111,7 +111,7 @@ def _values(estimates: Sequence[Estimate]) -> list[float]:
     return [estimate.value for estimate in estimates]
 
 
-def _throughput(comparison: Comparison, cells: list[Cell]) -> Plot:
+def _throughput(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Throughput"
     measured = {c.name: c.samples_per_s for c in cells if is_finite(c.samples_per_s)}
     found = {name: rate for name, rate in measured.items() if rate is not None}
@@ -147,7 +147,7 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _scaling(_: Comparison, cells: list[Cell]) -> Plot:
+def _scaling(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Scaling"
     able = [c for c in cells if is_finite(c.speedup)]
     drawn = [s for s in series_of(able) if any(c.replicas > 1 for c in s.cells)]
@@ -185,7 +185,7 @@ def _told_scaling(series: Series, unit: Unit) -> str:
     return f"{series.label} {', '.join(points)}"
 
 
-def _losses(comparison: Comparison, cells: list[Cell]) -> Plot:
+def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Loss"
     able = [cell for cell in cells if any(map(math.isfinite, cell.losses))]
     if not able:
@@ -219,7 +219,7 @@ def _last(losses: Sequence[float]) -> float:
     return [loss for loss in losses if math.isfinite(loss)][-1]
 
 
-def _step_times(_: Comparison, cells: list[Cell]) -> Plot:
+def _step_times(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Step times"
     times = {cell.name: block_times(cell) for cell in cells}
     able = {name: seconds for name, seconds in times.items() if seconds}
@@ -259,7 +259,7 @@ def block_times(cell: Cell) -> list[float]:
     ]
 
 
-def _timeline(_: Comparison, cells: list[Cell]) -> Plot:
+def _timeline(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Time line of a step"
     able = [cell for cell in cells if cell.timeline]
     if not able:
@@ -285,7 +285,7 @@ def _timeline(_: Comparison, cells: list[Cell]) -> Plot:
     )
 
 
-def _memory(_: Comparison, cells: list[Cell]) -> Plot:
+def _memory(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Memory"
     able = [c for c in cells if is_finite(c.peak_memory_bytes) or is_finite(c.total_memory_bytes)]
     if not able:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from isotrain.core.errors import IsotrainError
 from isotrain.core.json_text import json_page
 
 FORMAT = 1
@@ -206,7 +202,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonRecord:
     """Everything that one comparison measured.
 
     Attributes:
@@ -252,43 +248,14 @@ class Comparison:
         """The comparison as JSON text: what `comparison.json` holds."""
         return json_page(self.to_dict()) + "\n"
 
-    def to_csv(self) -> str:
-        """A row per cell, the ends of every interval in columns of their own."""
-        from isotrain.core.comparison import flat
 
-        return flat.csv_text(self.cells)
-
-    def to_html(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the report and its plots into a folder; returns the path of the report."""
-        from isotrain.core.comparison import report
-
-        return report.write_report(self, Path(folder))
-
-    def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with a row per cell, as in `to_csv`.
-
-        Raises:
-            IsotrainError: pandas is not installed.
-        """
-        from isotrain.core.comparison import flat
-        from isotrain.core.showing.data_frame import data_frame
-
-        return data_frame(flat.rows(self.cells))
-
-    def _repr_html_(self) -> str:
-        """The table, for notebooks."""
-        from isotrain.core.comparison import text
-
-        return text.html(self)
-
-
-def from_dict(fields: Mapping[str, Any]) -> Comparison:
-    """Makes a comparison of what `Comparison.to_dict` gave."""
+def fields_from(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a comparison, made of what its `to_dict` gave."""
     plain = {name: value for name, value in fields.items() if name != "format"}
     cells = [_cell(cell) for cell in plain.pop("cells")]
     changes = [Change(**_estimated(change)) for change in plain.pop("changes", [])]
     verdict = Verdict(**plain.pop("verdict"))
-    return Comparison(cells=cells, verdict=verdict, changes=changes, **plain)
+    return {**plain, "cells": cells, "verdict": verdict, "changes": changes}
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:
@@ -318,24 +285,3 @@ def _float(value: float | str | None) -> float | None:
 
 ESTIMATES = tuple(f.name for f in dataclasses.fields(Cell) if f.type == "Estimate | None")
 """The fields of a cell that are estimates; those of a change have the same names."""
-
-
-def read_comparison(path: Path) -> Comparison:
-    """Reads a comparison from its folder, or from the JSON file itself.
-
-    Raises:
-        IsotrainError: It is missing, is not a comparison, or is of another format.
-    """
-    file = path / COMPARISON_FILE if path.is_dir() else path
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise IsotrainError(
-            f"there is no comparison at {file}; `isotrain compare SPEC --output DIR` writes one."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise IsotrainError(f"{file} cannot be read as a comparison: {error}.") from None
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
-        raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {found!r}.")
-    return from_dict(fields)

@@ -7,7 +7,7 @@ from pathlib import Path
 from isotrain.core.comparison.drawing import png, svg_file
 from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
-from isotrain.core.comparison.records import Comparison
+from isotrain.core.comparison.records import ComparisonRecord
 from isotrain.core.errors import IsotrainError
 from isotrain.core.system.whole_file import write_whole
 
@@ -15,16 +15,7 @@ REPORT_FILE = "report.html"
 PLOTS_FOLDER = "plots"
 
 
-def page(comparison: Comparison) -> str:
-    """The report as the text of one HTML page that loads nothing from anywhere.
-
-    Raises:
-        IsotrainError: A package that the report needs is not installed.
-    """
-    return render(comparison)
-
-
-def write_report(comparison: Comparison, folder: Path) -> Path:
+def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
     """Writes `report.html`, and every plot as `plots/NAME.svg` and `plots/NAME.png`.
 
     A reader never sees half of a file. A plot for which there is nothing to draw has no files.

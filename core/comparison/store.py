@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.comparison.records import COMPARISON_FILE, Comparison
+from isotrain.core.comparison.comparison import Comparison
+from isotrain.core.comparison.records import COMPARISON_FILE, ComparisonRecord
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.system.whole_file import write_whole
 
@@ -49,7 +50,7 @@ def _free_path(name: str) -> Path:
     return path
 
 
-def write(comparison: Comparison, folder: Path) -> None:
+def write(comparison: ComparisonRecord, folder: Path) -> None:
     """Writes `comparison.json`; a reader never sees half of it.
 
     Raises:
@@ -77,7 +78,7 @@ def _replace(target: Path, text: str) -> None:
         raise RunFailedError(f"{target} cannot be written: {error}.") from error
 
 
-def check_same(stored: Comparison, wanted: Comparison, folder: Path) -> None:
+def check_same(stored: ComparisonRecord, wanted: ComparisonRecord, folder: Path) -> None:
     """Refuses to go on with a comparison of something else, or measured in another way.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html as markup
 from pathlib import Path
 
-from isotrain.core.comparison.records import Cell, Change, Comparison, Estimate
+from isotrain.core.comparison.records import Cell, Change, ComparisonRecord, Estimate
 from isotrain.core.comparison.verdict import three_digits
 from isotrain.core.showing.html import html_table
 from isotrain.core.showing.tables import facts, paragraph, table
@@ -20,7 +20,7 @@ _MILLI = 1e3
 _NONE = "-"
 
 
-def page(comparison: Comparison) -> str:
+def result(comparison: ComparisonRecord) -> str:
     """Everything that the terminal shows."""
     done = [cell for cell in comparison.cells if cell.samples_per_s is not None]
     parts = []
@@ -49,7 +49,7 @@ def places(folder: Path, report: Path | None) -> str:
     return facts(None, [("results", str(folder)), ("report", shown)])
 
 
-def _changes(comparison: Comparison) -> list[str]:
+def _changes(comparison: ComparisonRecord) -> list[str]:
     """What changed since an earlier comparison."""
     figures = [change for change in comparison.changes if change.samples_per_s is not None]
     others = [(c.cell, str(c.note)) for c in comparison.changes if c.samples_per_s is None]
@@ -63,7 +63,7 @@ def _changes(comparison: Comparison) -> list[str]:
     return parts
 
 
-def html(comparison: Comparison) -> str:
+def html(comparison: ComparisonRecord) -> str:
     """The table of speeds and the verdict, for notebooks."""
     done = [cell for cell in comparison.cells if cell.samples_per_s is not None]
     rows = [_speed(cell) for cell in done]

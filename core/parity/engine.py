@@ -18,9 +18,11 @@ from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory, versions
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.parity import trace as tracing
+from isotrain.core.parity.judge import judge, step_records
 from isotrain.core.parity.names import MapLike, NameMap, read_maps
 from isotrain.core.parity.noise import Floor, Noise, scale_between
-from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, Parity, RunRecord
+from isotrain.core.parity.parity import Parity
+from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost, plugin_host
@@ -180,8 +182,6 @@ class _Check:
         return found
 
     def _reference_record(self, wanted: Wanted, floor: Floor) -> RunRecord:
-        from isotrain.core.parity.judge import step_records
-
         return RunRecord(
             name=wanted.name,
             backend=wanted.backend,
@@ -193,8 +193,6 @@ class _Check:
         )
 
     def _judged(self, wanted: Wanted, floor: Floor) -> RunRecord:
-        from isotrain.core.parity.judge import judge, step_records
-
         common = {"name": wanted.name, "backend": wanted.backend, "replicas": wanted.replicas}
         try:
             run = self._traced(wanted, self._spec, "")

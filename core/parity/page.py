@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from isotrain.core.parity import text
-from isotrain.core.parity.records import Parity, RunRecord
+from isotrain.core.parity.records import ParityRecord, RunRecord
 from isotrain.core.showing.html import html_facts, html_table
 
 _STYLE = """
@@ -19,7 +19,7 @@ thead th { border-bottom: 1px solid; }
 """
 
 
-def whole(found: Parity) -> str:
+def whole(found: ParityRecord) -> str:
     """A page of its own."""
     title = escape(f"Parity of {found.name}")
     return (
@@ -29,7 +29,7 @@ def whole(found: Parity) -> str:
     )
 
 
-def body(found: Parity) -> str:
+def body(found: ParityRecord) -> str:
     """The page's content, as a notebook shows it."""
     headline = f"{text.HEADLINES[found.verdict]}: {found.summary}"
     runs = "".join(_run(run) for run in found.runs if run.status != "reference")

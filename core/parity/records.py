@@ -141,7 +141,7 @@ class NoiseRecord:
 
 
 @dataclass(frozen=True)
-class Parity:
+class ParityRecord:
     """Everything that one check of parity found.
 
     Attributes:
@@ -188,35 +188,3 @@ class Parity:
     def to_json(self) -> str:
         """Everything as one JSON object: what `parity.json` holds."""
         return json_page(self.to_dict())
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        from isotrain.core.parity import page
-
-        return page.whole(self)
-
-    def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with a row per run and step.
-
-        Raises:
-            IsotrainError: pandas is not installed.
-        """
-        from isotrain.core.showing.data_frame import data_frame
-
-        rows = []
-        for run in self.runs:
-            for step in run.steps:
-                fields = dataclasses.asdict(step)
-                flat = {
-                    f"{kind}_{stage}": value
-                    for kind, key in (("difference", "stages"), ("excess", "excess"))
-                    for stage, value in fields.pop(key).items()
-                }
-                rows.append({"run": run.name, "status": run.status, **fields, **flat})
-        return data_frame(rows)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from isotrain.core.parity import page
-
-        return page.body(self)

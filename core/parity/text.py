@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isotrain.core.parity.records import STAGES, Cause, Parity, RunRecord, Stage, StepRecord
+from isotrain.core.parity.records import STAGES, Cause, ParityRecord, RunRecord, Stage, StepRecord
 from isotrain.core.showing import tables
 
 HEADLINES = {"agree": "AGREE", "difference": "DIFFERENCE", "failed": "FAILED"}
 _TENSORS_SHOWN = 5
 
 
-def result(found: Parity) -> str:
+def result(found: ParityRecord) -> str:
     """Everything, as the command line prints it."""
     parts = [tables.paragraph(f"{HEADLINES[found.verdict]}: {found.summary}")]
     for run in found.runs:
@@ -64,7 +64,7 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
 COLUMNS = ("run", "step", "samples", "loss", "reference", "difference", "floor", "beyond it")
 
 
-def rows(found: Parity) -> Iterator[list[str]]:
+def rows(found: ParityRecord) -> Iterator[list[str]]:
     """A row per run and step: the loss beside the reference's, and which tensors part."""
     reference, *others = found.runs
     for run in others:
@@ -97,7 +97,7 @@ _WORDS: dict[Stage, str] = {
 }
 
 
-def noise(found: Parity) -> Iterator[tuple[str, str]]:
+def noise(found: ParityRecord) -> Iterator[tuple[str, str]]:
     """What the noise floor rests on."""
     for source in found.noise:
         if source.failed is not None:

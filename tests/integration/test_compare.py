@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import isotrain
-from isotrain.core.comparison.records import Comparison, read_comparison
+from isotrain.core.comparison.comparison import Comparison, read_comparison
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 from unit import comparison_samples as samples
 
-from isotrain.core.comparison import report
+from isotrain.core.comparison.page import render
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def chromium() -> Iterator[Browser]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     for name, make in samples.ALL.items():
-        (folder / f"{name}.html").write_text(report.page(make()), encoding="utf-8")
+        (folder / f"{name}.html").write_text(render(make()), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in samples.ALL}
 
 

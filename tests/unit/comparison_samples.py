@@ -7,9 +7,9 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from isotrain.core.comparison.comparison import Comparison
 from isotrain.core.comparison.records import (
     Cell,
-    Comparison,
     Estimate,
     Repeat,
     Span,

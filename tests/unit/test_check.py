@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from isotrain.core.check import checking, machine_rules, page, report
+from isotrain.core.check import checking, codes_in_docs, machine_rules, text
 from isotrain.core.check.checking import check
 from isotrain.core.check.codes import GROUPS, RULES, Severity
 from isotrain.core.check.findings import CheckResult
@@ -277,7 +277,7 @@ def test_a_sound_spec_has_no_findings(checked: Check) -> None:
     assert not len(result)
     assert result.targets == ("first@1", "first@2", "second@1", "second@2")
     words = "sound on first@1, first@2, second@1, second@2: nothing found\n"
-    assert report.text(result) == words
+    assert text.result(result) == words
     assert "nothing found" in result._repr_html_()
 
 
@@ -296,11 +296,11 @@ def test_findings_come_most_severe_first(checked: Check) -> None:
     order = [each.severity for each in result]
     assert order == sorted(order, key=list(Severity).index)
     assert {*order} == {*Severity}
-    text = report.text(result)
-    assert text.startswith("ISO401 error: the backend cannot be used here\n")
-    assert text.index("ISO101 warning") < text.index("ISO214 note")
-    assert "model  1 layer: dense/x (X)\n" in text
-    assert text.endswith("1 error, 2 warnings, 3 notes\n")
+    shown = text.result(result)
+    assert shown.startswith("ISO401 error: the backend cannot be used here\n")
+    assert shown.index("ISO101 warning") < shown.index("ISO214 note")
+    assert "model  1 layer: dense/x (X)\n" in shown
+    assert shown.endswith("1 error, 2 warnings, 3 notes\n")
 
 
 @pytest.mark.parametrize("where", ["spec", "call"])
@@ -315,7 +315,7 @@ def test_a_code_or_its_group_is_silenced(checked: Check, where: str, given: str)
     result = checked(Scene(fields, traits=LOCAL), **options)
     assert found(result) == {"ISO101"}
     assert result.silenced == {"ISO214": 1}
-    assert "silenced: ISO214" in report.text(result)
+    assert "silenced: ISO214" in text.result(result)
 
 
 def test_an_unknown_code_is_an_error_with_the_nearest(checked: Check) -> None:
@@ -366,7 +366,7 @@ def test_what_needs_the_model_is_left_out_without_measuring(checked: Check) -> N
     result = checked(Scene({"shuffle": False}, traits=LOCAL, fails=True), measure=False)
     assert found(result) == {"ISO214"}
     assert not result.measured
-    assert "--no-measure" in report.text(result)
+    assert "--no-measure" in text.result(result)
 
 
 def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:
@@ -401,8 +401,9 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
 
 
 def test_the_page_has_every_code_as_declared() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert page.updated(text) == text, "python -m isotrain.core.check.page docs/check.md"
+    page = PAGE.read_text(encoding="utf-8")
+    again = "python -m isotrain.core.check.codes_in_docs docs/check.md"
+    assert codes_in_docs.updated(page) == page, again
     for rule in RULES.values():
-        assert rule.reason in text
-        assert rule.fix in text
+        assert rule.reason in page
+        assert rule.fix in page

@@ -15,15 +15,13 @@ import pytest
 from isotrain.core.cli.compare_arguments import describe_compare
 from isotrain.core.comparison import changes, store, text
 from isotrain.core.comparison.agenda import Agenda
+from isotrain.core.comparison.comparison import Comparison, from_dict, read_comparison
 from isotrain.core.comparison.records import (
     Cell,
     Change,
-    Comparison,
     Repeat,
     Span,
     Verdict,
-    from_dict,
-    read_comparison,
 )
 from isotrain.core.comparison.settings import Request
 from isotrain.core.comparison.statistics import Bootstrap, mean, quantile, rate
@@ -376,7 +374,7 @@ def test_changes_tell_when_something_else_was_measured() -> None:
     (found,) = changes.since(old, now, margin=0.0, seed=0)
     assert found.samples_per_s is not None
     assert found.note == "another machine then; another spec then"
-    assert "another machine then" in text.page(replace(now, changes=[found]))
+    assert "another machine then" in text.result(replace(now, changes=[found]))
 
 
 def test_records_survive_their_file(tmp_path: Path) -> None:
@@ -386,7 +384,7 @@ def test_records_survive_their_file(tmp_path: Path) -> None:
     store.write(made, tmp_path)
     assert read_comparison(tmp_path) == from_dict(made.to_dict()) == made
     assert "a@2" in made._repr_html_()
-    assert "<" not in text.page(made)
+    assert "<" not in text.result(made)
 
 
 def test_to_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from unit import comparison_samples as samples
 
 from isotrain.core.comparison import curves, drawing, figures, report, rows, timelines, units
+from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Estimate, Span
 from isotrain.core.comparison.series import looks_of, series_of
@@ -73,7 +74,7 @@ def page(folder: Path) -> Page:
 
 @pytest.fixture(scope="module")
 def hostile() -> str:
-    return report.page(samples.hostile())
+    return render(samples.hostile())
 
 
 def test_headings_go_down_one_level_at_a_time(page: Page) -> None:
@@ -129,7 +130,7 @@ def test_every_cell_is_a_row_and_a_failed_one_says_why_in_full(page: Page) -> No
 def test_too_few_runs_are_not_called_a_tie() -> None:
     cells = [samples.cell("torch-ddp", count, repeats=2) for count in (1, 2)]
     verdict = samples.Verdict(None, [cell.name for cell in cells], "Two runs of each.")
-    found = Page(report.page(samples.comparison(cells, verdict)))
+    found = Page(render(samples.comparison(cells, verdict)))
     assert "Too few runs to tell which is fastest" in found.text
     assert "A tie of" not in found.text
     assert not any(given.get("class") == "mark tie" for _, given in found.elements)
@@ -184,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["none_finished", "broken_numbers"])
 def test_what_is_missing_is_said(name: str) -> None:
-    text = Page(report.page(samples.ALL[name]())).text
+    text = Page(render(samples.ALL[name]())).text
     if name == "none_finished":
         assert "No cell has finished" in text
         assert "No cell has a throughput to draw." in text
@@ -196,7 +197,7 @@ def test_what_is_missing_is_said(name: str) -> None:
 
 def test_an_interrupted_comparison_says_so() -> None:
     plain = replace(samples.interrupted(), cells=[samples.skipped("tf-mirrored", 2)])
-    text = Page(report.page(plain)).text
+    text = Page(render(plain)).text
     assert "Not complete." in text
     assert "The comparison was interrupted before its first run." in text
 
@@ -217,12 +218,12 @@ def test_a_missing_package_is_named_with_what_to_do(
         if name.startswith(package):
             monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(IsotrainError, match=rf"{package}.*isotrain\[report\]"):
-        report.page(samples.single())
+        render(samples.single())
 
 
 def test_importing_the_report_loads_nothing_heavy() -> None:
     program = (
-        "import isotrain.core.comparison.report, sys;"
+        "import isotrain.core.comparison.comparison, sys;"
         "print([n for n in ('jinja2', 'matplotlib', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

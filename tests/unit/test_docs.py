@@ -19,8 +19,7 @@ from isotrain.core.planning import listings
 from isotrain.core.plugins import hookspecs
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost
 from isotrain.core.showing import tables, texts
-from isotrain.testing import backend, strategy
-from isotrain.testing import report as testing_report
+from isotrain.testing import backend, strategy, text
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "docs" / "plugins.md"
@@ -52,9 +51,9 @@ def test_every_conformance_check_is_documented(
     kind: str, checks: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_is_terminal", lambda: False)
-    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
-    found = re.findall(rf"<!-- {kind} checks -->\n(.*?)<!-- / -->", text, re.DOTALL)
-    assert found == [testing_report.checks(checks)]
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    found = re.findall(rf"<!-- {kind} checks -->\n(.*?)<!-- / -->", page, re.DOTALL)
+    assert found == [text.checks(checks)]
 
 
 def test_every_option_of_every_strategy_is_documented(host: PluginHost) -> None:

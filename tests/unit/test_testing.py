@@ -17,7 +17,7 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.plugins.host import plugin_host
-from isotrain.testing import backend, commands, digits, endings, report, strategy
+from isotrain.testing import backend, commands, digits, endings, strategy, text
 from isotrain.testing.launching import Run
 from isotrain.testing.native import assert_native_equality
 from isotrain.testing.scorecard import Check, Scorecard
@@ -131,10 +131,10 @@ def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
 def test_a_scorecard_is_told_whole() -> None:
     outcomes = (CHECK.passed(), FAILED, CHECK.not_asked("no numbers"))
     card = Scorecard("backend", "abacus", "abacus", 2, outcomes)
-    text = report.scorecard(card)
-    assert "backend abacus, 2 replicas: 1 passed, 1 failed, 1 not asked" in text
+    shown = text.scorecard(card)
+    assert "backend abacus, 2 replicas: 1 passed, 1 failed, 1 not asked" in shown
     for part in ("Sums are sums.", "no numbers", "2 + 2", "= 5"):
-        assert part in text
+        assert part in shown
     assert not card.passed
     assert card.to_dict()["outcomes"][1] == {
         "check": "sums",

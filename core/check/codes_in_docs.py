@@ -1,4 +1,4 @@
-"""Writes the codes into their page: `python -m isotrain.core.check.page docs/check.md`."""
+"""Writes the codes into their page: `python -m isotrain.core.check.codes_in_docs docs/check.md`."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from isotrain.core.check.findings import CheckResult, Finding
 from isotrain.core.showing.tables import facts, paragraph
 
 
-def text(result: CheckResult) -> str:
+def result(found: CheckResult) -> str:
     """The findings, the most severe first, and last how many there are."""
     blocks = [
-        _block(list(same), len(result.targets))
-        for _, same in groupby(result.findings, key=lambda found: found.code)
+        _block(list(same), len(found.targets))
+        for _, same in groupby(found.findings, key=lambda finding: finding.code)
     ]
-    return "\n".join([*blocks, paragraph(_summary(result))])
+    return "\n".join([*blocks, paragraph(_summary(found))])
 
 
 def _block(same: Sequence[Finding], targets: int) -> str:
