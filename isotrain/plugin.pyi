@@ -33,6 +33,7 @@ from isotrain.core.contracts.replica import Tensor as Tensor
 from isotrain.core.contracts.replica import TensorFunctions as TensorFunctions
 from isotrain.core.contracts.replica import own_part as own_part
 from isotrain.core.contracts.service import Service as Service
+from isotrain.core.contracts.start import Start as Start
 from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.traits import LayerTrait as LayerTrait

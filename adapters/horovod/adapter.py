@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend
 from isotrain.adapters.horovod import build
-from isotrain.adapters.tensorflow.adapter import tensorflow_environment, tensorflow_usability
+from isotrain.adapters.tensorflow.adapter import (
+    tensorflow_environment,
+    tensorflow_preload,
+    tensorflow_usability,
+)
 from isotrain.adapters.torch.adapter import (
     torch_environment,
+    torch_preload,
     torch_usability,
     weight_decay_remarks,
 )
@@ -26,6 +31,7 @@ from isotrain.plugin import (
     ProcessContext,
     ServedOverTcp,
     Setting,
+    Start,
     UnsupportedError,
     Usability,
     visible_gpus,
@@ -58,6 +64,7 @@ _REPLICATED = Capabilities(
     ),
     NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32"},
 )
+_FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
 
@@ -87,6 +94,11 @@ class _Horovod(ServedOverTcp):
         if plan.options.get("compression", "none") == "none" or not plan.gradient_bytes:
             return exact
         return exact * _FP16_BYTES * (plan.parameters or 0) / plan.gradient_bytes
+
+    def _with_mpi(self) -> bool:
+        """Whether the build loads a library of MPI, which may keep threads and shared memory."""
+        found = build.installed(self.framework)
+        return bool(found and found.extension and build.has_collective(found.extension, "mpi"))
 
     def _framework_usability(self) -> Usability:
         raise NotImplementedError
@@ -207,6 +219,11 @@ class HorovodTorch(_Horovod):
     ) -> dict[str, str]:
         return torch_environment(device, threads)
 
+    def preload(self, *, device: DeviceKind) -> Start:
+        if self._with_mpi():
+            return _FRESH_UNDER_MPI
+        return torch_preload(device, "isotrain.adapters.horovod.torch_exchange")
+
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
         from isotrain.adapters.torch import exchange, group
@@ -236,6 +253,11 @@ class HorovodTF(_Horovod):
         self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return tensorflow_environment(device, threads)
+
+    def preload(self, *, device: DeviceKind) -> Start:
+        if self._with_mpi():
+            return _FRESH_UNDER_MPI
+        return tensorflow_preload(device, "isotrain.adapters.horovod.tf_exchange")
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("tensorflow")

@@ -22,6 +22,7 @@ from isotrain.plugin import (
     PlanError,
     ProcessContext,
     Setting,
+    Start,
     UnsupportedError,
     Usability,
     visible_gpus,
@@ -106,6 +107,9 @@ class _TensorFlowAdapter(Adapter):
     def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
         bucket_bytes(self.check_options(spec), self.name)
         return []
+
+    def preload(self, *, device: DeviceKind) -> Start:
+        return tensorflow_preload(device)
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("tensorflow")
@@ -262,6 +266,13 @@ def tensorflow_environment(device: DeviceKind, threads: int) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "1",
     }
     return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def tensorflow_preload(device: DeviceKind, *modules: str) -> Start:
+    """What a process with TensorFlow replicas imports, `modules` besides; GPUs are left to fresh ones."""
+    if device == "gpu":
+        return Start(why_fresh="a process that has seen a GPU cannot be forked")
+    return Start(("tensorflow", "keras", "isotrain.adapters.tensorflow.group", *modules))
 
 
 def tensorflow_usability() -> Usability:

@@ -20,6 +20,7 @@ from isotrain.plugin import (
     ProcessContext,
     ServedOverTcp,
     Setting,
+    Start,
     UnsupportedError,
     Usability,
     visible_gpus,
@@ -127,6 +128,9 @@ class TorchDDP(ServedOverTcp):
     ) -> dict[str, str]:
         return torch_environment(device, threads)
 
+    def preload(self, *, device: DeviceKind) -> Start:
+        return torch_preload(device, "isotrain.adapters.torch.ddp")
+
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
         from isotrain.adapters.torch import ddp, exchange, group
@@ -175,6 +179,13 @@ def torch_environment(device: DeviceKind, threads: int) -> dict[str, str]:
         "MKL_NUM_THREADS": str(threads),
     }
     return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def torch_preload(device: DeviceKind, *modules: str) -> Start:
+    """What a process with torch replicas imports, `modules` besides; GPUs are left to fresh ones."""
+    if device == "gpu":
+        return Start(why_fresh="a process that has seen a GPU cannot be forked")
+    return Start(("torch", "keras", "isotrain.adapters.torch.group", *modules))
 
 
 def torch_usability() -> Usability:

@@ -21,6 +21,7 @@ from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -118,6 +119,7 @@ def run_here(
     host = plugin_host(spec.plugins)
     plan = make_plan(spec, backend=backend, replicas=replicas, host=host)
     directory = RunDirectory.create(spec.name, folder)
+    OF_THIS_PROGRAM.retire()  # what is measured is what a new program would see
     started = time.monotonic()
     ranks = run_job(measurement, spec, plan, host, directory)
     return {"started": started, "ranks": ranks}

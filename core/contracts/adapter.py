@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from isotrain.core.contracts.capabilities import Capabilities, Placement
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ class Adapter(ABC):
         self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         """Variables that must be set before a process of this backend starts Python."""
+
+    def preload(self, *, device: DeviceKind) -> Start:
+        """What a process of this backend imports before it knows its run, if it can be forked then.
+
+        Nothing that is imported may run the framework: no runtime, no device, no thread that matters.
+        The variables of `environment` are set by then.
+        """
+        return Start(why_fresh=f"backend {self.name!r} does not say that it can be forked")
 
     @abstractmethod
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:

@@ -197,6 +197,20 @@ class Output(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Remark(Event):
+    """The launcher does something in another way than the plan says.
+
+    Attributes:
+        time: When, in seconds since 1970.
+        text: What, and why.
+    """
+
+    kind = "remark"
+    time: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFailed(Event):
     """The run has failed, as whoever launched it found.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from isotrain.core.contracts.capabilities import Placement
 from isotrain.core.contracts.process import Role
+from isotrain.core.contracts.start import Start
 
 DeviceKind = Literal["cpu", "gpu"]
 
@@ -63,6 +64,7 @@ class Plan:
         replicas: Of the model, in all.
         threads: Compute threads per replica.
         processes: Who runs where.
+        start: How they come to be.
         environment: Variables set for every process before it starts.
         precision: The spec's.
         global_batch: Samples of one step over all replicas.
@@ -94,6 +96,7 @@ class Plan:
     replicas: int
     threads: int
     processes: tuple[ProcessPlan, ...]
+    start: Start
     environment: Mapping[str, str]
     precision: str
     global_batch: int
@@ -146,6 +149,7 @@ class Plan:
         fields["local_batches"] = list(self.local_batches)
         fields["remarks"] = list(self.remarks)
         fields["loggers"] = list(self.loggers)
+        fields["start"] = {"way": self.start.way, "why_fresh": self.start.why_fresh}
         fields["processes"] = [
             {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
         ]

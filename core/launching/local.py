@@ -18,6 +18,7 @@ from isotrain.core.launching.guard import Guard
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.ports import Ports
 from isotrain.core.launching.rank_process import RankProcess, end_all, wait_for_exit
+from isotrain.core.launching.starter import Starter
 from isotrain.core.launching.supervisor import Supervisor
 
 _EXIT_SECONDS = 5.0
@@ -28,11 +29,13 @@ class LocalLauncher(Launcher):
 
     name = "local"
     summary = "processes on this machine"
+    forks = True
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
     ) -> list[Any]:
         refuse_nesting()
+        starter = Starter(job.plan, on_event)  # first: a template imports while the rest is made
         with contextlib.ExitStack() as cleanup:
             ports = cleanup.enter_context(contextlib.closing(Ports()))
             addresses = ports.take(job.plan.ports, first_port)
@@ -44,7 +47,7 @@ class LocalLauncher(Launcher):
             guard = cleanup.enter_context(contextlib.closing(Guard()))
             cleanup.callback(end_all, processes)
             for process in processes:
-                guard.watch(process.start(job.plan.environment, payload))
+                guard.watch(process.start(starter.environment, payload, starter.begin))
             _watch(processes, job, on_event)
             from isotrain.core.launching.returned import (
                 load_value,  # the start need not wait for it

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,14 +18,11 @@ import psutil
 
 from isotrain.core.contracts.process import VARIABLE, ProcessContext
 from isotrain.core.contracts.reporter import PAGE_BYTES, Status, read_status
+from isotrain.core.launching.beginning import Begin, Beginning, Begun
+from isotrain.core.launching.effort import effort
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
 
-_START = (
-    "import json, sys; start = json.loads(sys.stdin.buffer.readline()); sys.path[:] = start['path'];"
-    " sys.argv[:] = start['argv']; from isotrain.core.running.worker import main; main(start)"
-)
-_READ_BYTES_PER_SECOND = 1e6
 _SWEEPS = 3
 
 
@@ -49,48 +45,45 @@ class RankProcess:
         self._status = os.memfd_create("isotrain-status")  # memory: no full disk can break it
         os.truncate(self._status, PAGE_BYTES)
         self._page = mmap.mmap(self._status, PAGE_BYTES)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Begun | None = None
         self._exit_code: int | None = None
 
-    def start(self, environment: Mapping[str, str], payload: Payload) -> int:
-        """Starts it with the job on its standard input; returns the id of its process group."""
-        inherited = (self._writing, self._status, payload.descriptor)
-        names = ("events", "status", "arrays")
-        start = {
-            "path": sys.path,
-            "argv": sys.argv,  # modules of the run may read it when they are imported
-            **dict(zip(names, inherited, strict=True)),
-        }
-        relayed = self.context.rank == 0
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if relayed else log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    **environment,
-                    **self.context.to_variables(),
-                    "PYTHONUNBUFFERED": "1",
-                },
-                pass_fds=inherited,
-                start_new_session=True,
+    def start(self, environment: Mapping[str, str], payload: Payload, begin: Begin) -> int:
+        """Starts it with the job on its standard input; returns the id of its process group.
+
+        Args:
+            environment: All variables but those that tell it its place.
+            payload: The job.
+            begin: A way to start it.
+        """
+        stdin, feed = _pipe()
+        with stdin, self.log.open("ab") as log, self._stdout_beside(log) as stdout:
+            self._process = begin(
+                Beginning(
+                    {**environment, **self.context.to_variables()},
+                    (stdin.fileno(), stdout.fileno(), log.fileno()),
+                    (self._writing, self._status, payload.descriptor),
+                )
             )
         os.close(self._writing)
         self._writing = -1
-        self.output = self._process.stdout
+        start = {"path": sys.path, "argv": sys.argv}  # the run's modules may read it on import
         first_line = json.dumps(start).encode() + b"\n"
-        threading.Thread(target=self._feed, args=(first_line, payload.stream), daemon=True).start()
+        parts = (feed, first_line, payload.stream)
+        threading.Thread(target=_feed, args=parts, daemon=True).start()
         return self._process.pid
 
-    def _feed(self, *parts: bytes) -> None:
-        """Hands over its start and job; a process that never reads them must not block this one."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as pipe:
-            for part in parts:
-                pipe.write(part)
+    def _stdout_beside(self, log: IO[bytes]) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """Where its standard output goes: rank 0's to a pipe to here."""
+        if self.context.rank:
+            return contextlib.nullcontext(log)
+        self.output, writing = _pipe()
+        return writing
+
+    @property
+    def pid(self) -> int | None:
+        """Its number, and that of its session; None before it was started."""
+        return None if self._process is None else self._process.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -99,7 +92,7 @@ class RankProcess:
         Until `close`, the ended process is kept as a zombie, so that nobody else gets its number.
         """
         if self._exit_code is None and self._process is not None:
-            self._exit_code = _exit_code(self._process)
+            self._exit_code = self._process.exit_code
         return self._exit_code
 
     @property
@@ -117,11 +110,7 @@ class RankProcess:
     @property
     def effort(self) -> float:
         """Seconds of processor time it has used, plus a second for each megabyte it has read."""
-        with contextlib.suppress(psutil.Error):
-            own = self._own()
-            times = own.cpu_times()
-            return times.user + times.system + _bytes_read(own) / _READ_BYTES_PER_SECOND
-        return 0.0
+        return 0.0 if self._process is None else effort(self._process.pid)
 
     def _own(self) -> psutil.Process:
         assert self._process is not None
@@ -155,25 +144,20 @@ class RankProcess:
         self._page.close()
         os.close(self._status)
         if self._process is not None:
-            self._process.wait()
+            self._process.release()
 
 
-def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # somebody else in this program has collected it
-        return process.poll()
-    if ended is None:
-        return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    """The end to read from and the end to write to."""
+    reading, writing = os.pipe()
+    return open(reading, "rb", buffering=0), open(writing, "wb")
 
 
-def _bytes_read(process: psutil.Process) -> float:
-    try:
-        counters = process.io_counters()
-    except (AttributeError, psutil.Error):  # not every system tells
-        return 0.0
-    return float(counters.read_bytes + counters.read_chars)
+def _feed(pipe: IO[bytes], *parts: bytes) -> None:
+    """Hands over its start and job; a process that never reads them must not block this one."""
+    with contextlib.suppress(OSError), pipe:
+        for part in parts:
+            pipe.write(part)
 
 
 def end_all(processes: Sequence[RankProcess], patience: float = 2.0) -> None:
@@ -207,17 +191,24 @@ def _kill(
 def _everyone(processes: Sequence[RankProcess]) -> list[psutil.Process]:
     """The processes, their descendants, and whatever else carries the run's mark."""
     found = {member for process in processes for member in process.family()}
-    for directory in {process.context.run_directory for process in processes}:
-        found.update(_marked(json.dumps(directory)))
+    directories = {json.dumps(process.context.run_directory) for process in processes}
+    sessions = {process.pid for process in processes}
+    found.update(p for p in psutil.process_iter() if _is_marked(p, directories, sessions))
     return list(found)
 
 
-def _marked(directory: str) -> Iterable[psutil.Process]:
-    """Processes that inherited a run's variable: also those whose parent is gone."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if directory in process.environ().get(VARIABLE, ""):
-                yield process
+def _is_marked(member: psutil.Process, directories: set[str], sessions: set[int | None]) -> bool:
+    """Whether it inherited a run's variable or session, though its parent may be gone.
+
+    A process that was forked shows the variables that its ancestor was started with, which are not
+    the run's where that is a template: it is known by its session.
+    """
+    with contextlib.suppress(psutil.Error, OSError):
+        if os.getsid(member.pid) in sessions:
+            return True
+        marks = member.environ().get(VARIABLE, "")
+        return any(directory in marks for directory in directories)
+    return False
 
 
 def _signal(

@@ -14,6 +14,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
+from isotrain.core.planning.starts import resolve_start
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -80,6 +81,7 @@ def make_plan(
         replicas=count,
         threads=threads,
         processes=processes,
+        start=resolve_start(adapter, host.launcher(launcher), device),
         environment=adapter.environment(spec, device=device, threads=threads, replicas=count),
         precision=spec.precision,
         global_batch=global_batch,

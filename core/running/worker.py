@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,22 @@ from isotrain.core.contracts.reporter import Reporter
 EXIT_FAILED = 1
 
 
-def main(start: Mapping[str, Any]) -> None:
+def main(events: int, status: int, arrays: int) -> None:
     """Reads its job from standard input, does it, and reports how it went.
 
     Args:
-        start: The inherited descriptors: `events`, `status`, `arrays`.
+        events: Inherited descriptor to write events to.
+        status: Of the status page.
+        arrays: Of the file with the job's large arrays.
     """
     context = from_variables(os.environ)
     assert context is not None, "started by isotrain's launcher only"
-    for name in ("events", "status", "arrays"):
-        os.set_inheritable(start[name], False)
+    for descriptor in (events, status, arrays):
+        os.set_inheritable(descriptor, False)
     _dump_stacks_on_request()
-    reporter = Reporter(context.rank, start["events"], start["status"])
+    reporter = Reporter(context.rank, events, status)
     reporter.emit(Started(pid=os.getpid()))
-    _leave(_attempt(context, reporter, start["arrays"]))
+    _leave(_attempt(context, reporter, arrays))
 
 
 def _dump_stacks_on_request() -> None:

@@ -16,6 +16,7 @@ from isotrain.core.contracts.events import (
     Output,
     Progress,
     Ready,
+    Remark,
     Started,
     WorkerLost,
 )
@@ -102,6 +103,8 @@ class Story:
                 self.phase = "evaluating"
             case EpochEnded():
                 return self._note_epoch(event)
+            case Remark():
+                return event.text
             case WorkerLost():
                 return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
         return None

@@ -11,7 +11,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
     "where": (
         *("backend", "framework", "collective", "launcher", "device"),
-        *("replicas", "processes", "threads"),
+        *("replicas", "processes", "start", "threads"),
     ),
     "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters"),
     "each step": (
@@ -56,6 +56,8 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
         return [("-", remark) for remark in value]
     if name == "processes":
         return [(label, str(len(value)))] + [("", _process(process)) for process in value]
+    if name == "start":
+        return [(label, ": ".join(filter(None, value.values())))]
     if name == "timeouts":
         return [(label, ", ".join(f"{key} {limit:g} s" for key, limit in value.items()))]
     if name == "environment":

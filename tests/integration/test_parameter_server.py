@@ -19,6 +19,7 @@ import pytest
 import isotrain
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.testing import digits, probe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -41,7 +42,8 @@ def nothing_left() -> Iterator[None]:
     """No test may leave a process behind."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    assert not set(psutil.Process().children(recursive=True)) - before
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [each for each in left if each.pid not in OF_THIS_PROGRAM.pids()]
 
 
 def served(staleness: int | None, **changes: Any) -> dict[str, Any]:

@@ -1,10 +1,64 @@
-"""What a process of a run finds when it starts."""
+"""Processes of a run that are forked find the same as those that start by themselves, and end as they do."""
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+import isotrain
+from isotrain.adapters.torch.adapter import TorchDDP
+from isotrain.core.comparison.measure import Measurement
+from isotrain.core.comparison.runner import run_here
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.beginning import Beginning
+from isotrain.core.launching.template import Template, TemplateError
+from isotrain.core.launching.templates import OF_THIS_PROGRAM, Templates
+from isotrain.plugin import Start
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAYS = ("forked", "fresh")
+BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
+LIMIT_SECONDS = 15.0
+SILENCE, LIMIT = 30.0, 120.0
+PLANTED_SEED = 987654321
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
+    fields = {"name": "starting", "model": model, "data": (inputs, inputs[:, :2].copy())}
+    fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
+    return fields | {"global_batch": 8, "epochs": 1} | changes
+
+
+def launch(work: Any, folder: Path, hear: Callable[[Any], None] = id, **changes: Any) -> list[Any]:
+    return isotrain.launch(
+        work,
+        spec(**changes),
+        backend="torch-ddp",
+        replicas=2,
+        run_directory=folder,
+        on_event=hear,
+    )
+
 
 MODULE = """
 import sys
@@ -26,7 +80,7 @@ import isotrain
 spec = {"name": "arguments", "model": "mine:model", "data": "mine:data", "steps": 2, "global_batch": 8}
 spec |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
 result = isotrain.run(spec, backend="torch-ddp", replicas=2)
-print("parameters", result.plan["parameters"])
+print(result.plan["start"]["way"], "parameters", result.plan["parameters"])
 def work(session):
     return sys.argv
 for argv in isotrain.launch(work, spec, backend="torch-ddp", replicas=2):
@@ -34,17 +88,303 @@ for argv in isotrain.launch(work, spec, backend="torch-ddp", replicas=2):
 """
 
 
-def test_modules_that_read_the_command_line_when_imported_find_it(tmp_path: Path) -> None:
+@BOTH_WAYS
+def test_modules_that_read_the_command_line_when_imported_find_it(way: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "train.py").write_text(PROGRAM)
     many = [f"--odd=\udcff{number}" for number in range(20_000)]  # more than one argument may hold
     done = subprocess.run(
         [sys.executable, "train.py", "--width", "3", *many],
         cwd=tmp_path,
+        env={**os.environ, "ISOTRAIN_START": way},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["parameters", "15", "True", "True"]
+    assert done.stdout.split() == [way, "parameters", "15", "True", "True"]
+
+
+def surroundings(session: Any) -> dict[str, Any]:
+    """What a process finds that must not depend on how it has started."""
+    import gc
+    import resource
+    import threading
+
+    numbers = [n for n in signal.valid_signals() if n not in (signal.SIGKILL, signal.SIGSTOP)]
+    opened = [os.path.basename(os.readlink(f"/proc/self/fd/{n}")) for n in range(64) if is_open(n)]
+    return {
+        "leads its session": os.getsid(0) == os.getpgrp() == os.getpid(),
+        "folder": os.getcwd(),
+        "argv": sys.argv,
+        "path": sys.path,
+        "variables": {k: v for k, v in os.environ.items() if k not in ("ISOTRAIN_START", "_")},
+        "descriptors": sorted(name.split(":")[0] for name in opened),
+        "streams": [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)],
+        "handlers": [str(signal.getsignal(number)) for number in numbers],
+        "blocked": [str(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        "mask": os.umask(0o077),
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "collects": gc.isenabled(),
+        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("isotrain")),
+        "flags": str(sys.flags),
+    }
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_forked_process_finds_what_a_fresh_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_PERSON", "1")
+    for way in WAYS:
+        monkeypatch.setenv("ISOTRAIN_START", way)
+        found[way] = launch(surroundings, tmp_path / way)
+        for rank, each in enumerate(found[way]):
+            place = each["variables"].pop("ISOTRAIN_PROCESS")
+            assert f'"rank": {rank}' in place
+    for forked_one, fresh_one in zip(found["forked"], found["fresh"], strict=True):
+        assert {k: v for k, v in forked_one.items() if v != fresh_one[k]} == {}
+    assert found["forked"][0]["leads its session"]
+    assert found["forked"][0]["variables"]["OF_THE_PERSON"] == "1"
+
+
+def plants(session: Any) -> list[float]:
+    """Changes whatever a process can change of itself; gives numbers that are drawn anew."""
+    import keras
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    keras.config.set_epsilon(0.5)
+    keras.planted = True
+    os.environ["PLANTED"] = "1"
+    sys.path.insert(0, "/planted")
+    sys.argv.append("planted")
+    os.chdir("/")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    drawn = [random.random(), float(np.random.random())]
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(PLANTED_SEED)
+    return drawn
+
+
+def looks(session: Any) -> list[Any]:
+    """What is left of it, and numbers that are drawn anew."""
+    import keras
+    import torch
+
+    left = [
+        torch.get_default_dtype() is torch.float64,
+        keras.config.epsilon() == 0.5,
+        hasattr(keras, "planted"),
+        "PLANTED" in os.environ,
+        "/planted" in sys.path,
+        "planted" in sys.argv,
+        os.getcwd() == "/",
+        signal.getsignal(signal.SIGTERM) == signal.SIG_IGN,
+        torch.initial_seed() == PLANTED_SEED,
+    ]
+    return [any(left), random.random(), float(np.random.random())]
+
+
+def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
+    planted = launch(plants, tmp_path / "a")
+    template = OF_THIS_PROGRAM.pids()[-1]
+    found = launch(looks, tmp_path / "b")
+    assert OF_THIS_PROGRAM.pids()[-1] == template
+    assert [each[0] for each in found] == [False, False]
+    draws = [tuple(drawn) for drawn in (*planted, *(each[1:] for each in found))]
+    assert len({first for first, _ in draws}) == len(draws)
+    assert len({second for _, second in draws}) == len(draws)
+
+
+def parameters(session: Any) -> int | None:
+    return session.plan.parameters  # type: ignore[no-any-return]
+
+
+def test_a_module_that_was_changed_between_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fields = {"model": "mine_changing:model", "data": "mine_changing:data"}
+    for width in (3, 30):
+        text = MODULE.replace("int(sys.argv[2])", str(width))
+        (tmp_path / "mine_changing.py").write_text(text)
+        assert launch(parameters, tmp_path / str(width), **fields) == [5 * width, 5 * width]
+
+
+def falls_over(session: Any) -> None:
+    """Leaves a process behind that has neither its parent nor other variables, then dies."""
+    if os.fork() == 0:
+        if os.fork() == 0:
+            (session.run_directory / f"left-{session.rank}").write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    wait_until(lambda: len(list(session.run_directory.glob("left-*"))) == 2)
+    if session.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def raises(session: Any) -> None:
+    if session.rank == 1:
+        raise ValueError("a deliberate mistake")
+    session.barrier()
+
+
+@BOTH_WAYS
+def test_a_killed_process_is_named_and_nothing_is_left(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", way)
+    with pytest.raises(RunFailedError, match="rank 1 of 2 was ended by SIGKILL"):
+        launch(falls_over, tmp_path)
+    left = [int(path.read_text()) for path in tmp_path.glob("left-*")]
+    assert len(left) == 2
+    assert not [pid for pid in left if is_alive(pid)]
+
+
+@BOTH_WAYS
+def test_an_error_is_told(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", way)
+    with pytest.raises(RunFailedError, match="ValueError: a deliberate mistake") as caught:
+        launch(raises, tmp_path)
+    assert str(caught.value).startswith("rank 1 of 2 raised ValueError ")
+
+
+def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_path: Path) -> None:
+    def kills(session: Any) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    with pytest.raises(RunFailedError, match="was ended by SIGKILL"):
+        launch(kills, tmp_path / "a")
+    assert launch(parameters, tmp_path / "b") == [10, 10]
+
+
+def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchDDP, "preload", lambda self, *, device: Start(("no_such_module",)))
+    for name in ("a", "b"):
+        told: list[Mapping[str, Any]] = []
+        assert launch(parameters, tmp_path / name, told.append) == [10, 10]
+        (remark,) = (event["text"] for event in told if event["event"] == "remark")
+        assert "every process starts by itself" in remark
+        assert "No module named 'no_such_module'" in remark
+
+
+ENDING = """
+import os, signal
+import isotrain
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
+print(OF_THIS_PROGRAM.get((), dict(os.environ)).pid, flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_template_ends_with_its_program(ending: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.replace("{ending}", ending)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    template = int(done.stdout)
+    assert not done.stderr
+    wait_until(lambda: not is_alive(template))
+
+
+def variables(**more: str) -> dict[str, str]:
+    return {**os.environ, **more}
+
+
+def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> None:
+    kept = Templates()
+    try:
+        first = kept.get((), variables(PYTEST_CURRENT_TEST="another"))
+        assert kept.get((), variables()) is first
+        assert kept.get(("wave",), variables()) is not first
+        for number in range(4):
+            kept.get((), variables(NUMBER=str(number)))
+        assert len(kept.pids()) == 4
+        wait_until(lambda: not is_alive(first.pid))
+    finally:
+        kept.close()
+    with pytest.raises(TemplateError, match="this program is ending"):
+        kept.get((), variables())
+
+
+def test_a_process_that_is_forked_from_the_program_leaves_its_templates_alone() -> None:
+    template = OF_THIS_PROGRAM.get((), variables())
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(OF_THIS_PROGRAM.pids()))
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert template.is_current()
+
+
+def forked(template: Template, streams: tuple[int, int, int]) -> Any:
+    return template.fork(Beginning(variables(), streams, streams), SILENCE, LIMIT)
+
+
+def test_an_imported_file_that_changes_makes_a_template_useless(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "imported_early.py").write_text("VALUE = 1\n")
+    template = Template(
+        ("imported_early",), variables(PYTHONPATH=os.pathsep.join([*sys.path, str(tmp_path)]))
+    )
+    try:
+        with open(os.devnull, "r+b") as null:
+            process = forked(template, (null.fileno(),) * 3)
+        wait_until(lambda: process.exit_code is not None)
+        assert process.exit_code == 1  # it was given no job
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        process.release()
+        assert not psutil.pid_exists(process.pid)
+        assert template.is_current()
+        (tmp_path / "imported_early.py").write_text("VALUE = 10\n")
+        assert not template.is_current()
+    finally:
+        template.retire()
+    assert not is_alive(template.pid)
+
+
+def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
+    launch(parameters, tmp_path / "warm")
+    warm = OF_THIS_PROGRAM.pids()
+    measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
+    given = isotrain.TrainingSpec.model_validate(spec())
+    found = run_here(given, "torch-ddp", 1, measurement, tmp_path / "cold")
+    assert found["ranks"][0]["plan"]["start"]["way"] == "forked"
+    assert not set(warm) & set(OF_THIS_PROGRAM.pids())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

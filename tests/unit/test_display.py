@@ -23,6 +23,7 @@ from isotrain.core.contracts.events import (
     WorkerLost,
 )
 from isotrain.core.contracts.plan import Plan, ProcessPlan
+from isotrain.core.contracts.start import Start
 from isotrain.core.showing import display
 
 
@@ -39,6 +40,7 @@ def plan(replicas: int = 2) -> Plan:
         replicas=replicas,
         threads=1,
         processes=tuple(ProcessPlan(r, "127.0.0.1", r, (r,)) for r in range(replicas)),
+        start=Start(),
         environment={},
         precision="float32",
         global_batch=8,

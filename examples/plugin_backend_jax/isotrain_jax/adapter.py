@@ -16,6 +16,7 @@ from isotrain.plugin import (
     ProcessContext,
     ServedOverTcp,
     Setting,
+    Start,
     UnsupportedError,
     Usability,
     keras_backend,
@@ -114,6 +115,9 @@ class JaxMesh(ServedOverTcp):
             "OMP_NUM_THREADS": str(threads),
         }
         return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+    def preload(self, *, device: DeviceKind) -> Start:
+        return Start(why_fresh="JAX has threads as soon as it is imported")
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("jax")

@@ -1,0 +1,91 @@
+"""What a new process of a run is given, and how whoever started it knows it afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+_START = (
+    "import json, sys; inherited = json.loads(sys.argv.pop());"
+    " start = json.loads(sys.stdin.buffer.readline());"
+    " sys.path[:] = start['path']; sys.argv[:] = start['argv'];"
+    " from isotrain.core.running.worker import main; main(*inherited)"
+)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a new process of a run is given.
+
+    Attributes:
+        environment: All of its variables.
+        streams: Descriptors of its standard input, output and error.
+        inherited: Descriptors for its events, its status page and the job's arrays.
+    """
+
+    environment: Mapping[str, str]
+    streams: tuple[int, int, int]
+    inherited: tuple[int, int, int]
+
+
+class Begun(Protocol):
+    """A process that was started; until `release` it keeps its number, also when it has ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, and that of its session and process group."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+
+    def release(self) -> None:
+        """Lets the system forget it, once it has ended."""
+
+
+Begin = Callable[[Beginning], Begun]
+"""A way to start a process."""
+
+
+class FreshProcess:
+    """A process that has started by itself, as a child of this one.
+
+    Attributes:
+        pid: Its number.
+    """
+
+    def __init__(self, beginning: Beginning) -> None:
+        """Starts it."""
+        stdin, stdout, stderr = beginning.streams
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, str(list(beginning.inherited))],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=beginning.environment,
+            pass_fds=beginning.inherited,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody else in this program has collected it
+            return self._process.poll()
+        return None if ended is None else code_of(ended)
+
+    def release(self) -> None:
+        """Waits for its end."""
+        self._process.wait()
+
+
+def code_of(ended: os.waitid_result) -> int:
+    """The exit code of a process that has ended; negative when a signal ended it."""
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -1,0 +1,59 @@
+"""Starts the processes of one run in the way that its plan says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from isotrain.core.contracts.events import OnEvent, Remark
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.launching import templates
+from isotrain.core.launching.beginning import Beginning, Begun, FreshProcess
+from isotrain.core.launching.template import Template, TemplateError
+
+
+class Starter:
+    """Starts processes; the first thing that a launcher makes, for a template imports meanwhile.
+
+    Attributes:
+        environment: The variables of every process, but for those that tell it its place.
+    """
+
+    def __init__(self, plan: Plan, on_event: OnEvent) -> None:
+        """Begins to start a template, where the plan says so and there is none yet.
+
+        Args:
+            plan: Says how.
+            on_event: Told where processes start in another way than the plan says.
+        """
+        self.environment: Mapping[str, str] = {
+            **os.environ,
+            **plan.environment,
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._timeouts = plan.timeouts
+        self._on_event = on_event
+        self._template: Template | None = None
+        if plan.start.way == "forked":
+            try:
+                imports = plan.start.imports
+                self._template = templates.OF_THIS_PROGRAM.get(imports, self.environment)
+            except TemplateError as error:
+                self._remark(error)
+
+    def begin(self, beginning: Beginning) -> Begun:
+        """Starts a process; where its template is broken, by itself."""
+        if self._template is not None:
+            limits = self._timeouts["silence"], self._timeouts["start"]
+            try:
+                return self._template.fork(beginning, *limits)
+            except TemplateError as error:
+                templates.OF_THIS_PROGRAM.drop(self._template, str(error))
+                self._template = None
+                self._remark(error)
+        return FreshProcess(beginning)
+
+    def _remark(self, error: TemplateError) -> None:
+        text = f"every process starts by itself, for the one to fork from cannot be used: {error}"
+        self._on_event(Remark(time=time.time(), text=text))

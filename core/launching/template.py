@@ -1,0 +1,247 @@
+"""A template: a process that has imported a framework, from which those of runs are forked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import isotrain
+from isotrain.core.launching import doorway
+from isotrain.core.launching.beginning import Beginning
+from isotrain.core.launching.effort import effort
+
+_START = (
+    "import json, sys; order = json.loads(sys.argv.pop()); sys.path.append(order.pop('home'));"
+    " from isotrain.core.launching.template_process import main; main(**order)"
+)
+_HOME = str(Path(isotrain.__path__[0]).parent)
+_LOOK_SECONDS = 0.2
+_EFFORT_SECONDS = 0.05
+_ANSWER_SECONDS = 5.0
+_SAID_LINES = 5
+
+
+class TemplateError(Exception):
+    """A template cannot be used; says why."""
+
+
+class Template:
+    """The launcher's end of a template, which lives until `retire` or until this process ends.
+
+    The template imports with the path that its interpreter starts with: never a module of the
+    script's folder, nor from where this program has added.
+
+    Attributes:
+        is_ready: Whether it has been heard to have imported everything.
+    """
+
+    def __init__(self, imports: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts it, and does not wait for it.
+
+        Args:
+            imports: Modules to import.
+            environment: All of its variables.
+        """
+        self._door, theirs = socket.socketpair()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        number = theirs.fileno()
+        order = {"home": _HOME, "door": number, "launcher": os.getpid(), "imports": list(imports)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START, json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                env=environment,
+                pass_fds=[number],
+                start_new_session=True,
+            )
+        self._lock = threading.RLock()
+        self._codes: dict[int, int | None] = {}
+        self._answers: list[dict[str, Any]] = []
+        self.is_ready = False
+        self._is_retired = False
+        self._is_gone = False
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def is_current(self) -> bool:
+        """Whether it still is what a new one would be: no file that it imported has changed."""
+        with self._lock, contextlib.suppress(TemplateError):
+            self._read(0)
+            if self.is_ready:
+                return not self._asked({"changed": []}, _ANSWER_SECONDS)["changed"]
+            return not self._is_gone
+        return False
+
+    def fork(self, beginning: Beginning, silence: float, limit: float) -> ForkedProcess:
+        """Forks a process.
+
+        Args:
+            beginning: What to give it.
+            silence: Seconds in which the template may do nothing at all while it imports.
+            limit: Seconds that it may import.
+
+        Raises:
+            TemplateError: It could not import, or is gone.
+        """
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            with self._lock:
+                self._await_imports(silence, limit)
+                descriptors = (*beginning.streams, *beginning.inherited, folder)
+                request = {"fork": dict(beginning.environment)}
+                pid: int = self._asked(request, silence, descriptors)["forked"]
+                self._codes.setdefault(pid, None)  # its end may have been told already
+        finally:
+            os.close(folder)
+        return ForkedProcess(pid, self)
+
+    def exit_code(self, pid: int) -> int | None:
+        """Of a process that it forked: when the template dies, the system kills them all."""
+        with self._lock:
+            self._read(0)
+            code = self._codes[pid]
+            return -signal.SIGKILL if code is None and self._is_gone else code
+
+    def release(self, pid: int) -> None:
+        """Lets the system forget a process, once it has ended; the last one may free the template."""
+        with self._lock:
+            with contextlib.suppress(TemplateError):
+                if not self._is_gone:
+                    self._asked({"release": pid}, _ANSWER_SECONDS)
+            del self._codes[pid]
+            self._end_if_idle()
+
+    def retire(self) -> None:
+        """Ends it as soon as none of its processes is left."""
+        with self._lock:
+            self._is_retired = True
+            self._end_if_idle()
+
+    def forget(self) -> None:
+        """Lets go of it in a process that was forked from this one, and does not own it."""
+        self._is_gone = True
+        self._process.returncode = 0  # nobody's child here: not to be waited for
+        self._door.close()
+        self._said.close()
+
+    def _end_if_idle(self) -> None:
+        if self._is_retired and not self._codes:
+            self.end()
+
+    def end(self) -> None:
+        """Ends it at once, and all that it forked with it; it has nothing to lose."""
+        self._is_gone = self._is_retired = True
+        self._process.kill()
+        self._process.wait()
+        self._door.close()
+        self._said.close()
+
+    def _await_imports(self, silence: float, limit: float) -> None:
+        began = active = time.monotonic()
+        done = 0.0
+        while not self.is_ready:
+            self._read(_LOOK_SECONDS)
+            now = time.monotonic()
+            if (more := effort(self.pid)) - done >= _EFFORT_SECONDS:
+                done, active = more, now
+            if self._is_retired:
+                raise TemplateError("it was ended while it imported")
+            if self._is_gone:
+                raise TemplateError(f"it ended while it imported; it said: {self._words()}")
+            if now - active > silence or now - began > limit:
+                self._process.kill()
+                raise TemplateError(f"it was not ready after {now - began:.0f} s")
+
+    def _asked(
+        self, request: Mapping[str, Any], patience: float, descriptors: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Sends a request and waits for its answer; one that does not come breaks the template."""
+        deadline = time.monotonic() + patience
+        try:
+            doorway.send(self._door, request, descriptors)
+            while not self._answers and not self._is_gone and time.monotonic() < deadline:
+                self._read(_LOOK_SECONDS)
+        except OSError:
+            self._is_gone = True
+        except BaseException:
+            self._process.kill()  # the answer would be taken for that of another request
+            raise
+        if self._answers:
+            return self._answers.pop()
+        self._process.kill()
+        self._is_gone = True
+        raise TemplateError("it is gone, or does not answer")
+
+    def _read(self, patience: float) -> None:
+        """Takes over what it has told, waiting at most so many seconds for the first of it."""
+        while not self._is_gone and _is_readable(self._door, patience):
+            try:
+                received = doorway.receive(self._door)
+            except OSError:
+                received = None
+            except BaseException:
+                self._process.kill()  # half of a message has been read
+                raise
+            if received is None:
+                self._is_gone = True
+            else:
+                self._note(received[0])
+            patience = 0
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.is_ready = True
+        elif "ended" in message:
+            self._codes[message["ended"]] = message["code"]
+        else:
+            self._answers.append(message)
+
+    def _words(self) -> str:
+        """The end of what it has said, in one line."""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-_SAID_LINES:]) or "nothing"
+
+
+def _is_readable(door: socket.socket, patience: float) -> bool:
+    poll = select.poll()
+    poll.register(door, select.POLLIN)
+    return bool(poll.poll(patience * 1000))
+
+
+class ForkedProcess:
+    """A process that a template has forked.
+
+    Attributes:
+        pid: Its number.
+    """
+
+    def __init__(self, pid: int, template: Template) -> None:
+        self.pid = pid
+        self._template = template
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        return self._template.exit_code(self.pid)
+
+    def release(self) -> None:
+        """Lets the system forget it, once it has ended."""
+        self._template.release(self.pid)

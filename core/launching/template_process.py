@@ -1,0 +1,201 @@
+"""The program of a template: imports a framework, runs nothing of it, and is forked."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from isotrain.core.launching import doorway
+from isotrain.core.launching.beginning import code_of
+
+_OWN_IMPORTS = (
+    "isotrain.core.running.worker",
+    "isotrain.core.running.works",
+    "isotrain.core.running.session",
+    "isotrain.core.launching.payload",
+    "isotrain.core.launching.returned",
+    "isotrain.core.plugins.named_model",
+)
+"""What every process of a run needs of isotrain, whatever its backend."""
+_STREAMS = 3
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_LAUNCHER = "launcher"
+_DOOR = "door"
+
+
+def main(door: int, launcher: int, imports: Sequence[str]) -> None:
+    """Imports, then forks for as long as the launcher lives.
+
+    Args:
+        door: Descriptor of the socket to the launcher.
+        launcher: The launcher's number.
+        imports: What the adapter declares.
+    """
+    gc.disable()  # of what is made here, nothing goes
+    before = dict(os.environ)
+    for module in (*imports, *_OWN_IMPORTS):
+        importlib.import_module(module)
+    gc.freeze()  # a collection in a child would otherwise write to every page that it shares
+    set_by_imports = dict(os.environ.items() - before.items())
+    _Template(socket.socket(fileno=door), launcher, set_by_imports).serve()
+    os._exit(0)  # a framework that was never run need not be torn down
+
+
+class _Template:
+    """Forks processes for one launcher, and tells it when they have ended."""
+
+    def __init__(
+        self, door: socket.socket, launcher: int, set_by_imports: Mapping[str, str]
+    ) -> None:
+        self._door = door
+        self._set_by_imports = set_by_imports
+        self._pid = os.getpid()
+        self._said = os.pread(sys.stderr.fileno(), os.fstat(sys.stderr.fileno()).st_size, 0)
+        self._files = _changeable_files()
+        os.chdir("/")  # it must keep no folder from being removed or unmounted
+        self._children: dict[int, int] = {}
+        """Number to descriptor of those whose end was not told yet."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(door, selectors.EVENT_READ, _DOOR)
+        self._launcher = os.pidfd_open(launcher)
+        self._selector.register(self._launcher, selectors.EVENT_READ, _LAUNCHER)
+
+    def serve(self) -> None:
+        """Does what it is asked to, until the launcher is gone; its children go with it."""
+        doorway.send(self._door, {"ready": True})
+        while True:
+            for key, _ in self._selector.select():
+                if key.data == _LAUNCHER or (key.data == _DOOR and not self._answer()):
+                    return
+                if key.data in self._children:
+                    self._tell_end(key.data)
+
+    def _answer(self) -> bool:
+        """Answers one request; False where there will be none any more."""
+        received = doorway.receive(self._door)
+        if received is None:
+            return False
+        request, descriptors = received
+        if "fork" in request:
+            pid = self._fork(request["fork"], descriptors)
+            doorway.send(self._door, {"forked": pid})
+        elif "release" in request:
+            self._unwatch(request["release"])
+            os.waitpid(request["release"], 0)
+            doorway.send(self._door, {"released": request["release"]})
+        else:
+            changed = [name for name, stamp in self._files.items() if _stamp(name) != stamp]
+            doorway.send(self._door, {"changed": changed})
+        return True
+
+    def _unwatch(self, pid: int) -> None:
+        descriptor = self._children.pop(pid, None)
+        if descriptor is not None:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+    def _tell_end(self, pid: int) -> None:
+        """Tells how a child ended; it stays a zombie, so that nobody else gets its number."""
+        self._unwatch(pid)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        doorway.send(self._door, {"ended": pid, "code": code_of(ended)})
+
+    def _fork(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        """Forks a child, and waits until it leads a session of its own."""
+        waiting, ready = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads: adapters vouch for them
+            pid = os.fork()
+        if pid == 0:
+            self._become(environment, descriptors, (waiting, ready))
+        for descriptor in (*descriptors, ready):
+            os.close(descriptor)
+        os.read(waiting, 1)
+        os.close(waiting)
+        self._children[pid] = os.pidfd_open(pid)
+        self._selector.register(self._children[pid], selectors.EVENT_READ, pid)
+        return pid
+
+    def _become(
+        self, environment: Mapping[str, str], descriptors: Sequence[int], pipe: Sequence[int]
+    ) -> NoReturn:
+        """Makes this child a process like one that has started by itself, and does its work."""
+        try:
+            os.setsid()
+            _die_with(self._pid)
+            self._close_own()
+            for descriptor in pipe:
+                os.close(descriptor)
+            *inherited, folder = descriptors[_STREAMS:]
+            variables = {**environment, **self._set_by_imports}
+            _take_over(descriptors[:_STREAMS], variables, folder)
+            os.write(sys.stderr.fileno(), self._said)
+            gc.enable()
+            start = json.loads(sys.stdin.buffer.readline())
+            sys.path[:] = start["path"]
+            sys.argv[:] = start["argv"]
+            importlib.invalidate_caches()
+            importlib.import_module("isotrain.core.running.worker").main(*inherited)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)  # `main` ends the process
+
+    def _close_own(self) -> None:
+        """Closes what belongs to the template, and to other children of it."""
+        watched = [key.fd for key in self._selector.get_map().values()]
+        self._selector.close()
+        for descriptor in watched:
+            os.close(descriptor)
+        self._door.detach()
+
+
+def _die_with(parent: int) -> None:
+    """Has the system end this process when its parent does."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _take_over(streams: Sequence[int], environment: Mapping[str, str], folder: int) -> None:
+    """Takes streams, variables and working directory from the request; draws other random numbers."""
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.fchdir(folder)
+    os.close(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    if "numpy" in sys.modules:  # Python's own generator is seeded anew by `fork`
+        sys.modules["numpy"].random.seed()
+
+
+def _changeable_files() -> dict[str, Any]:
+    """The imported files that lie in no environment, and may change while this process lives."""
+    environments = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    found = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return {
+        name: _stamp(name)
+        for name in map(os.path.abspath, filter(None, found))
+        if not any(Path(name).is_relative_to(prefix) for prefix in environments)
+    }
+
+
+def _stamp(name: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

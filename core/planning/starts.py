@@ -1,0 +1,32 @@
+"""Decides how the processes of a run come to be."""
+
+from __future__ import annotations
+
+import os
+
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.plan import DeviceKind
+from isotrain.core.contracts.start import Start
+from isotrain.core.errors import PlanError
+from isotrain.core.system import forking
+
+VARIABLE = "ISOTRAIN_START"
+_WAYS = ("forked", "fresh")
+
+
+def resolve_start(adapter: Adapter, launcher: Launcher, device: DeviceKind) -> Start:
+    """Has processes forked where launcher, system and backend can, unless the person said no.
+
+    Raises:
+        PlanError: The variable by which a person says so has another value.
+    """
+    asked = os.environ.get(VARIABLE) or "forked"
+    if asked not in _WAYS:
+        raise PlanError(f"{VARIABLE}: expected one of {', '.join(_WAYS)}, received {asked!r}.")
+    if asked == "fresh":
+        return Start(why_fresh=f"{VARIABLE}=fresh")
+    if not launcher.forks:
+        return Start(why_fresh=f"launcher {launcher.name!r} starts each process by itself")
+    obstacle = forking.obstacle()
+    return adapter.preload(device=device) if obstacle is None else Start(why_fresh=obstacle)

@@ -1,0 +1,81 @@
+"""The plan says how processes start, and why not by forking where that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isotrain.adapters.horovod import build
+from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
+from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
+from isotrain.adapters.torch.adapter import TorchDDP
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.start import Start
+from isotrain.core.errors import PlanError
+from isotrain.core.launching.local import LocalLauncher
+from isotrain.core.planning.starts import resolve_start
+from isotrain.core.system import forking
+
+ADAPTERS = (TorchDDP, TFMirrored, TFMultiWorker, HorovodTorch, HorovodTF)
+
+
+class OneByOne(Launcher):
+    name = "one-by-one"
+    summary = "starts each by itself"
+
+    def launch(self, job: Any, directory: Any, **options: Any) -> list[Any]:
+        return []
+
+
+class SaysNothing(TorchDDP):
+    name = "says-nothing"
+    preload = Adapter.preload
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ISOTRAIN_START", raising=False)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_backends_are_forked_on_cpus_and_not_on_gpus(
+    adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
+    start = resolve_start(adapter(), LocalLauncher(), "cpu")
+    assert (start.way, start.why_fresh) == ("forked", None)
+    assert start.imports[:2] == (adapter.framework, "keras")
+    assert "GPU" in str(resolve_start(adapter(), LocalLauncher(), "gpu").why_fresh)
+
+
+@pytest.mark.parametrize("adapter", [HorovodTorch, HorovodTF])
+def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = build.Build("0.28.1", None, None)
+    object.__setattr__(found, "extension", "some.so")
+    monkeypatch.setattr(build, "installed", lambda framework: found)
+    monkeypatch.setattr(build, "has_collective", lambda extension, name: name == "mpi")
+    assert "MPI" in str(adapter().preload(device="cpu").why_fresh)
+
+
+def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
+    silent = resolve_start(SaysNothing(), LocalLauncher(), "cpu")
+    assert silent == Start(why_fresh="backend 'says-nothing' does not say that it can be forked")
+    alone = resolve_start(TorchDDP(), OneByOne(), "cpu")
+    assert alone.why_fresh == "launcher 'one-by-one' starts each process by itself"
+
+
+def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "darwin" in str(forking.obstacle())
+    assert resolve_start(TorchDDP(), LocalLauncher(), "cpu").way == "fresh"
+
+
+def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", "fresh")
+    start = resolve_start(TorchDDP(), LocalLauncher(), "cpu")
+    assert (start.way, start.why_fresh) == ("fresh", "ISOTRAIN_START=fresh")
+    monkeypatch.setenv("ISOTRAIN_START", "slowly")
+    with pytest.raises(PlanError, match="expected one of forked, fresh, received 'slowly'"):
+        resolve_start(TorchDDP(), LocalLauncher(), "cpu")
