@@ -20,13 +20,13 @@ Objective = Callable[[Any, Any], tuple[Array, Any, Any]]
 
 def mean_squared_error(targets: Array, predictions: Array) -> tuple[Array, Array]:
     """The mean over a sample's numbers."""
-    difference = predictions - targets
+    difference = _difference(targets, predictions)
     return _per_sample(difference**2), 2 * difference / _size(difference)
 
 
 def mean_absolute_error(targets: Array, predictions: Array) -> tuple[Array, Array]:
     """The mean over a sample's numbers."""
-    difference = predictions - targets
+    difference = _difference(targets, predictions)
     return _per_sample(np.abs(difference)), np.sign(difference) / _size(difference)
 
 
@@ -68,6 +68,19 @@ METRICS: Mapping[str, Callable[[Any, Any], Array]] = {
     "mean_absolute_error": lambda targets, outputs: mean_absolute_error(targets, outputs)[0],
     "mean_squared_error": lambda targets, outputs: mean_squared_error(targets, outputs)[0],
 }
+
+
+def _difference(targets: Array, predictions: Array) -> Array:
+    """Predictions less targets, which may lack a last axis of length 1.
+
+    Raises:
+        SpecError: They have not equally many numbers.
+    """
+    if targets.size != predictions.size:
+        raise SpecError(
+            f"loss: the targets have shape {targets.shape}, the predictions {predictions.shape}."
+        )
+    return np.asarray(predictions - targets.reshape(predictions.shape))
 
 
 def _per_sample(values: Array) -> Array:
@@ -159,4 +172,7 @@ def _function(field: str, given: Component, known: Mapping[str, Any]) -> Any:
     if not given.is_reference and given.name not in known:
         raise SpecError(f"{field}: {unknown_name(f'{field} name', given.name, known)}")
     found = references.resolve(given.name) if given.is_reference else known[given.name]
-    return functools.partial(found, **given.options) if given.options else found
+    named = functools.partial(found, **given.options) if given.options else found
+    if given.order == "predictions-first":
+        return lambda targets, predictions: named(predictions, targets)
+    return named

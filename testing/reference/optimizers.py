@@ -118,6 +118,6 @@ def clipped(spec: TrainingSpec, gradients: Sequence[Array]) -> Sequence[Array]:
         return [np.clip(gradient, -value, value) for gradient in gradients]
     norms = [float(np.linalg.norm(gradient)) for gradient in gradients]
     if norm is not None:
-        return [g * min(1, norm / max(own, norm)) for g, own in zip(gradients, norms, strict=True)]
+        return [g * (norm / max(own, norm)) for g, own in zip(gradients, norms, strict=True)]
     assert of_all is not None
     return [gradient * (of_all / max(math.hypot(*norms), of_all)) for gradient in gradients]

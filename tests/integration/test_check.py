@@ -10,6 +10,10 @@ import pytest
 
 import isotrain
 from isotrain.core.check.codes import Severity
+from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
+from isotrain.testing.reference.network import Network
+
+pytestmark = pytest.mark.usefixtures("reference")
 
 RNG = np.random.default_rng(0)
 SAMPLES = isotrain.DataSet((RNG.normal(size=(30, 4)), RNG.normal(size=(30, 1))))
@@ -63,6 +67,15 @@ def tf_net() -> Any:
     return Net()
 
 
+def network() -> Network:
+    return Network([Dense(4, 5, name="hidden"), Dense(5, 1, name="last")])
+
+
+def network_of_all_kinds() -> Network:
+    normal = BatchNormalization(5, name="normal")
+    return Network([Dense(4, 5, name="hidden"), normal, Dropout(0.5), Dense(5, 1, name="last")])
+
+
 def no_net() -> Any:
     raise ValueError("no such layer")
 
@@ -110,9 +123,20 @@ def test_parts_of_native_models() -> None:
     assert "ISO106" in {found.code for found in result}
 
 
+def test_layers_of_a_network_that_is_no_frameworks() -> None:
+    result = isotrain.check(
+        {**SPEC, "model": network_of_all_kinds}, backends="reference", replicas=2
+    )
+    target = ("reference@2",)
+    assert layers(result) == {
+        "ISO101": (("normal (BatchNormalization)",), target),
+        "ISO102": (("dropout (Dropout)",), target),
+    }
+
+
 def test_a_model_that_cannot_be_built_is_a_finding() -> None:
     spec = {**SPEC, "model": no_net, "shuffle": False}
-    result = isotrain.check(spec, backends="torch-ddp", replicas=[1, 2])
+    result = isotrain.check(spec, backends="reference", replicas=[1, 2])
     assert [found.code for found in result] == ["ISO502", "ISO214"]
     assert "ValueError: no such layer" in result.of(Severity.ERROR)[0].detail
 
@@ -128,13 +152,12 @@ class Stream:
             yield np.ones((12 // replicas, 4)), np.ones((12 // replicas, 1))
 
 
-@pytest.mark.slow
 def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
-    spec = {**SPEC, "model": portable, "model_args": {"frozen": True}}
-    streamed = isotrain.check({**spec, "data": Stream()}, backends="torch-ddp", replicas=[1, 2])
-    assert [(found.code, found.targets) for found in streamed] == [("ISO210", ("torch-ddp@2",))]
+    spec = {**SPEC, "model": network}
+    streamed = isotrain.check({**spec, "data": Stream()}, backends="reference", replicas=[1, 2])
+    assert [(found.code, found.targets) for found in streamed] == [("ISO210", ("reference@2",))]
     dropped = {**spec, "global_batch": 31, "drop_remainder": True}
-    (found,) = isotrain.check(dropped, backends="torch-ddp")
+    (found,) = isotrain.check(dropped, backends="reference")
     assert (found.code, found.detail) == ("ISO213", "30 samples, global batch 31")
 
 

@@ -19,11 +19,14 @@ import pytest
 import isotrain
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
+pytestmark = pytest.mark.usefixtures("reference")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horovod-tf")
-SEVERAL_PROCESSES = tuple(name for name in BACKENDS if name != "tf-mirrored")
+"""Of each, one that raises; one that is killed or hangs is among the conformance checks."""
 STEP = 3
 LIMIT_SECONDS = 15.0
 SLOW = pytest.mark.slow
@@ -40,10 +43,17 @@ def nothing_left() -> Iterator[None]:
     assert not [each for each in left if each.pid not in OF_THIS_PROGRAM.pids()]
 
 
-def model() -> Any:
+def model() -> Network:
+    return Network([Dense(4, 2)])
+
+
+def portable() -> Any:
     import keras
 
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+MODELS = {"reference": model, "torch": portable, "tensorflow": portable}
 
 
 def data() -> Any:
@@ -52,7 +62,7 @@ def data() -> Any:
 
 
 def spec(**changes: Any) -> dict[str, Any]:
-    fields = {"name": "failing", "model": model, "data": data, "loss": "mean_squared_error"}
+    fields = {"name": "failing", "model": MODELS, "data": data, "loss": "mean_squared_error"}
     fields |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 8, "steps": 100_000}
     return fields | changes
 
@@ -149,23 +159,22 @@ DEEDS = {
     exit_as_frameworks_do: "ended with exit code 1 before its work was done",
     abort: "was ended by SIGABRT",
 }
-EVERYDAY = {("torch-ddp", kill), ("torch-ddp", raise_error)}
-FULL = {("torch-ddp", deed) for deed in DEEDS} | {
-    ("tf-mirrored", raise_error),
+EVERYDAY = ("torch-ddp", raise_error)
+CASES = [
+    *(("reference", deed) for deed in DEEDS),
+    *((backend, raise_error) for backend in BACKENDS),
     ("horovod-tf", kill),
-}
-"""What other backends do when a process is killed or hangs is among the conformance checks."""
+]
 
 
 def cases() -> list[Any]:
-    chosen = sorted(EVERYDAY | FULL, key=lambda case: (BACKENDS.index(case[0]), case[1].__name__))
     return [
         pytest.param(
             *case,
             id=f"{case[0]}-{case[1].__name__}",
-            marks=() if case in EVERYDAY else SLOW,
+            marks=() if "reference" in case or case == EVERYDAY else SLOW,
         )
-        for case in chosen
+        for case in CASES
     ]
 
 
@@ -185,26 +194,23 @@ def test_a_process_that_ends_or_raises(backend: str, deed: Deed, tmp_path: Path)
         assert any(line.startswith(last_steps) for line in others), text
 
 
-SUSPENDED = [
-    pytest.param(backend, marks=SLOW) for backend in ("torch-ddp", "tf-multiworker", "horovod-tf")
-]
+SUSPENDED = [("reference", 3.0), pytest.param("tf-multiworker", 10.0, marks=SLOW)]
 
 
-@pytest.mark.parametrize("backend", SUSPENDED)
+@pytest.mark.parametrize(("backend", "silence"), SUSPENDED)
 def test_a_suspended_process_is_to_blame_though_others_fail_first(
-    backend: str, tmp_path: Path
+    backend: str, silence: float, tmp_path: Path
 ) -> None:
-    text = failure(doing(stop, 1), spec(), backend, tmp_path)
+    text = failure(doing(stop, 1), spec(timeouts={"silence": silence}), backend, tmp_path)
     first = text.splitlines()[0]
     assert first.startswith("rank 1 of 2 is suspended (SIGSTOP) and was last heard of")
     assert first.endswith(f"after step {STEP}, in call 'between calls'.")
 
 
-@SLOW
 def test_who_keeps_the_others_waiting_is_to_blame(tmp_path: Path) -> None:
     work = doing(lambda: time.sleep(600), 1)
-    fields = spec(timeouts={"progress": 4.0})
-    text = failure(work, fields, "torch-ddp", tmp_path)
+    fields = spec(timeouts={"progress": 2.0})
+    text = failure(work, fields, "reference", tmp_path)
     assert text.startswith("rank 1 of 2 made no progress for ")
     assert text.splitlines()[0].endswith(f"after step {STEP}, in call 'between calls'.")
     assert "time.sleep(600)" in text or "in <lambda>" in text
@@ -218,29 +224,37 @@ if json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}")).get("rank") == 1:
 """
 
 
-@SLOW
+SLEEP, SUSPEND = "time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
 @pytest.mark.parametrize(
-    ("backend", "deed", "expected"),
+    ("backend", "deed", "silence", "expected"),
     [
-        ("tf-multiworker", "time.sleep(600)", "rank 1 of 2 did not start within 10 s"),
-        (
-            "torch-ddp",
-            "os.kill(os.getpid(), signal.SIGSTOP)",
-            "rank 1 of 2 is suspended (SIGSTOP) and was never heard of",
+        ("reference", SLEEP, 3.0, "rank 1 of 2 did not start within 3 s"),
+        ("reference", SUSPEND, 3.0, "rank 1 of 2 is suspended (SIGSTOP) and was never heard of"),
+        pytest.param(
+            *("tf-multiworker", SLEEP, 10.0, "rank 1 of 2 did not start within 10 s"), marks=SLOW
         ),
     ],
 )
 def test_a_process_that_never_starts(
-    backend: str, deed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str,
+    deed: str,
+    silence: float,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hooks, folder = tmp_path / "hooks", tmp_path / "run"
     hooks.mkdir()
     folder.mkdir()
     monkeypatch.setenv("ISOTRAIN_START", "fresh")  # what is forked has started already
     (hooks / "sitecustomize.py").write_text(HOOK.replace("{deed}", deed))
-    monkeypatch.setenv("PYTHONPATH", str(hooks))
+    path = os.pathsep.join([str(hooks), os.environ["PYTHONPATH"]])
+    monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("MOMENT", str(tmp_path / "moment"))
-    text = failure(doing(kill, 99), spec(), backend, folder)
+    fields = spec(timeouts={"silence": silence})
+    text = failure(doing(kill, 99), fields, backend, folder)
     assert text.startswith(expected)
     assert "before its first step, in call 'start'." in text.splitlines()[0]
     assert time.time() - float((tmp_path / "moment").read_text()) < LIMIT_SECONDS
@@ -260,14 +274,14 @@ def _block_on_rank_1() -> str:
 
 
 def test_a_job_that_cannot_be_opened_on_one_rank(tmp_path: Path) -> None:
-    fields = spec(model_args={}, data_args={}, timeouts={"silence": 4.0})
+    fields = spec(model_args={}, data_args={}, timeouts={"silence": 3.0})
     obstacle = BlocksWhenUnpickled()
 
     def work(session: Any) -> None:
         doing(lambda: obstacle, 1)(session)
 
-    text = failure(work, fields, "torch-ddp", tmp_path)
-    assert text.startswith("rank 1 of 2 did not start within 4 s: it does nothing")
+    text = failure(work, fields, "reference", tmp_path)
+    assert text.startswith("rank 1 of 2 did not start within 3 s: it does nothing")
     assert "in call 'read job'" in text.splitlines()[0]
     assert "_block_on_rank_1" in text  # where it is, from its stacks
 
@@ -320,15 +334,15 @@ def trains(session: Any) -> None:
     ("work", "changes", "error", "call"),
     [
         (trains, {"transform": fails_late}, "ArithmeticError", "next batch"),
-        pytest.param(trains, {"model": model_that_fails}, "LookupError", "build model", marks=SLOW),
-        pytest.param(trains, {"data": data_that_fails}, "EOFError", "load data", marks=SLOW),
-        pytest.param(evaluates, {}, "ZeroDivisionError", "evaluate", marks=SLOW),
+        (trains, {"model": model_that_fails}, "LookupError", "build model"),
+        (trains, {"data": data_that_fails}, "EOFError", "load data"),
+        (evaluates, {}, "ZeroDivisionError", "evaluate"),
     ],
 )
 def test_the_call_is_named_in_which_an_error_was_raised(
     work: Any, changes: dict[str, Any], error: str, call: str, tmp_path: Path
 ) -> None:
-    text = failure(work, spec(**changes), "torch-ddp", tmp_path)
+    text = failure(work, spec(**changes), "reference", tmp_path)
     first = text.splitlines()[0]
     assert first.startswith(f"rank 1 of 2 raised {error} ")
     assert first.endswith(f"in call {call!r}.")
@@ -347,7 +361,7 @@ def removes_directory(session: Any) -> None:
 
 def test_a_run_directory_that_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    text = failure(removes_directory, spec(), "torch-ddp", folder)
+    text = failure(removes_directory, spec(), "reference", folder)
     assert f"the run's files in {folder} cannot be written" in text
     assert "No such file or directory" in text
 
@@ -366,7 +380,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        text = failure(prints_much, spec(), "torch-ddp", folder)
+        text = failure(prints_much, spec(), "reference", folder)
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
     assert f"the run's files in {folder} cannot be written" in text
@@ -383,7 +397,8 @@ cloudpickle.register_pickle_by_value(test_failures)
 from test_failures import doing, kill, spec, start_children, stop
 backend, folder, deed = sys.argv[1:]
 deed = {{"none": lambda: None, "stop": stop}}[deed]
-isotrain.launch(doing(deed, 1), spec(), backend=backend, replicas=2, run_directory=folder)
+fields = spec(plugins="isotrain.testing.reference")
+isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directory=folder)
 """
 
 
@@ -395,11 +410,11 @@ def heed_interrupts() -> None:
 @pytest.mark.parametrize(
     ("number", "backend", "deed"),
     [
-        (signal.SIGINT, "torch-ddp", "none"),
+        (signal.SIGINT, "reference", "none"),
+        (signal.SIGTERM, "reference", "none"),
+        (signal.SIGKILL, "reference", "none"),
+        (signal.SIGKILL, "reference", "stop"),
         pytest.param(signal.SIGINT, "horovod-torch", "none", marks=SLOW),
-        pytest.param(signal.SIGTERM, "torch-ddp", "none", marks=SLOW),
-        (signal.SIGKILL, "torch-ddp", "stop"),
-        pytest.param(signal.SIGINT, "tf-multiworker", "none", marks=SLOW),
         pytest.param(signal.SIGKILL, "tf-multiworker", "none", marks=SLOW),
     ],
 )

@@ -20,14 +20,23 @@ import isotrain
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.payload import Payload, receive
 from isotrain.core.launching.ports import Ports
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
+pytestmark = pytest.mark.usefixtures("reference")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BODY = """
 import isotrain
 import numpy as np
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
 SCALE = 2.0
+
+def squared(outputs, targets):
+    difference = outputs - targets
+    return (difference**2).mean(axis=1), outputs, difference
 
 class Doubling:
     def __init__(self, scale):
@@ -37,8 +46,7 @@ class Doubling:
         return inputs * self.scale, targets
 
 def model():
-    import keras
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    return Network([Dense(4, 2)])
 
 def data():
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
@@ -51,12 +59,13 @@ def train():
         "model": model,
         "data": data,
         "transform": Doubling(SCALE),
-        "objective": lambda model, batch: ((model(batch[0]) - batch[1] + offset) ** 2).mean(),
+        "objective": lambda model, batch: squared(model(batch[0]), batch[1] - offset),
         "optimizer": {"name": "sgd", "lr": 0.125},
         "global_batch": 8,
         "epochs": 1,
+        "plugins": "isotrain.testing.reference",
     }
-    result = isotrain.run(spec, backend="torch-ddp", replicas=2)
+    result = isotrain.run(spec, backend="reference", replicas=2)
     print("loss", result.final_loss)
 """
 GUARDED = BODY + '\nif __name__ == "__main__":\n    train()\n'
@@ -128,9 +137,9 @@ def from_notebook(folder: Path) -> str:
     [
         from_guarded_script,
         from_unguarded_script,
-        pytest.param(from_package, marks=pytest.mark.slow),
-        pytest.param(from_standard_input, marks=pytest.mark.slow),
-        pytest.param(from_command, marks=pytest.mark.slow),
+        from_package,
+        from_standard_input,
+        from_command,
         pytest.param(from_notebook, marks=pytest.mark.slow),
     ],
 )
@@ -142,11 +151,12 @@ def test_a_module_that_runs_when_imported_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "careless.py").write_text(UNGUARDED)
     spec = {"model": "careless:model", "data": "careless:data", "loss": "mean_squared_error"}
     spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch": 8, "epochs": 1}
+    spec |= {"plugins": "isotrain.testing.reference"}
     program = f"""
 import isotrain
 from isotrain.core.errors import RunFailedError
 try:
-    isotrain.run({spec!r} | {{"name": "careless"}}, backend="torch-ddp", replicas=2)
+    isotrain.run({spec!r} | {{"name": "careless"}}, backend="reference", replicas=2)
 except RunFailedError as error:
     print(error)
 """
@@ -155,10 +165,8 @@ except RunFailedError as error:
     assert 'if __name__ == "__main__"' in output
 
 
-def model() -> Any:
-    import keras
-
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+def model() -> Network:
+    return Network([Dense(4, 2)])
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -170,7 +178,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 def run(folder: Path, **options: Any) -> isotrain.RunResult:
     return isotrain.run(
-        spec(), backend="torch-ddp", replicas=2, run_directory=folder, on_event=ignore, **options
+        spec(), backend="reference", replicas=2, run_directory=folder, on_event=ignore, **options
     )
 
 
@@ -210,7 +218,6 @@ def test_two_runs_do_not_get_the_same_port() -> None:
         assert third.take(1, port) == (address,)
 
 
-@pytest.mark.slow
 def test_two_runs_at_once_and_one_port_twice_in_a_row(tmp_path: Path) -> None:
     losses: list[float] = []
 
@@ -242,7 +249,7 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
     with pytest.raises(IsotrainError, match=r"spec\.transform cannot be sent to the processes"):
         isotrain.run(
             spec(transform=transform),
-            backend="torch-ddp",
+            backend="reference",
             run_directory=tmp_path,
             on_event=ignore,
         )
@@ -261,7 +268,7 @@ def test_output_of_rank_0_is_relayed_and_that_of_others_is_in_their_log(tmp_path
             said.append(event["text"])
 
     pids = isotrain.launch(
-        work, spec(), backend="torch-ddp", replicas=2, run_directory=tmp_path, on_event=hear
+        work, spec(), backend="reference", replicas=2, run_directory=tmp_path, on_event=hear
     )
     assert "".join(said) == "hello from 0\n"
     assert len({*pids, os.getpid()}) == 3
@@ -295,7 +302,7 @@ def test_a_function_that_returns_what_cannot_travel_back(tmp_path: Path) -> None
         isotrain.launch(
             lambda session: object(),
             spec(),
-            backend="torch-ddp",
+            backend="reference",
             run_directory=tmp_path,
             on_event=ignore,
         )

@@ -7,18 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = """\
 import sys
 import threading
 import numpy as np
 import isotrain
+import isotrain.testing.reference
 from isotrain import Capability
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
 def model():
-    import keras
-    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    return Network([Dense(2, 1)])
 
 def data():
     inputs = np.arange(24.0).reshape(12, 2) / 24
@@ -56,12 +56,13 @@ class Watching:
         with self.lock:
             print("heard of epoch", epoch, flush=True)
 
+isotrain.register(isotrain.testing.reference)
 isotrain.register(Watching())
 spec = {
     "model": model, "data": data, "loss": "mean_squared_error", "strategy": "mine",
     "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 4, "epochs": 1,
 }
-isotrain.run(spec, backend="torch-ddp", replicas=2, run_directory="out")
+isotrain.run(spec, backend="reference", replicas=2, run_directory="out")
 """
 SPEC = """\
 model: from-a-file
@@ -70,7 +71,7 @@ loss: mean_squared_error
 optimizer: {name: sgd, lr: 0.125}
 global_batch: 4
 epochs: 1
-plugins: [parts/mine.py]
+plugins: [parts/mine.py, isotrain.testing.reference]
 """
 PLUGIN = """\
 import isotrain
@@ -87,7 +88,6 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_a_strategy_of_a_script_travels_and_a_listener_stays(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     finished = python(tmp_path, "script.py")
@@ -105,7 +105,6 @@ def test_what_cannot_travel_is_refused(tmp_path: Path) -> None:
     assert "cannot be sent to the processes of the run" in finished.stderr
 
 
-@pytest.mark.slow
 def test_a_file_that_a_spec_names(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()
@@ -115,7 +114,7 @@ def test_a_file_that_a_spec_names(tmp_path: Path) -> None:
     listed = python(tmp_path, "-m", "isotrain", "plugins", "spec.yaml")
     assert "mine.py" in listed.stdout
     assert "from-a-file" in listed.stdout
-    run = ("-m", "isotrain", "run", "spec.yaml", "--backend", "torch-ddp", "--quiet")
+    run = ("-m", "isotrain", "run", "spec.yaml", "--backend", "reference", "--quiet")
     finished = python(tmp_path, *run)
     assert finished.returncode == 0, finished.stderr
     assert "final loss" in finished.stdout

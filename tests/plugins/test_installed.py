@@ -21,6 +21,7 @@ optimizer: {name: sgd, lr: 0.125}
 global_batch: 4
 epochs: 1
 strategy: zoo-native
+plugins: isotrain.testing.reference
 """
 DATA = """\
 import numpy as np
@@ -143,7 +144,7 @@ def test_a_run_with_an_installed_strategy_and_model(site: Path, tmp_path: Path) 
     (tmp_path / "spec.yaml").write_text(SPEC)
     (tmp_path / "data.py").write_text(DATA)
     finished = isotrain(
-        *(site, "run", "spec.yaml", "--backend", "torch-ddp", "--replicas", "2"),
+        *(site, "run", "spec.yaml", "--backend", "reference", "--replicas", "2"),
         *("--run-dir", "out", "--logger", "zoo-failing", "--logger", "csv"),
         folder=tmp_path,
         ISOTRAIN_BLOCKED_PLUGINS="slow",
@@ -161,7 +162,7 @@ def test_a_blocked_plugin_is_missing_in_the_run(site: Path, tmp_path: Path) -> N
     (tmp_path / "spec.yaml").write_text(SPEC)
     (tmp_path / "data.py").write_text(DATA)
     finished = isotrain(
-        *(site, "plan", "spec.yaml", "--backend", "torch-ddp", "--no-measure"),
+        *(site, "plan", "spec.yaml", "--backend", "reference", "--no-measure"),
         *("--block-plugin", "good"),
         folder=tmp_path,
         ISOTRAIN_BLOCKED_PLUGINS="slow",

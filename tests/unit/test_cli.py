@@ -43,10 +43,11 @@ COMMANDS = (
 MODULE = """
 import numpy as np
 import isotrain
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
 def model():
-    import torch
-    return torch.nn.Linear(3, 1)
+    return Network([Dense(3, 1)])
 
 def broken_model():
     raise ValueError("no such layer")
@@ -64,6 +65,7 @@ SPEC: dict[str, Any] = {
     "optimizer": {"name": "sgd", "lr": 0.1},
     "global_batch": 4,
     "epochs": 2,
+    "plugins": "isotrain.testing.reference",
 }
 
 
@@ -262,7 +264,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
 
 
 def test_run_as_json(folder: Path) -> None:
-    arguments = ["--backend", "torch-ddp", "--replicas", "2", "--json", "--run-dir", "out"]
+    arguments = ["--backend", "reference", "--replicas", "2", "--json", "--run-dir", "out"]
     found = isotrain("run", "small.json", *arguments, "--set", "epochs=1", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     events = [json.loads(line) for line in found.stdout.splitlines()]
@@ -278,7 +280,7 @@ def test_run_as_json(folder: Path) -> None:
 
 
 def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
-    found = isotrain("run", "small.json", "--backend", "torch-ddp", "--quiet", folder=folder)
+    found = isotrain("run", "small.json", "--backend", "reference", "--quiet", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     assert not found.stderr
     assert found.stdout.startswith("final loss ")
@@ -288,10 +290,10 @@ def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
 
 
 def test_run_in_plain_lines(folder: Path) -> None:
-    found = isotrain("run", "small.json", "--backend", "torch-ddp", folder=folder)
+    found = isotrain("run", "small.json", "--backend", "reference", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     lines = found.stderr.splitlines()
-    assert lines[:2] == ["small on torch-ddp, 1 replica", "starting 1 process"]
+    assert lines[:2] == ["small on reference, 1 replica", "starting 1 process"]
     assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
         "epoch 1/2",
         "epoch 2/2",
@@ -300,7 +302,7 @@ def test_run_in_plain_lines(folder: Path) -> None:
 
 
 def test_a_failed_run(folder: Path) -> None:
-    arguments = ["--backend", "torch-ddp", "--set", "model=small.py:broken_model", "--json"]
+    arguments = ["--backend", "reference", "--set", "model=small.py:broken_model", "--json"]
     found = isotrain("run", "small.json", *arguments, folder=folder)
     assert found.returncode == ExitCode.RUN_FAILED
     assert "no such layer" in json.loads(found.stdout.splitlines()[-1])["message"]
@@ -311,12 +313,12 @@ def test_a_failed_run(folder: Path) -> None:
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
     ],
 )
 def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code: int) -> None:
-    arguments = ["run", "small.json", "--backend", "torch-ddp", "--replicas", "2", "--json"]
+    arguments = ["run", "small.json", "--backend", "reference", "--replicas", "2", "--json"]
     process = started(
         [*arguments, "--set", "epochs=1000000"], folder, preexec_fn=_with_default_signals
     )
@@ -361,7 +363,7 @@ def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
 
 
 def test_a_measured_plan(folder: Path) -> None:
-    arguments = ["--backend", "torch-ddp", "--replicas", "2", "--json"]
+    arguments = ["--backend", "reference", "--replicas", "2", "--json"]
     found = json.loads(isotrain("plan", "small.json", *arguments, folder=folder).stdout)
     assert found["format"] == 1
     plan = found["plan"]

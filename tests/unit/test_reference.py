@@ -15,6 +15,7 @@ from isotrain.testing.reference.functions import NumpyFunctions
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout, Embedding, Layer
 from isotrain.testing.reference.losses import (
     accuracy,
+    build_objective,
     mean_absolute_error,
     mean_squared_error,
     sparse_categorical_crossentropy,
@@ -87,6 +88,27 @@ def test_derivatives_of_losses(loss: Any, targets: np.ndarray) -> None:
     np.testing.assert_allclose(loss(targets, predictions)[1], found, rtol=1e-6, atol=1e-9)
 
 
+def test_targets_are_never_broadcast_against_predictions() -> None:
+    predictions, targets = np.array([[1.0], [3.0]]), np.array([1.0, 1.0])
+    losses, slopes = mean_squared_error(targets, predictions)
+    assert losses.tolist() == [0.0, 4.0]
+    assert slopes.tolist() == [[0.0], [4.0]]
+    with pytest.raises(SpecError, match=r"shape \(1,\), the predictions \(2, 1\)"):
+        mean_squared_error(targets[:1], predictions)
+
+
+def test_the_order_of_a_callables_arguments_is_as_the_spec_says() -> None:
+    def own(predictions: Any, targets: Any) -> Any:
+        return predictions - targets, np.ones_like(predictions)
+
+    network = Network([Dense(1, 1)])
+    network.start(0, 0, "float64")
+    fields = {"objective": None, "loss": {"call": own, "order": "predictions-first"}}
+    objective = build_objective(load_spec(probe.spec(**fields)), network)
+    losses, outputs, _ = objective(np.ones((2, 1)), np.full((2, 1), 5.0))
+    assert np.array_equal(losses, outputs - 5.0)
+
+
 def test_cross_entropy_is_that_of_the_definition() -> None:
     logits, labels = np.array([[1000.0, 0.0], [0.5, 1.5]]), np.array([0, 1])
     losses, _ = sparse_categorical_crossentropy(labels, logits, from_logits=True)
@@ -133,6 +155,7 @@ def test_vectors() -> None:
     [
         ({"value": 2.0}, [[2.0, 0.0], [-2.0]]),
         ({"norm": 1.5}, [[1.5, 0.0], [-1.5]]),
+        ({"norm": 3.5}, [[3.0, 0.0], [-3.5]]),
         ({"global_norm": 2.5}, [[1.5, 0.0], [-2.0]]),
         ({"global_norm": 7.0}, [[3.0, 0.0], [-4.0]]),
     ],
