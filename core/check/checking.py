@@ -14,6 +14,7 @@ from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.works import examine
 from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.parts import StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def check(
     *,
     backends: str | Sequence[str],
     replicas: int | Sequence[int] | None = None,
+    strategy: StrategyLike | None = None,
     ignore: Sequence[str] = (),
     measure: bool = True,
 ) -> CheckResult:
@@ -50,6 +52,7 @@ def check(
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
         backends: `NAME` or `NAME:COLLECTIVE`, one or several.
         replicas: How many, one number or several; left out: one per usable GPU, or one.
+        strategy: A name, or `{"name": ..., "options": {...}}`; left out: the spec's.
         ignore: Codes or groups of codes to leave out, besides those of the spec's `ignore`.
         measure: Whether to load the data and build the model, once per framework and in a process of
             its own, for the rules that need them.
@@ -63,6 +66,8 @@ def check(
         IsotrainError: There is no such backend or collective.
     """
     given = load_spec(spec)
+    if strategy is not None:
+        given = given.under(strategy)
     host = plugin_host(given.plugins)
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)

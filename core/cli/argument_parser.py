@@ -19,6 +19,7 @@ class Layout(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
+        self._action_max_length = 15  # the names of the commands stand beside theirs too
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
+from dataclasses import dataclass
+from typing import Any
 
 
 def count(text: str) -> int:
@@ -23,6 +26,55 @@ def counts(text: str) -> list[int]:
 def listed(text: str) -> list[str]:
     """Texts between commas."""
     return [part.strip() for part in text.split(",")]
+
+
+def choice(text: str) -> dict[str, Any]:
+    """A strategy or logger, `NAME[,OPTION=VALUE...]`, as a spec has it; values are YAML."""
+    name, *pairs = re.split(r",(?=\s*\w+\s*=)", text)
+    if not re.fullmatch(r"[^\s,=]+", name):
+        raise argparse.ArgumentTypeError(f"expected NAME[,OPTION=VALUE...], received {text!r}")
+    options = (pair.partition("=") for pair in pairs)
+    return {"name": name, "options": {o.strip(): _yaml(value) for o, _, value in options}}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One side of `plan --diff`.
+
+    Attributes:
+        text: As it was given.
+        backend: `NAME[:COLLECTIVE]`.
+        replicas: None where it does not say.
+        strategy: As `choice` gives it; None where it does not say.
+    """
+
+    text: str
+    backend: str
+    replicas: int | None
+    strategy: dict[str, Any] | None
+
+
+def target(text: str) -> Target:
+    """`NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]`, as `compare` calls its cells."""
+    where, _, strategy = text.partition(" ")
+    backend, at, replicas = where.partition("@")
+    if at and not (replicas.isdecimal() and int(replicas)):
+        raise argparse.ArgumentTypeError(
+            "expected NAME[:COLLECTIVE][@REPLICAS][ STRATEGY] with REPLICAS of at least 1,"
+            f" received {text!r}"
+        )
+    return Target(
+        text, backend, int(replicas) if at else None, choice(strategy) if strategy else None
+    )
+
+
+def _yaml(text: str) -> Any:
+    from isotrain.core.spec import yaml_text  # only where it is needed: its import takes a while
+
+    try:
+        return yaml_text.load(text)
+    except yaml_text.TextError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not YAML: {error.reason}") from None
 
 
 def port(text: str) -> int:

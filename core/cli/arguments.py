@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_parser import Layout, Parser
-from isotrain.core.cli.argument_types import count, counts, listed, port, several
+from isotrain.core.cli.argument_types import choice, count, counts, listed, port, several, target
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
 from isotrain.core.system.version import VERSION
 
@@ -22,12 +22,14 @@ examples:
   isotrain run digits.yaml --backend torch-ddp
   isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
   isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
+  isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
   isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
 _PLAN_EXAMPLES = """\
 examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
   isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
-  isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2"""
+  isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2
+  isotrain plan digits.yaml --diff torch-ddp@2 'torch-ddp@2 local-sgd,every=8'"""
 _COMPARE_EXAMPLES = """\
 examples:
   isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
@@ -49,6 +51,8 @@ _PARITY_EXAMPLES = """\
 examples:
   isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
   isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
+  isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
+      --strategy data-parallel --strategy hierarchical
   isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity"""
 _BACKENDS_EXAMPLES = """\
 examples:
@@ -135,11 +139,11 @@ _DESCRIPTIONS = {
     "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
     "report": "Makes the report of a comparison again from its stored results, and prints its tables.",
     "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
-    "replicas, why, and what to do. Ends with 4 when there are errors or warnings.",
-    "parity": "Runs a few steps of a spec on several backends and numbers of replicas, and compares\n"
-    "gradients, weights, optimizer slots and all other state with those of the first. Says whether what\n"
+    "replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
+    "parity": "Runs a few steps of a spec on several backends, numbers of replicas or strategies, compares\n"
+    "gradients, weights, optimizer slots and all other state with those of the first, and says whether what\n"
     "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
-    "Ends with 6 where runs part.",
+    "Ends with exit code 6 where runs part.",
     "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
     " no framework; `isotrain doctor` really tries them.",
     "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
@@ -147,7 +151,7 @@ _DESCRIPTIONS = {
     "doctor": "Really loads every backend, each in a process of its own, and says of it and of each of\n"
     "its collectives: usable or not, which version, why not, and what to do.",
     "conformance": "Runs the conformance checks of a backend or a strategy and prints a scorecard: passed,"
-    "\nfailed and why, or not asked and why. Ends with 4 when a check fails.",
+    "\nfailed and why, or not asked and why. Ends with exit code 4 when a check fails.",
     "new-plugin": "Makes a package that can be installed: a strategy, its entry point, tests with the\n"
     "conformance kit, a README. Its tests pass at once.",
     "schema": "Prints the JSON Schema of spec files, with which editors complete and check them.",
@@ -169,15 +173,16 @@ def _add(
         epilog=examples,
         formatter_class=Layout,
     )
-    command.add_argument("--json", action="store_true", help="print JSON instead of text")
-    command.add_argument(
+    everywhere = command.add_argument_group("options of every command")
+    everywhere.add_argument("--json", action="store_true", help="print JSON instead of text")
+    everywhere.add_argument(
         "--plugin",
         action="append",
         default=[],
         metavar="MODULE",
         help="also load this plugin: a module, or a file that ends in .py; may be repeated",
     )
-    command.add_argument(
+    everywhere.add_argument(
         "--block-plugin",
         action="append",
         default=[],
@@ -196,13 +201,19 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
     _describe_spec(command)
     _describe_target(command, required=True)
     command.add_argument(
-        "--run-dir", metavar="DIR", help="new or empty folder for the run's files (runs/NAME-TIME)"
+        "--run-dir",
+        metavar="DIR",
+        help="new or empty folder for the run's files (default: runs/NAME-TIME)",
     )
     command.add_argument(
-        "--port", type=port, metavar="P", help="use this port and those after it (any free ones)"
+        "--port",
+        type=port,
+        metavar="P",
+        help="use this port and those after it (default: free ones)",
     )
     command.add_argument(
         "--logger",
+        type=choice,
         action="append",
         default=[],
         metavar="NAME[,OPTION=VALUE...]",
@@ -217,13 +228,15 @@ def _describe_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--diff",
         nargs=2,
+        type=target,
         metavar=("A", "B"),
-        help="print what differs between two of NAME[:COLLECTIVE][@REPLICAS]",
+        help="instead of --backend: print what differs between two plans, each of the form"
+        " 'NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]'",
     )
     command.add_argument(
         "--no-measure",
         action="store_true",
-        help="start no process to count samples, parameters and bytes",
+        help="start no process to count samples, parameters and bytes: quick, and says less",
     )
 
 
@@ -239,29 +252,30 @@ def _describe_check(command: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME[:COLLECTIVE]",
-        help="what to check for; may be repeated",
+        help="what it would run on, such as tf-multiworker:ring; may be repeated",
     )
     command.add_argument(
         "--replicas",
         type=counts,
         metavar="N,...",
-        help="how many, such as 1,2,4 (one per usable GPU, or one)",
+        help="with how many, such as 1,2,4 (default: one per usable GPU, or one)",
     )
+    _describe_strategy(command)
     command.add_argument(
         "--ignore",
         type=listed,
         action="extend",
         default=[],
         metavar="CODE",
-        help="leave out a code, or a group such as ISO4; may be repeated",
+        help="leave out a finding's code, or a group such as ISO4; may be repeated",
     )
     command.add_argument(
-        "--strict", action="store_true", help="end with 4 also when there are only notes"
+        "--strict", action="store_true", help="end with exit code 4 also when there are only notes"
     )
     command.add_argument(
         "--no-measure",
         action="store_true",
-        help="start no process to load the data and build the model",
+        help="start no process to load the data and build the model: quick, and finds less",
     )
 
 
@@ -272,17 +286,24 @@ def _describe_parity(command: argparse.ArgumentParser) -> None:
         required=True,
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="what to run on; repeat it: the first is the reference",
+        help="what to run on, such as tf-mirrored; repeat it: the first is the reference",
     )
     command.add_argument(
         "--replicas",
         type=counts,
         default=(1,),
         metavar="N,N",
-        help="run each backend with each of these numbers; the first is the reference's (1)",
+        help="run each backend with each of these numbers; the first is the reference's (default: 1)",
     )
     command.add_argument(
-        "--steps", type=count, default=10, metavar="N", help="how many steps to trace (10)"
+        "--strategy",
+        type=choice,
+        action="append",
+        metavar="NAME[,OPTION=VALUE...]",
+        help="run under each of these; repeat it: the first is the reference's (default: the spec's)",
+    )
+    command.add_argument(
+        "--steps", type=count, default=10, metavar="N", help="how many steps to trace (default: 10)"
     )
     command.add_argument(
         "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
@@ -299,28 +320,43 @@ def _describe_conformance(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
         metavar="NAME[:COLLECTIVE]",
-        help="check the strategy NAME on it (the first that has what the strategy requires)",
+        help="check the strategy NAME on it (default: the first that has what the strategy requires)",
     )
     command.add_argument(
-        "--replicas", type=several, default=2, metavar="N", help="how many, at least 2 (2)"
+        "--replicas", type=several, default=2, metavar="N", help="how many, at least 2 (default: 2)"
     )
 
 
 def _describe_new_plugin(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="of the strategy: lower case, with hyphens")
     command.add_argument(
-        "--directory", default=".", metavar="DIR", help="where to make the folder isotrain-NAME (.)"
+        "--directory",
+        default=".",
+        metavar="DIR",
+        help="where to make the folder isotrain-NAME (default: here)",
     )
 
 
 def _describe_spec(command: argparse.ArgumentParser) -> None:
-    command.add_argument("spec", metavar="SPEC", help="spec file: .yaml, .toml or .json")
+    command.add_argument(
+        "spec", metavar="SPEC", help="file that says what to train: .yaml, .toml or .json"
+    )
     command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="change a field of the spec, such as optimizer.lr=0.05; may be repeated",
+        help="change a field of the spec, such as optimizer.lr=0.05; values are YAML; may be repeated",
+    )
+
+
+def _describe_strategy(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--strategy",
+        type=choice,
+        metavar="NAME[,OPTION=VALUE...]",
+        help="how replicas cooperate, such as local-sgd,every=8; `isotrain strategies` lists all"
+        " (default: the spec's)",
     )
 
 
@@ -331,9 +367,16 @@ def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> Non
         metavar="NAME[:COLLECTIVE]",
         help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
     )
+    _describe_strategy(command)
     command.add_argument(
-        "--launcher", default="local", metavar="NAME", help="what starts the processes (local)"
+        "--launcher",
+        default="local",
+        metavar="NAME",
+        help="what starts the processes (default: local)",
     )
     command.add_argument(
-        "--replicas", type=count, metavar="N", help="how many (one per usable GPU, or one)"
+        "--replicas",
+        type=count,
+        metavar="N",
+        help="how many copies of the model train together (default: one per usable GPU, or one)",
     )

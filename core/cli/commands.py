@@ -7,15 +7,16 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.errors import PlanError, SpecError
+from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
+    from isotrain.core.cli.argument_types import Target
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.plugins.host import PluginHost
     from isotrain.core.spec.training_spec import TrainingSpec
@@ -26,7 +27,9 @@ def run(options: argparse.Namespace) -> None:
     from isotrain.core import api
     from isotrain.core.showing import display
 
-    spec = _with_loggers(_spec(options), options.logger)
+    spec = _spec_under(options)
+    if options.logger:
+        spec = spec.replace(loggers=[*spec.loggers, *options.logger])
     shows: contextlib.AbstractContextManager[display.OnPlainEvent | None] = contextlib.nullcontext()
     if options.json:
         shows = display.json_lines()
@@ -54,7 +57,7 @@ def plan(options: argparse.Namespace) -> None:
     """Prints a plan, or what differs between two."""
     from isotrain.core.showing import texts
 
-    spec = _spec(options)
+    spec = _spec_under(options)
     if options.diff:
         _differences(spec, options)
         return
@@ -73,29 +76,20 @@ def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
 
     if options.backend is not None:
         raise PlanError("plan: --diff A B names both backends; leave --backend out.")
-    first, second = (
-        _plan(spec, *_target(text, options.replicas), options) for text in options.diff
-    )
+    first, second = (_planned(spec, target, options) for target in options.diff)
     found = differences(first, second)
+    names = [target.text for target in options.diff]
     if options.json:
         rows = [{"field": name, "first": one, "second": two} for name, one, two in found]
-        ends = dict(zip(("first", "second"), options.diff, strict=True))
+        ends = dict(zip(("first", "second"), names, strict=True))
         print(json_page({"format": FORMAT, **ends, "differences": rows}))
     else:
-        sys.stdout.write(texts.differences(options.diff, found))
+        sys.stdout.write(texts.differences(names, found))
 
 
-def _target(text: str, replicas: int | None) -> tuple[str, int | None]:
-    """Splits `NAME[:COLLECTIVE][@REPLICAS]`."""
-    backend, at, count = text.partition("@")
-    if not at:
-        return backend, replicas
-    if not (count.isdecimal() and int(count)):
-        raise PlanError(
-            f"--diff {text}: expected NAME[:COLLECTIVE][@REPLICAS] with REPLICAS of at least 1,"
-            f" received {count!r} after the @."
-        )
-    return backend, int(count)
+def _planned(spec: TrainingSpec, target: Target, options: argparse.Namespace) -> Plan:
+    own = spec.under(target.strategy) if target.strategy else spec
+    return _plan(own, target.backend, target.replicas or options.replicas, options)
 
 
 def _plan(
@@ -139,6 +133,7 @@ def check(options: argparse.Namespace) -> ExitCode | None:
             spec,
             backends=options.backend,
             replicas=options.replicas,
+            strategy=options.strategy,
             ignore=options.ignore,
             measure=not options.no_measure,
         )
@@ -160,6 +155,7 @@ def parity(options: argparse.Namespace) -> ExitCode:
         _spec(options),
         backends=options.backend,
         replicas=options.replicas,
+        strategies=options.strategy,
         steps=options.steps,
         map=options.map,
         output=options.output,
@@ -273,19 +269,10 @@ def _spec(options: argparse.Namespace) -> TrainingSpec:
     return load_spec(options.spec, getattr(options, "set", ()))
 
 
-def _with_loggers(spec: TrainingSpec, asked: Sequence[str]) -> TrainingSpec:
-    """The spec with further loggers, each asked for as `NAME[,OPTION=VALUE...]`."""
-    from isotrain.core.spec import yaml_text
-
-    loggers: list[Any] = list(spec.loggers)
-    for text in asked:
-        name, *options = text.split(",")
-        pairs = [option.partition("=") for option in options]
-        if not all(equals for _, equals, _ in pairs):
-            raise SpecError(f"--logger {text}: expected NAME or NAME,OPTION=VALUE,...")
-        values = {option: yaml_text.load(value) for option, _, value in pairs}
-        loggers.append({"name": name, "options": values})
-    return spec.replace(loggers=loggers) if asked else spec
+def _spec_under(options: argparse.Namespace) -> TrainingSpec:
+    """The same, under the one strategy that was asked for."""
+    spec = _spec(options)
+    return spec.under(options.strategy) if options.strategy else spec
 
 
 def _warn(host: PluginHost) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from isotrain.core.cli.argument_types import count, counts
+from isotrain.core.cli.argument_types import choice, count, counts
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -17,11 +17,28 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
         "--backend",
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="what to compare; may be repeated (all that can be used)",
+        help="what to compare; may be repeated (default: all that can be used)",
     )
-    add("--replicas", type=counts, default=[1], metavar="N,N", help="how many of each (1)")
-    add("--strategy", action="append", metavar="NAME", help="may be repeated (the spec's)")
-    add("--repeat", type=count, metavar="N", help="runs of each cell (3)")
+    add(
+        "--replicas",
+        type=counts,
+        default=[1],
+        metavar="N,N",
+        help="with how many to measure each, such as 1,2,4 (default: 1)",
+    )
+    add(
+        "--strategy",
+        type=choice,
+        action="append",
+        metavar="NAME[,OPTION=VALUE...]",
+        help="under which to measure each, such as local-sgd,every=8; may be repeated (default: the spec's)",
+    )
+    add(
+        "--repeat",
+        type=count,
+        metavar="N",
+        help="runs of each cell, a backend with a number of replicas (default: 3)",
+    )
     add(
         "--time-budget",
         type=_duration,
@@ -32,17 +49,25 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
         "--run-limit",
         type=_duration,
         metavar="T",
-        help="end a run's timed steps after T, steady or not (60s, or less with a budget)",
+        help="end a run's timed steps after T, steady or not (default: 60s, or less with a budget)",
     )
     add(
         "--steps",
         type=count,
         metavar="N",
-        help="first steps to compare losses of (20)",
+        help="how many first steps to compare the losses of (default: 20)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the order of the runs (0)")
-    add("--reference", metavar="CELL", help="whose losses and plan the others' are compared with")
-    add("--output", metavar="DIR", help="new or empty folder (comparisons/NAME-TIME)")
+    add("--seed", type=int, default=0, metavar="N", help="of the order of the runs (default: 0)")
+    add(
+        "--reference",
+        metavar="CELL",
+        help="whose losses and plan the others' are compared with, such as torch-ddp@1 (default: the first)",
+    )
+    add(
+        "--output",
+        metavar="DIR",
+        help="new or empty folder for the results (default: comparisons/NAME-TIME)",
+    )
     add("--resume", action="store_true", help="go on with the comparison in --output")
     add("--against", metavar="OLD", help="folder or JSON file of an earlier one: show changes")
     add(
@@ -64,7 +89,7 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
 
 def describe_report(command: argparse.ArgumentParser) -> None:
     """Adds what `report` takes."""
-    command.add_argument("folder", metavar="DIR", help="what compare wrote to")
+    command.add_argument("folder", metavar="DIR", help="folder that compare wrote to")
 
 
 def _duration(text: str) -> float:

@@ -9,6 +9,7 @@ from isotrain.core.comparison.comparison import Comparison
 from isotrain.core.comparison.engine import Engine, OnProgress
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
 from isotrain.core.spec.files import Source
+from isotrain.core.spec.parts import StrategyLike
 
 
 def compare(
@@ -16,7 +17,7 @@ def compare(
     *,
     backends: Sequence[str] | None = None,
     replicas: Sequence[int] = (1,),
-    strategies: Sequence[str] | None = None,
+    strategies: Sequence[StrategyLike] | None = None,
     repeats: int = REPEATS,
     time_budget: float | None = None,
     run_limit: float | None = None,
@@ -38,7 +39,8 @@ def compare(
         spec: As for `isotrain.run`.
         backends: `NAME` or `NAME:COLLECTIVE`; left out: all that can be used.
         replicas: With how many replicas each is measured.
-        strategies: Under which strategies; left out: the spec's.
+        strategies: Under which strategies, each a name or `{"name": ..., "options": {...}}`; left out:
+            the spec's.
         repeats: Runs of each cell. It takes three to tell how runs differ.
         time_budget: Seconds for all runs; after the first `repeats`, runs are added where the ranking
             is open.

@@ -10,6 +10,7 @@ from isotrain.core.comparison.runner import Runner
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.parts import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -22,7 +23,7 @@ class Target:
         name: As in `Cell`.
         backend: `NAME` or `NAME:COLLECTIVE`, as asked for.
         replicas: How many.
-        strategy: Its name.
+        strategy: Under which it runs.
         python: The interpreter, where it is not this program's own.
         plan: What was resolved; empty where it was refused.
         refusal: Why it cannot be run.
@@ -32,7 +33,7 @@ class Target:
     name: str
     backend: str
     replicas: int
-    strategy: str
+    strategy: StrategyChoice
     python: str | None
     plan: Mapping[str, Any] = field(default_factory=dict)
     refusal: str | None = None
@@ -49,7 +50,7 @@ def targets(
     *,
     backends: Sequence[str],
     replicas: Sequence[int],
-    strategies: Sequence[str],
+    strategies: Sequence[StrategyChoice],
     runner: Runner,
 ) -> list[Target]:
     """Plans every cell, in the order asked for; cells that would do the same are one.
@@ -58,14 +59,14 @@ def targets(
         spec: With the threads of every cell.
         backends: `NAME` or `NAME:COLLECTIVE`.
         replicas: Numbers of them.
-        strategies: Names; one or more.
+        strategies: One or more.
         runner: Knows the interpreters.
     """
     found: dict[tuple[Any, ...], Target] = {}
     for strategy in strategies:
         for backend in backends:
             for count in replicas:
-                name = f"{backend}@{count}" + (f" {strategy}" if len(strategies) > 1 else "")
+                name = f"{backend}@{count}" + (f" {strategy.label}" if len(strategies) > 1 else "")
                 target = _planned(spec, name, backend, count, strategy, runner)
                 found.setdefault(_identity(target), target)
     return list(found.values())
@@ -73,13 +74,18 @@ def targets(
 
 def _identity(target: Target) -> tuple[Any, ...]:
     collective = target.plan.get("collective", target.backend)
-    return target.backend_name, collective, target.replicas, target.strategy
+    return target.backend_name, collective, target.replicas, target.strategy.label
 
 
 def _planned(
-    spec: TrainingSpec, name: str, backend: str, replicas: int, strategy: str, runner: Runner
+    spec: TrainingSpec,
+    name: str,
+    backend: str,
+    replicas: int,
+    strategy: StrategyChoice,
+    runner: Runner,
 ) -> Target:
-    own = with_strategy(spec, strategy)
+    own = spec.under(strategy)
     python = runner.python_of(backend)
     plan: Mapping[str, Any] = {}
     refusal = None
@@ -96,11 +102,6 @@ def _planned(
 def reason_of(error: Exception) -> str:
     """What to tell of an error that a cell met."""
     return str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
-
-
-def with_strategy(spec: TrainingSpec, name: str) -> TrainingSpec:
-    """The spec under a strategy; the options in the spec are those of its own one."""
-    return spec if name == spec.strategy.name else spec.replace(strategy=name)
 
 
 def usable_backends(host: PluginHost, interpreters: Mapping[str, str]) -> list[str]:

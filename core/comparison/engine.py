@@ -17,7 +17,6 @@ from isotrain.core.comparison.cells import (
     reason_of,
     targets,
     usable_backends,
-    with_strategy,
 )
 from isotrain.core.comparison.comparison import Comparison, read_comparison
 from isotrain.core.comparison.records import Cell, Verdict
@@ -33,6 +32,7 @@ from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.files import Source, load_spec
+from isotrain.core.spec.parts import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -144,7 +144,7 @@ class Engine:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
         try:
             raw = self._runner.run(
-                with_strategy(self._spec, target.strategy),
+                self._spec.under(target.strategy),
                 target.backend,
                 target.replicas,
                 self._settings.measurement(evaluate=not cell.repeats),
@@ -212,27 +212,27 @@ def _backends(request: Request, spec: TrainingSpec) -> list[str]:
     return list(request.backends)
 
 
-def _strategies(request: Request, spec: TrainingSpec) -> list[str]:
-    names = list(request.strategies or [spec.strategy.name])
+def _strategies(request: Request, spec: TrainingSpec) -> list[StrategyChoice]:
+    choices = [StrategyChoice.of(each) for each in request.strategies or [spec.strategy.name]]
     known = plugin_host(spec.plugins).strategies.names()
-    for name in names:
-        if name not in known:
-            raise PlanError(unknown_name("strategy", name, known))
-    return names
+    for choice in choices:
+        if choice.name not in known:
+            raise PlanError(unknown_name("strategy", choice.name, known))
+    return choices
 
 
 def _settings(
     request: Request,
     spec: TrainingSpec,
     backends: Sequence[str],
-    strategies: Sequence[str],
+    strategies: Sequence[StrategyChoice],
     cells: int,
 ) -> Settings:
     assert spec.threads is not None
     return Settings(
         backends=backends,
         replicas=list(request.replicas),
-        strategies=strategies,
+        strategies=[each.label for each in strategies],
         interpreters=dict(request.interpreters),
         repeats=request.repeats,
         time_budget_s=request.time_budget,
@@ -252,7 +252,7 @@ def _empty(target: Target) -> Cell:
         backend=target.backend_name,
         collective=_collective(target),
         replicas=target.replicas,
-        strategy=target.strategy,
+        strategy=target.strategy.label,
         python=target.python,
         status="failed" if fails else "skipped",
         reason=target.refusal or _NOT_RUN,

@@ -98,7 +98,7 @@ class Cell:
         backend: Its name.
         collective: The collective that was really used; `none` with one replica.
         replicas: How many.
-        strategy: Its name.
+        strategy: `NAME[,OPTION=VALUE...]`, as asked for.
         python: The interpreter, where it is not this program's own.
         status: `failed` and `skipped` cells have a reason, and no estimates.
         reason: Why it failed or was skipped, in full.

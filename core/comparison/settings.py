@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.errors import PlanError
+from isotrain.core.spec.parts import StrategyLike
 
 REPEATS = 3
 STEPS = 20
@@ -23,7 +24,7 @@ class Request:
 
     backends: Sequence[str] | None = None
     replicas: Sequence[int] = (1,)
-    strategies: Sequence[str] | None = None
+    strategies: Sequence[StrategyLike] | None = None
     repeats: int = REPEATS
     time_budget: float | None = None
     run_limit: float | None = None
@@ -65,7 +66,7 @@ class Settings:
     Attributes:
         backends: `NAME` or `NAME:COLLECTIVE`.
         replicas: Numbers of them.
-        strategies: Names.
+        strategies: `NAME[,OPTION=VALUE...]` of each.
         interpreters: Backend to the path of its interpreter.
         repeats: Runs of each cell.
         time_budget_s: Seconds for all runs; None for no limit.

@@ -27,6 +27,7 @@ from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, pu
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.parts import StrategyChoice, StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -40,14 +41,21 @@ SAME_START = 1e-6
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run that was asked for."""
+    """A run that was asked for.
+
+    Attributes:
+        backend: `NAME[:COLLECTIVE]`.
+        replicas: How many.
+        strategy: `NAME[,OPTION=VALUE...]`.
+        name: What it is called; has the strategy where there are several.
+        spec: What it trains.
+    """
 
     backend: str
     replicas: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.backend}@{self.replicas}"
+    strategy: str
+    name: str
+    spec: TrainingSpec
 
 
 def parity(
@@ -55,6 +63,7 @@ def parity(
     *,
     backends: Sequence[str],
     replicas: Sequence[int] = (1,),
+    strategies: Sequence[StrategyLike] | None = None,
     steps: int = DEFAULT_STEPS,
     map: MapLike | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -67,6 +76,8 @@ def parity(
         backends: Each `NAME` or `NAME:COLLECTIVE`; the first with the first number of replicas is the
             reference.
         replicas: Each backend runs with each of these numbers.
+        strategies: And under each of these, a name or `{"name": ..., "options": {...}}`; the first is the
+            reference's. Left out: under the spec's.
         steps: How many steps to trace. The last of them is the first smaller global batch of the run
             where that comes later.
         map: For native models: which tensor is which, a mapping or a YAML or JSON file; see
@@ -82,7 +93,31 @@ def parity(
         PlanError: Spec, backends and replicas do not fit together.
         RunFailedError: The reference failed. Other runs that fail are told in their records.
     """
-    return _Check(load_spec(spec), backends, replicas, steps, map, output, say).run()
+    given = load_spec(spec)
+    wanted = _wanted(given, backends, replicas, strategies or [given.strategy.name])
+    return _Check(given, wanted, steps, map, output, say).run()
+
+
+def _wanted(
+    spec: TrainingSpec,
+    backends: Sequence[str],
+    replicas: Sequence[int],
+    strategies: Sequence[StrategyLike],
+) -> list[Wanted]:
+    """Every run, each once, the reference first."""
+    found = {}
+    for choice in map(StrategyChoice.of, strategies):
+        for count in replicas:
+            for backend in backends:
+                name = f"{backend}@{count}" + (f" {choice.label}" if len(strategies) > 1 else "")
+                own = spec.under(choice)
+                found[name] = Wanted(backend, count, own.strategy.label, name, own)
+    if len(found) < 2:
+        raise PlanError(
+            "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
+            " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
+        )
+    return list(found.values())
 
 
 class _Check:
@@ -91,8 +126,7 @@ class _Check:
     def __init__(
         self,
         spec: TrainingSpec,
-        backends: Sequence[str],
-        replicas: Sequence[int],
+        wanted: Sequence[Wanted],
         steps: int,
         map: MapLike | None,
         output: str | os.PathLike[str] | None,
@@ -106,15 +140,9 @@ class _Check:
         self._count = steps
         self._say = say or (lambda line: None)
         self._created = time.time()
-        pairs = [Wanted(backend, count) for count in replicas for backend in backends]
-        self._wanted = list(dict.fromkeys(pairs))
-        if len(self._wanted) < 2:
-            raise PlanError(
-                "parity: there is nothing to compare. Name two backends (--backend A --backend B), or"
-                " two numbers of replicas (--replicas 1,2)."
-            )
-        for wanted in self._wanted:
-            self._plan(wanted, spec)
+        self._wanted = wanted
+        for each in wanted:
+            self._plan(each, each.spec)
         self._output = None if output is None else _made(Path(output))
         self._initial: str | None = None
         self._launched = 0
@@ -134,10 +162,10 @@ class _Check:
 
     def _compared(self) -> Parity:
         first, *others = self._wanted
-        self._reference = self._traced(first, self._spec, "the reference")
+        self._reference = self._traced(first, first.spec, "the reference")
         self._noise_records: list[NoiseRecord] = []
-        self._other = self._noise(first, "other precision", self._other_precision())
-        threads = self._noise(first, "other threads", self._other_threads())
+        self._other = self._noise(first, "other precision", _other_precision(first.spec))
+        threads = self._noise(first, "other threads", self._other_threads(first.spec))
         floor = Floor(self._reference, _noises(self._reference, self._other, threads))
         runs = [self._reference_record(first, floor)]
         runs += [self._judged(wanted, floor) for wanted in others]
@@ -154,18 +182,9 @@ class _Check:
             versions=versions(),
         )
 
-    def _other_precision(self) -> TrainingSpec:
-        if self._spec.precision == "float64":
-            return self._spec.replace(precision="float32")
-        return self._in_float64()
-
-    def _in_float64(self) -> TrainingSpec:
-        changes = {} if self._spec.loss_scale is None else {"loss_scale": None}
-        return self._spec.replace(precision="float64", **changes)
-
-    def _other_threads(self) -> TrainingSpec:
+    def _other_threads(self, spec: TrainingSpec) -> TrainingSpec:
         threads = self._reference.plan["threads"]
-        return self._spec.replace(threads=1 if threads > 1 else 2)
+        return spec.replace(threads=1 if threads > 1 else 2)
 
     def _noise(self, wanted: Wanted, source: str, spec: TrainingSpec) -> RunTrace | None:
         """Runs the reference otherwise; a failure is noted, and the floor rests on what is left."""
@@ -186,6 +205,7 @@ class _Check:
             name=wanted.name,
             backend=wanted.backend,
             replicas=wanted.replicas,
+            strategy=wanted.strategy,
             status="reference",
             reason="all others are compared with it.",
             steps=step_records(self._reference, self._reference, floor),
@@ -193,11 +213,13 @@ class _Check:
         )
 
     def _judged(self, wanted: Wanted, floor: Floor) -> RunRecord:
-        common = {"name": wanted.name, "backend": wanted.backend, "replicas": wanted.replicas}
+        common = {
+            name: getattr(wanted, name) for name in ("name", "backend", "replicas", "strategy")
+        }
         try:
-            run = self._traced(wanted, self._spec, "")
+            run = self._traced(wanted, wanted.spec, "")
         except IsotrainError as error:
-            return RunRecord(**common, status="failed", reason=str(error))  # type: ignore[arg-type]
+            return RunRecord(**common, status="failed", reason=str(error))
         remarks: list[str] = []
 
         def again() -> tuple[RunTrace, RunTrace, Floor] | None:
@@ -205,16 +227,16 @@ class _Check:
                 remarks.append("the reference has no float64 run to confirm the difference with.")
                 return None
             try:
-                clearer = self._traced(wanted, self._in_float64(), "in float64, to be sure")
+                clearer = self._traced(wanted, _in_float64(wanted.spec), "in float64, to be sure")
             except IsotrainError as error:
                 remarks.append(f"it could not be confirmed in float64: {error}")
                 return None
             noises = _noises(self._other, self._reference)
             return clearer, self._other, Floor(self._other, noises)
 
-        found = judge(self._spec, run, self._reference, floor, self._other, again)
+        found = judge(wanted.spec, run, self._reference, floor, self._other, again)
         return RunRecord(
-            **common,  # type: ignore[arg-type]
+            **common,
             status=found.status,
             reason=found.reason,
             first=found.first,
@@ -222,9 +244,28 @@ class _Check:
             causes=found.causes,
             confirmed=found.confirmed,
             steps=step_records(run, self._reference, floor),
-            remarks=[*remarks, *_remarks(run, self._reference, floor)],
+            remarks=[
+                *remarks,
+                *self._about_strategy(wanted),
+                *_remarks(run, self._reference, floor),
+            ],
             plan=run.plan,
         )
+
+    def _about_strategy(self, wanted: Wanted) -> list[str]:
+        """A remark where the run and the reference are not even meant to train alike."""
+        choices = (wanted.spec.strategy, self._wanted[0].spec.strategy)
+        if choices[0] == choices[1]:
+            return []
+        own_way = [
+            choice.label
+            for choice in choices
+            if not self._host.strategy(choice.name, choice.options).equals_data_parallel
+        ]
+        promise = (
+            "not meant to train as data-parallel does: what parts there is no fault of a backend"
+        )
+        return [f"{label} is {promise}." for label in own_way]
 
     def _plan(self, wanted: Wanted, spec: TrainingSpec) -> Plan:
         plan = make_plan(spec, backend=wanted.backend, replicas=wanted.replicas, host=self._host)
@@ -257,6 +298,15 @@ class _Check:
             kept = RunDirectory(_made(self._output / "fingerprints"))
             kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
         return put_together(wanted.name, returned)
+
+
+def _other_precision(spec: TrainingSpec) -> TrainingSpec:
+    return spec.replace(precision="float32") if spec.precision == "float64" else _in_float64(spec)
+
+
+def _in_float64(spec: TrainingSpec) -> TrainingSpec:
+    changes = {} if spec.loss_scale is None else {"loss_scale": None}
+    return spec.replace(precision="float64", **changes)
 
 
 def _noises(reference: RunTrace, *runs: RunTrace | None) -> list[Noise]:

@@ -92,9 +92,10 @@ class RunRecord:
     """One run, compared with the reference.
 
     Attributes:
-        name: `BACKEND[:COLLECTIVE]@REPLICAS`.
+        name: `BACKEND[:COLLECTIVE]@REPLICAS[ STRATEGY]`; the strategy where there are several.
         backend: As it was asked for.
         replicas: How many.
+        strategy: `NAME[,OPTION=VALUE...]`.
         status: `equal` to the bit, as far as fingerprints tell; `rounding`: no tensor parts by more
             than the noise floor, or the runs agree in float64; `difference`; `failed`; or `reference`.
         reason: Why it has that status, in a sentence; of a failed run all that it said.
@@ -111,6 +112,7 @@ class RunRecord:
     name: str
     backend: str
     replicas: int
+    strategy: str
     status: RunStatus
     reason: str
     first: Parting | None = None

@@ -60,7 +60,7 @@ class RunTrace:
     """A run.
 
     Attributes:
-        name: `BACKEND[:COLLECTIVE]@REPLICAS`.
+        name: As in `RunRecord`.
         precision: What it computed in.
         replicas: How many.
         steps: Those that were traced.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,6 +292,11 @@ def _new(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _made(kind: str, name: str, factory: Callable[..., T], options: Mapping[str, Any]) -> T:
+    known = inspect.signature(factory).parameters
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for option in options:
+        if option not in known and not is_open:
+            raise IsotrainError(unknown_name(f"option of the {kind} {name!r}:", option, known))
     try:
         return factory(**options)
     except TypeError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -313,6 +314,29 @@ class StrategyChoice(SpecModel):
 
     name: Text = Field(default="data-parallel", description="Name of a registered strategy.")
     options: Options = Field(default={}, description="Options of that strategy.")
+
+    @classmethod
+    def of(cls, given: StrategyLike) -> Self:
+        """The choice that a name, or a table of name and options, stands for.
+
+        Raises:
+            SpecError: The table has another form.
+        """
+        if isinstance(given, cls):
+            return given
+        return cls(**({"name": given} if isinstance(given, str) else dict(given)))
+
+    @property
+    def label(self) -> str:
+        """The form it has on the command line: `NAME[,OPTION=VALUE...]`."""
+        options = (
+            f"{name}={value if isinstance(value, str) else json.dumps(value, default=str)}"
+            for name, value in self.options.items()
+        )
+        return ",".join([self.name, *options])
+
+
+StrategyLike = StrategyChoice | Mapping[str, Any] | str
 
 
 class LoggerChoice(SpecModel):

@@ -42,6 +42,7 @@ from isotrain.core.spec.parts import (
     Scaling,
     Schedule,
     StrategyChoice,
+    StrategyLike,
     Timeouts,
 )
 from isotrain.core.spec.problems import (
@@ -222,6 +223,17 @@ class TrainingSpec(
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**given, **changes})
+
+    def under(self, strategy: StrategyLike) -> Self:
+        """The same under a strategy; its own strategy's bare name keeps its own options.
+
+        Raises:
+            SpecError: The strategy is given in a wrong form.
+        """
+        choice = StrategyChoice.of(strategy)
+        if choice.name == self.strategy.name and not choice.options:
+            return self
+        return self.replace(strategy=choice)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole spec as plain JSON values; callables and objects are described by name."""

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from integration import parity_cases as cases
 
+import isotrain
 from isotrain.core.parity.judge import Judgement, judge
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.runs import RunTrace, put_together
@@ -146,6 +148,47 @@ def test_a_difference_is_confirmed_in_float64_and_told(tmp_path: Path) -> None:
     assert run["first"]["precision"] == "float64"
     assert run["confirmed"] > 1e-4
     assert run["causes"][0]["code"] == "epsilon-elsewhere"
+
+
+def linear_model() -> Any:
+    import torch
+
+    return torch.nn.Linear(4, 2)
+
+
+def linear_data() -> Any:
+    generator = np.random.default_rng(5)
+    return generator.normal(size=(32, 4)), generator.normal(size=(32, 2))
+
+
+@pytest.mark.slow
+def test_runs_under_several_strategies_are_compared() -> None:
+    spec = {
+        "model": {"torch": linear_model},
+        "data": linear_data,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch": 8,
+        "epochs": 1,
+        "precision": "float64",
+    }
+    local = {"name": "local-sgd", "options": {"every": 2, "start": 2}}
+    strategies = ["data-parallel", "hierarchical", local]
+    found = isotrain.parity(
+        spec, backends=["torch-ddp"], replicas=[2], strategies=strategies, steps=4
+    )
+    reference, same, parted = found.runs
+    assert (found.verdict, found.reference) == ("difference", "torch-ddp@2 data-parallel")
+    assert reference.name == found.reference
+    assert (same.name, same.strategy) == ("torch-ddp@2 hierarchical", "hierarchical")
+    assert same.status in ("equal", "rounding")
+    assert same.plan["strategy"] == "hierarchical"
+    assert parted.name == "torch-ddp@2 local-sgd,every=2,start=2"
+    assert parted.status == "difference"
+    assert parted.first is not None
+    assert parted.first.step == 2
+    assert not any("not meant to train" in remark for remark in same.remarks)
+    assert any("local-sgd,every=2,start=2 is not meant" in remark for remark in parted.remarks)
 
 
 NATIVE = """

@@ -253,7 +253,7 @@ def test_one_whose_package_is_missing_or_whose_options_are_wrong(
         assert not found.usable
         assert f"isotrain[{logger.name}]" in str(found.hint)
     host = PluginHost(entry_points=False)
-    with pytest.raises(IsotrainError, match=r"logger 'csv' does not take the options"):
+    with pytest.raises(IsotrainError, match=r"unknown option of the logger 'csv': 'folder'"):
         host.logger("csv", {"folder": "x"})
     with pytest.raises(IsotrainError, match=r"unknown logger 'tensorbord'\. Did you mean"):
         host.logger("tensorbord", {})

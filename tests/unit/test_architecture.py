@@ -80,7 +80,7 @@ def string_constants(path: Path) -> Iterator[str]:
 
 
 # Helps and examples on the command line show a person real names; no behaviour hangs on them.
-SHOWS_NAMES = {"arguments.py"}
+SHOWS_NAMES = {"arguments.py", "compare_arguments.py"}
 
 
 def test_core_names_no_backend() -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from isotrain.core.cli import commands
+from isotrain.core.cli.argument_types import choice
 from isotrain.core.cli.arguments import parser
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of, main
@@ -195,6 +196,36 @@ def test_exit_codes_are_documented() -> None:
         (["compare", "small.json", "--fail-if-slower", "5%"], "--against"),
         (["compare", "small.json", "--python", "torch-ddp=/nowhere"], "no program"),
         (["report", "nowhere"], "no comparison"),
+        (["run", "small.json", "--backend", "torch-ddp", "--strategy", "gosip"], "mean 'gossip'"),
+        (["run", "small.json", "--backend", "torch-ddp", "--strategy", "=4"], "NAME[,OPTION=VALUE"),
+        (
+            ["run", "small.json", "--backend", "torch-ddp", "--logger", "csv,path"],
+            "NAME[,OPTION=VALUE",
+        ),
+        (
+            ["plan", "small.json", "--backend", "torch-ddp", "--strategy", "gossip,grap=ring"],
+            "Did you mean 'graph'?",
+        ),
+        (
+            ["plan", "small.json", "--backend", "torch-ddp", "--strategy", "gossip,graph=["],
+            "not YAML",
+        ),
+        (["check", "small.json", "--backend", "torch-ddp", "--strategy", "gosip"], "mean 'gossip'"),
+        (["compare", "small.json", "--strategy", "gosip,graph=ring"], "mean 'gossip'"),
+        (["parity", "small.json", "--backend", "torch-ddp"], "nothing to compare"),
+        (
+            [
+                "parity",
+                "small.json",
+                "--backend",
+                "torch-ddp",
+                "--strategy",
+                "gossip",
+                "--strategy",
+                "x",
+            ],
+            "unknown strategy 'x'",
+        ),
         (["plan", "small.json", "--diff", "torch-ddp@x", "torch-ddp"], "REPLICAS"),
         (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
         (["check", "small.json"], "--backend"),
@@ -384,6 +415,35 @@ def test_what_differs_between_plans(folder: Path) -> None:
     assert "| local_batches" in text
     same = isotrain(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
     assert same == "torch-ddp and torch-ddp: no difference\n"
+
+
+def test_a_plan_is_under_the_strategy_that_is_asked_for(folder: Path) -> None:
+    command = ["plan", "small.json", "--no-measure", "--replicas", "2", "--json"]
+    asked = ["--backend", "torch-ddp", "--strategy", "local-sgd,every=4"]
+    plan = json.loads(isotrain(*command, *asked, folder=folder).stdout)["plan"]
+    assert (plan["strategy"], plan["strategy_options"]) == ("local-sgd", {"every": 4})
+    sides = ["--strategy", "gossip", "--diff", "torch-ddp", "torch-ddp@3 local-sgd,every=4"]
+    found = json.loads(isotrain(*command, *sides, folder=folder).stdout)
+    assert found["second"] == "torch-ddp@3 local-sgd,every=4"
+    rows = {row["field"]: (row["first"], row["second"]) for row in found["differences"]}
+    assert rows["strategy"] == ("gossip", "local-sgd")
+    assert rows["strategy_options.every"] == (None, 4)
+    assert rows["replicas"] == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("gossip", "gossip", {}),
+        ("local-sgd,every=4,start=10", "local-sgd", {"every": 4, "start": 10}),
+        ("a, b = [1, 2], c='x,y', d=", "a", {"b": [1, 2], "c": "x,y", "d": None}),
+        ("compressed,method=powersgd", "compressed", {"method": "powersgd"}),
+    ],
+)
+def test_a_choice_is_a_name_and_options_in_yaml(
+    text: str, name: str, options: dict[str, Any]
+) -> None:
+    assert choice(text) == {"name": name, "options": options}
 
 
 def test_a_check_says_by_its_exit_code_what_it_found(

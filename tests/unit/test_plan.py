@@ -203,7 +203,7 @@ def test_gpus_are_used_when_there_are_enough(host: PluginHost) -> None:
             1,
             {"strategy": {"name": "data-parallel", "options": {"k": 1}}},
             IsotrainError,
-            "does not take",
+            "unknown option of the strategy",
         ),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isotrain.core.cli.argument_types import choice
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.fields import Component
 from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
@@ -264,6 +265,19 @@ def test_resolve_global_batch() -> None:
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_scaling_factor(rule: str, factor: float) -> None:
     assert Scaling(rule=rule, base_batch=64).factor(256) == factor  # type: ignore[arg-type]
+
+
+def test_a_spec_under_another_strategy() -> None:
+    spec = make(strategy={"name": "local-sgd", "options": {"every": 4}})
+    assert spec.under("local-sgd") is spec
+    assert spec.under("gossip").strategy.options == {}
+    other = {"name": "local-sgd", "options": {"every": 8, "graph": "ring", "of": [1, 2]}}
+    changed = spec.under(other)
+    assert changed.strategy.options == other["options"]
+    assert changed.strategy.label == "local-sgd,every=8,graph=ring,of=[1, 2]"
+    assert choice(changed.strategy.label) == other
+    with pytest.raises(SpecError, match="nam: got 'gossip'; expected a field"):
+        spec.under({"nam": "gossip"})
 
 
 def test_loss_scaling_only_under_float16() -> None:

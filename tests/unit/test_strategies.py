@@ -57,7 +57,11 @@ def plan(
         ("local-sgd", {"every": [[0, 2], [0, 3]]}, "ascending"),
         ("local-sgd", {"start": -1}, "start"),
         ("local-sgd", {"average_momenta": 1}, "true or false"),
-        ("local-sgd", {"k": 1}, "does not take the options"),
+        (
+            "local-sgd",
+            {"evry": 1},
+            r"of the strategy 'local-sgd': 'evry'. Did you mean 'every'\? Available: average_",
+        ),
         ("gossip", {"graph": "rng"}, "Did you mean 'ring'"),
         ("gossip", {"degree": 2}, "none but for graph random"),
         ("gossip", {"graph": "random", "degree": 3}, "even number from 2 to 3"),
