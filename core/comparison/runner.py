@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +20,15 @@ from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.child_process import (
+    END_SECONDS,
+    ChildEndedError,
+    ChildProcess,
+    ChildRaisedError,
+)
 from isotrain.core.system.version import VERSION
 
-_MODULE = "isotrain.core.comparison.elsewhere"
-_END_SECONDS = 10.0
-_SHOWN_LINES = 5
+_DO = "isotrain.core.comparison.elsewhere:do"
 
 
 class Runner:
@@ -127,77 +126,31 @@ def run_here(
 
 def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Has another interpreter do a task; raises the error that it met."""
-    answer, log = folder / "answer.json", folder / "launcher.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [python, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    call = {**task, "folder": str(folder), "version": VERSION}
+    process = ChildProcess(_DO, call, folder / "launcher", python=python)
     try:
-        _tell(process, {**task, "folder": str(folder), "path": _own_folders()})
         process.wait()
     finally:
-        _end(process)
-    if not answer.exists():
-        raise IsotrainError(_no_answer(python, process.returncode, log))
-    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    answer.unlink()
-    if found["version"] != VERSION:
-        raise PlanError(
-            f"{python} has isotrain {found['version']}, and this is {VERSION}: they may measure"
-            " in different ways. Install the same version in both."
-        )
-    if "error" in found:
-        raise _error(found["error"], f"{found['message']} (in {python})")
-    result: dict[str, Any] = found["result"]
-    return result
-
-
-def _tell(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> None:
-    """Hands the task over; the pipe stays open, and its end tells the other that this one is gone."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(task).encode() + b"\n")
-        process.stdin.flush()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the other interpreter, which ends its run's processes, if it still runs."""
-    assert process.stdin is not None
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-        process.kill()
-        process.wait()
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-
-
-def _no_answer(python: str, code: int, log: Path) -> str:
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    words = " / ".join(line.strip() for line in said[-_SHOWN_LINES:]) or "nothing"
-    hint = ""
-    if "No module named" in words and "isotrain" in words:
-        hint = f" Install isotrain {VERSION} there: {python} -m pip install isotrain."
-    return f"{python} ended with code {code} before it answered; it said: {words}.{hint}"
-
-
-def _error(name: str, message: str) -> IsotrainError:
-    """The error of that name, as far as it is one of isotrain's."""
-    kind = getattr(errors, name, IsotrainError)
-    found: IsotrainError = (kind if issubclass(kind, IsotrainError) else IsotrainError)(message)
+        process.end(END_SECONDS)
+    try:
+        found: dict[str, Any] = process.answer()
+    except ChildRaisedError as error:
+        raise _error(error, python) from None
+    except ChildEndedError as error:
+        raise IsotrainError(_no_answer(error, python)) from None
     return found
 
 
-def _own_folders() -> Sequence[str]:
-    """Where this program finds modules that belong to no environment: a person's own."""
-    environments = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    return [
-        folder
-        for folder in map(os.path.abspath, sys.path)
-        if not any(Path(folder).is_relative_to(prefix) for prefix in environments)
-    ]
+def _no_answer(error: ChildEndedError, python: str) -> str:
+    hint = ""
+    if "No module named" in error.said and "isotrain" in error.said:
+        hint = f" Install isotrain {VERSION} there: {python} -m pip install isotrain."
+    return f"{python} ended {error.how} before it answered; it said: {error.said}.{hint}"
+
+
+def _error(error: ChildRaisedError, python: str) -> IsotrainError:
+    """The same error here, as far as it is one of isotrain's."""
+    kind = getattr(errors, error.kind, None)
+    if isinstance(kind, type) and issubclass(kind, IsotrainError):
+        return kind(f"{error.message} (in {python})")
+    return IsotrainError(f"{error} (in {python})")

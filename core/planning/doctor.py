@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,16 +17,12 @@ from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.plugins import choice as plugin_choice
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.system import hardware
+from isotrain.core.system.child_process import ChildEndedError, ChildProcess
 
 EXAMINATION_SECONDS = 60.0
 _AT_A_TIME = 2
 _POLL_SECONDS = 0.02
-_SHOWN_LINES = 3
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from isotrain.core.planning.doctor import examine_here;"
-    " examine_here(*sys.argv[2:4], *json.loads(sys.argv[4]))"
-)
+_EXAMINE = "isotrain.core.planning.doctor:examine_here"
 
 
 def examine(host: PluginHost, *, seconds: float = EXAMINATION_SECONDS) -> dict[str, Any]:
@@ -57,115 +49,61 @@ def examine(host: PluginHost, *, seconds: float = EXAMINATION_SECONDS) -> dict[s
     }
 
 
-def examine_here(name: str, target: str, asked: Sequence[str], blocked: Sequence[str]) -> None:
-    """Examines one backend in this process, and writes what was found to a file.
+def examine_here(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Examines one backend in this process.
 
     Args:
-        name: The backend's.
-        target: The file.
-        asked: The plugins that were asked for by module or file.
-        blocked: The names of plugins to leave out.
+        task: Its `name`; the plugins that were `asked` for by module or file, and those `blocked` by name.
+
+    Returns:
+        What was found, or what loading it `raised`.
     """
     from isotrain.core.plugins.host import plugin_host
 
-    plugin_choice.take_over(PluginChoice(tuple(asked), tuple(blocked)))
+    plugin_choice.take_over(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
     try:
-        found = asdict(plugin_host().backend(name).examine())
+        return asdict(plugin_host().backend(task["name"]).examine())
     except BaseException as error:  # whatever loading it raises is the finding
-        found = {"raised": f"{type(error).__name__}: {error}".strip(": ")}
-    Path(target).write_text(json.dumps(found, default=str), encoding="utf-8")
-    os._exit(0)  # frameworks that are half loaded may crash or hang when they are torn down
-
-
-class _Probe:
-    """One backend's examination in a process of its own."""
-
-    def __init__(self, name: str, environment: Mapping[str, str], folder: Path) -> None:
-        self.name = name
-        self._found = folder / f"{name}.json"
-        self._log = folder / f"{name}.log"
-        self._started = time.monotonic()
-        plugins = plugin_choice.for_workers(plugin_choice.current())
-        command = [
-            *(sys.executable, "-c", _PROGRAM, json.dumps(sys.path), name, str(self._found)),
-            json.dumps([plugins.asked, plugins.blocked]),
-        ]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            )
-
-    @property
-    def seconds(self) -> float:
-        """How long it has been running."""
-        return time.monotonic() - self._started
-
-    @property
-    def is_done(self) -> bool:
-        return self._process.poll() is not None
-
-    def end(self) -> None:
-        """Ends it and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def finding(self) -> dict[str, Any]:
-        """What it found, or how it ended instead."""
-        with contextlib.suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads(self._found.read_text(encoding="utf-8"))
-            return found
-        return {"raised": f"loading it {self._ending()}{self._last_words()}"}
-
-    def _ending(self) -> str:
-        code = self._process.returncode
-        if code < 0:
-            return f"ended the process by {signal.Signals(-code).name}"
-        return f"ended the process with exit code {code}"
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        words = [line.strip() for line in lines if line.strip()][-_SHOWN_LINES:]
-        return ": " + " | ".join(words) if words else ""
+        return {"raised": f"{type(error).__name__}: {error}".strip(": ")}
 
 
 def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> list[dict[str, Any]]:
-    """Runs the probes, a few at a time; none is left when this returns or raises."""
+    """Has each backend examined in a process of its own, a few at a time; none of these is left."""
     findings: dict[str, dict[str, Any]] = {}
     waiting = deque(names)
-    running: list[_Probe] = []
+    running: dict[str, ChildProcess] = {}
     with tempfile.TemporaryDirectory(prefix="isotrain-doctor-") as folder:
         try:
             while waiting or running:
                 while waiting and len(running) < _AT_A_TIME:
                     name = waiting.popleft()
-                    running.append(_Probe(name, _environment(host, name), Path(folder)))
-                for probe in _ended(running, seconds, findings):
-                    running.remove(probe)
+                    running[name] = _started(host, name, Path(folder))
+                for name, process in list(running.items()):
+                    if process.is_done or process.seconds > seconds:
+                        findings[name] = _finding(process, seconds)
+                        running.pop(name).end()
                 time.sleep(_POLL_SECONDS)
         finally:
-            for probe in running:
-                probe.end()
+            for process in running.values():
+                process.end()
     return [findings[name] for name in names]
 
 
-def _ended(
-    running: Sequence[_Probe], seconds: float, findings: dict[str, dict[str, Any]]
-) -> Iterator[_Probe]:
-    for probe in list(running):
-        if probe.is_done:
-            findings[probe.name] = probe.finding()
-        elif probe.seconds > seconds:
-            findings[probe.name] = {"raised": f"loading it did not end within {seconds:g} s"}
-        else:
-            continue
-        probe.end()
-        yield probe
+def _started(host: PluginHost, name: str, folder: Path) -> ChildProcess:
+    plugins = plugin_choice.for_workers(plugin_choice.current())
+    task = {"name": name, "asked": plugins.asked, "blocked": plugins.blocked}
+    return ChildProcess(_EXAMINE, task, folder / name, variables=_environment(host, name))
+
+
+def _finding(process: ChildProcess, seconds: float) -> dict[str, Any]:
+    """What it found, or how it ended instead."""
+    if not process.is_done:
+        return {"raised": f"loading it did not end within {seconds:g} s"}
+    try:
+        found: dict[str, Any] = process.answer()
+        return found
+    except ChildEndedError as error:
+        return {"raised": f"loading it ended the process {error.how}; it said: {error.said}"}
 
 
 def _environment(host: PluginHost, name: str) -> dict[str, str]:

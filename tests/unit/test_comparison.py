@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from isotrain.core.cli.compare_arguments import describe_compare
 from isotrain.core.comparison import changes, store, text
 from isotrain.core.comparison.agenda import Agenda
 from isotrain.core.comparison.comparison import Comparison, from_dict, read_comparison
+from isotrain.core.comparison.elsewhere import do
 from isotrain.core.comparison.records import (
     Cell,
     Change,
@@ -23,12 +25,14 @@ from isotrain.core.comparison.records import (
     Span,
     Verdict,
 )
+from isotrain.core.comparison.runner import Runner
 from isotrain.core.comparison.settings import Request
 from isotrain.core.comparison.statistics import Bootstrap, mean, quantile, rate
 from isotrain.core.comparison.steady import steady_from
 from isotrain.core.comparison.summary import RunTimes, repeat_of, summarised
 from isotrain.core.comparison.verdict import decide
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.spec.files import load_spec
 
 
 def repeat(rate_: float, order: int = 0, blocks: int = 8, spread: float = 0.01) -> Repeat:
@@ -458,3 +462,30 @@ def test_arguments_are_read_as_people_write_them() -> None:
     ):
         with pytest.raises(argparse.ArgumentError, match="expected"):
             read(*wrong)
+
+
+def elsewhere(python: str) -> Any:
+    """Plans a run of a backend, with a collective that it does not have, in another interpreter."""
+    spec = {
+        "model": "json:loads",
+        "data": "json:loads",
+        "loss": "mse",
+        "optimizer": {"name": "sgd", "lr": 0.5},
+    }
+    made = load_spec({**spec, "global_batch": 4, "steps": 1})
+    return Runner({"torch-ddp": python}).plan(made, "torch-ddp:pigeons", 2)
+
+
+def test_an_error_of_another_interpreter_is_the_same_here() -> None:
+    with pytest.raises(UnsupportedError, match=rf"pigeons.*\(in {sys.executable}\)"):
+        elsewhere(sys.executable)
+
+
+def test_an_interpreter_that_does_not_answer_is_named() -> None:
+    with pytest.raises(IsotrainError, match="/bin/false ended with exit code 1 before it answered"):
+        elsewhere("/bin/false")
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"made by 0\.0\.1: they may measure in different ways"):
+        do({"do": "plan", "version": "0.0.1"})
