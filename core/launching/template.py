@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ _HOME = str(Path(isotrain.__path__[0]).parent)
 _LOOK_SECONDS = 0.2
 _EFFORT_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
+_SEND_LIMIT = struct.pack("@ll", int(_ANSWER_SECONDS), 0)  # one that is suspended takes nothing
 _SAID_LINES = 5
 
 
@@ -55,6 +57,7 @@ class Template:
             environment: All of its variables.
         """
         self._door, theirs = socket.socketpair()
+        self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         number = theirs.fileno()
         order = {"home": _HOME, "door": number, "launcher": os.getpid(), "imports": list(imports)}

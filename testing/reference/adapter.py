@@ -16,6 +16,7 @@ from isotrain.plugin import (
     ProcessContext,
     ServedOverTcp,
     Setting,
+    Start,
     UnsupportedError,
     Usability,
 )
@@ -94,6 +95,10 @@ class Reference(ServedOverTcp):
         self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return dict.fromkeys(_POOLS, str(threads))
+
+    def preload(self, *, device: DeviceKind) -> Start:
+        package = "isotrain.testing.reference"
+        return Start(("numpy", f"{package}.exchange", f"{package}.group"))
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         from isotrain.testing.reference.exchange import Exchange

@@ -343,6 +343,23 @@ def forked(template: Template, streams: tuple[int, int, int]) -> Any:
     return template.fork(Beginning(variables(), streams, streams), SILENCE, LIMIT)
 
 
+def test_a_template_that_is_suspended_is_replaced() -> None:
+    kept = Templates()
+    try:
+        first = kept.get((), variables())
+        with open(os.devnull, "r+b") as null:
+            streams = (null.fileno(),) * 3
+            forked(first, streams).release()
+            os.kill(first.pid, signal.SIGSTOP)
+            large = Beginning(variables(LARGE="x" * 1_000_000), streams, streams)
+            with pytest.raises(TemplateError, match="it is gone, or does not answer"):
+                first.fork(large, SILENCE, LIMIT)
+        assert kept.get((), variables()) is not first
+        wait_until(lambda: not is_alive(first.pid))
+    finally:
+        kept.close()
+
+
 def test_an_imported_file_that_changes_makes_a_template_useless(
     tmp_path: Path,
 ) -> None:
