@@ -67,7 +67,7 @@ def run(
     """
     asked = _Asked(spec, backend, replicas, launcher, run_directory, on_event, port)
     with _launched(train, asked) as (returned, directory, audience):
-        result = result_from_dict({**returned[0], "run_directory": str(directory.path)})
+        result = result_from_dict(returned[0], directory.path)
         directory.write("plan.json", result.plan)
         directory.write(RESULT_FILE, result.to_dict())
         audience.result = result.to_dict()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.launching.run_directory import versions
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.replica import Tensor
     from isotrain.core.data.batches import Batch
     from isotrain.core.running.session import Session
 
@@ -45,14 +46,15 @@ class Measurement:
         session.report_no_progress()
         feed = _Feed(session)
         steps = min(self.steps, session.total_steps)
-        first_step, opening = _first_steps(feed, steps)
-        learned = self._learned(session)
+        losses, first_step, opening = _first_steps(feed, steps)
+        metrics = self._metrics(session)
         timer = _Timer(feed)
         warm_up = _calibrated(timer, self.block_seconds)
         blocks, steady = self._blocks(timer)
         memory = _peak_memory()
         return {
-            **learned,
+            "losses": [float(loss) for loss in losses],
+            "metrics": metrics,
             "first_step_at": first_step,
             "opening_s": opening,
             "opening_steps": steps,
@@ -67,13 +69,13 @@ class Measurement:
             "versions": versions(),
         }
 
-    def _learned(self, session: Session) -> dict[str, Any]:
-        """Losses and metrics of the first steps; no part of any timing."""
+    def _metrics(self, session: Session) -> dict[str, float]:
+        """Of the first steps; no part of any timing."""
         metrics = session.metrics() if session.spec.metrics else {}
         if self.evaluate and session.can_evaluate:
             evaluated = session.evaluate()
             metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
-        return {"losses": list(session.flush_losses()), "metrics": metrics}
+        return metrics
 
     def _blocks(self, timer: _Timer) -> tuple[list[_Block], int | None]:
         """Times blocks until enough of them are steady, or the limit has passed."""
@@ -90,17 +92,16 @@ class Measurement:
                 return blocks, start
 
 
-def _first_steps(feed: _Feed, steps: int) -> tuple[float, float]:
-    """Takes the first steps; tells when the first of them ended, and how long all took."""
+def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], float, float]:
+    """Takes the first steps; gives their losses, when the first of them ended, and how long all took."""
     group = feed.session.group
     began = time.perf_counter()
-    feed.step()
+    losses = [feed.step()[1]]
     group.synchronise_device()
     first = time.monotonic()  # the same clock in all processes of a machine
-    for _ in range(steps - 1):
-        feed.step()
+    losses += [feed.step()[1] for _ in range(steps - 1)]
     group.synchronise_device()
-    return first, time.perf_counter() - began
+    return losses, first, time.perf_counter() - began
 
 
 class _Feed:
@@ -123,11 +124,10 @@ class _Feed:
             found = next(self._batches)
         return found
 
-    def step(self) -> int:
-        """Trains on the next batch; returns how many samples it has over all replicas."""
+    def step(self) -> tuple[int, Tensor]:
+        """Trains on the next batch; returns its samples over all replicas, and its loss."""
         batch = self.batch()
-        self.session.step(batch)
-        return batch.size
+        return batch.size, self.session.step(batch)
 
 
 @dataclass(frozen=True)
@@ -160,16 +160,9 @@ class _Timer:
         group.synchronise_device()
         cpu, began = time.process_time(), time.perf_counter()
         for _ in range(steps):
-            samples += step()
+            samples += step()[0]
         group.synchronise_device()
-        found = _Block(steps, samples, time.perf_counter() - began, time.process_time() - cpu)
-        self._forget()
-        return found
-
-    def _forget(self) -> None:
-        """Drops the history, which would grow with every step."""
-        self.session.flush_losses().clear()
-        self.session.history.learning_rate.clear()
+        return _Block(steps, samples, time.perf_counter() - began, time.process_time() - cpu)
 
 
 def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:

@@ -41,7 +41,7 @@ class Logger:
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
     ) -> None:
-        """Called when an epoch has ended, with its steps, in one or several batches.
+        """Called while the training goes on, with the steps since the last call: every 500, or two seconds.
 
         Args:
             first_step: The first of these steps, counted from 0 over the run.

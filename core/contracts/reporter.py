@@ -83,6 +83,11 @@ class Reporter:
         # Not pack_into: it clears the page first, and the launcher would at times read zeros.
         self._page[: _PAGE.size] = _PAGE.pack(step, time.monotonic(), call.encode())
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return self._descriptor is not None
+
     def emit(self, event: ProcessEvent) -> None:
         """Sends an event, and with it who tells it, when, and at which step in which call."""
         if self._descriptor is None:

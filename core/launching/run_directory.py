@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import Event
+from isotrain.core.contracts.events import Event, ProcessEvent, Steps, read_event
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
@@ -19,6 +19,10 @@ from isotrain.core.system import hardware
 from isotrain.core.system.whole_file import write_whole
 
 _PACKAGES = ("isotrain", "numpy", "keras", "torch", "tensorflow", "tensorflow-cpu", "horovod")
+
+
+EVENTS_FILE = "events.jsonl"
+STEPS_FILE = "steps.jsonl"
 
 
 class RunDirectory:
@@ -64,14 +68,26 @@ class RunDirectory:
         self.write("versions.json", {"packages": versions(), "machine": hardware.describe()})
 
     def append_event(self, event: Event) -> None:
-        """Adds an event to `events.jsonl`."""
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as stream:
+        """Adds an event to `steps.jsonl` if it tells of steps, to `events.jsonl` otherwise."""
+        name = STEPS_FILE if isinstance(event, Steps) else EVENTS_FILE
+        with (self.path / name).open("a", encoding="utf-8") as stream:
             stream.write(json_line(event.to_dict()) + "\n")
 
     def append_output(self, text: str) -> None:
         """Adds to the log of rank 0, whose output comes through its launcher."""
         with log_of(self.path, rank=0).open("a", encoding="utf-8") as log:
             log.write(text)
+
+
+def read_events(path: Path) -> Iterator[ProcessEvent]:
+    """Reads what processes told of a run from one of its files; a missing file has nothing."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            event = read_event(line)
+            if event is not None:
+                yield event
 
 
 def log_of(folder: Path, rank: int) -> Path:

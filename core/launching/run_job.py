@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, RunFailed, Steps
+from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, RunFailed
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import RunFailedError
@@ -17,7 +17,6 @@ from isotrain.core.plugins import choice
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
-_NOT_KEPT = (Progress, Steps)
 _KEY_BYTES = 32
 
 
@@ -70,7 +69,7 @@ def _keep(event: Event, directory: RunDirectory) -> None:
     """Keeps an event in the run directory; output goes to the log of rank 0."""
     if isinstance(event, Output):
         directory.append_output(event.text)
-    elif not isinstance(event, _NOT_KEPT):
+    elif not isinstance(event, Progress):
         directory.append_event(event)
 
 

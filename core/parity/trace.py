@@ -149,7 +149,7 @@ class _Tracer:
             "shares": [sum(piece.count for piece in own) for own in batch.slices],
             "loss": float(trained),
             "local_loss": float(loss),
-            "learning_rate": self._session.history.learning_rate[-1],
+            "learning_rate": self._session.learning_rate(batch.step),
             "gradient": gradient,
             "reduced": [self._gradients(own) for own in reduced],
             **self._state(),

@@ -8,8 +8,13 @@ if TYPE_CHECKING:
     from isotrain.core.running.session import Session
 
 
-def fit(session: Session) -> None:
-    """Trains to the end of the run, with metrics and evaluation at the ends of epochs."""
+def fit(session: Session) -> dict[str, float]:
+    """Trains to the end of the run, with metrics and evaluation at the ends of epochs.
+
+    Returns:
+        The metrics of the last epoch, evaluation's as `validation_<name>`.
+    """
+    metrics: dict[str, float] = {}
     interval = session.spec.evaluation.every_epochs if session.can_evaluate else 0
     for batch in session.batches():
         session.step(batch)
@@ -20,3 +25,4 @@ def fit(session: Session) -> None:
             evaluated = session.evaluate()
             metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
         session.end_epoch(batch.epoch, metrics)
+    return metrics

@@ -6,11 +6,13 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.contracts.events import EpochEnded, Steps
 from isotrain.core.errors import IsotrainError
+from isotrain.core.launching.run_directory import EVENTS_FILE, STEPS_FILE, read_events
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +45,6 @@ class RunResult:
     Attributes:
         final_loss: Mean loss of the last step's global batch.
         metrics: The last epoch's metrics.
-        history: Step by step.
         strategy_report: What the strategy measured; empty for most.
         timings: Seconds, and samples per second, by name; see `docs/results.md`.
         plan: The plan it followed, completed with what was measured.
@@ -53,12 +54,16 @@ class RunResult:
 
     final_loss: float
     metrics: dict[str, float]
-    history: History
+    strategy_report: dict[str, Any]
     timings: dict[str, float]
     plan: dict[str, Any]
     versions: dict[str, str]
     run_directory: Path
-    strategy_report: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def history(self) -> History:
+        """Step by step and epoch by epoch, read from the run directory on first use."""
+        return read_history(self.run_directory)
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
@@ -69,22 +74,9 @@ class RunResult:
             return {name: archive[name] for name in archive.files}
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values; the weights stay in their file."""
-        return {
-            "format": FORMAT,
-            "final_loss": self.final_loss,
-            "metrics": self.metrics,
-            "strategy_report": self.strategy_report,
-            "timings": self.timings,
-            "history": {
-                "loss": self.history.loss,
-                "learning_rate": self.history.learning_rate,
-                "epochs": self.history.epochs,
-            },
-            "plan": self.plan,
-            "versions": self.versions,
-            "run_directory": str(self.run_directory),
-        }
+        """The result as plain JSON values; history and weights stay in their files."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"format": FORMAT, **plain, "run_directory": str(self.run_directory)}
 
 
 def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
@@ -95,31 +87,45 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
     """
     path = Path(run_directory) / RESULT_FILE
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise IsotrainError(
             f"{path} cannot be read: {error}. Only a run that `isotrain run` or isotrain.run finished"
             " has one; its events.jsonl says how far another got."
         ) from error
-    return result_from_dict({**fields, "run_directory": str(run_directory)})
+    return result_from_dict(plain, Path(run_directory))
 
 
-def result_from_dict(fields: Mapping[str, Any]) -> RunResult:
-    """Makes a result from its plain form."""
+def result_from_dict(plain: Mapping[str, Any], run_directory: Path) -> RunResult:
+    """Makes a result from its plain form.
+
+    Args:
+        plain: What `to_dict` gave, also by way of JSON.
+        run_directory: Where the run's files are now.
+    """
+    given = {field.name: plain[field.name] for field in fields(RunResult)}
     return RunResult(
-        final_loss=float(fields["final_loss"]),
-        metrics=_floats(fields["metrics"]),
-        history=History(
-            loss=[float(loss) for loss in fields["history"]["loss"]],
-            learning_rate=fields["history"]["learning_rate"],
-            epochs=[_floats(record) for record in fields["history"]["epochs"]],
-        ),
-        timings=fields["timings"],
-        plan=fields["plan"],
-        versions=fields["versions"],
-        run_directory=Path(fields["run_directory"]),
-        strategy_report=fields.get("strategy_report", {}),
+        **{
+            **given,
+            "final_loss": float(plain["final_loss"]),
+            "metrics": _floats(plain["metrics"]),
+            "run_directory": run_directory,
+        }
     )
+
+
+def read_history(run_directory: Path) -> History:
+    """Reads the steps and epochs that a run has told of so far."""
+    history = History()
+    for event in read_events(run_directory / STEPS_FILE):
+        if isinstance(event, Steps):
+            history.loss.extend(map(float, event.losses))
+            history.learning_rate.extend(event.learning_rates)
+    for event in read_events(run_directory / EVENTS_FILE):
+        if isinstance(event, EpochEnded):
+            record = {"epoch": event.epoch, "step": event.done, **_floats(event.metrics)}
+            history.epochs.append(record)
+    return history
 
 
 def _floats(record: Mapping[str, Any]) -> dict[str, float]:

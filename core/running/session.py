@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from isotrain.core.contracts.events import EpochEnded, Evaluating, Progress, Steps
+from isotrain.core.contracts.events import EpochEnded, Evaluating
 from isotrain.core.contracts.group import ALL_STATE, ReplicaGroup, StateKind
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
@@ -26,14 +24,11 @@ from isotrain.core.planning.make_plan import with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.learning_rates import LearningRates
-from isotrain.core.running.result import History
+from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.collector import collection_paused
-
-_PROGRESS_SECONDS = 0.2
-_STEPS_AT_ONCE = 1000
 
 
 class Session:
@@ -47,7 +42,6 @@ class Session:
         group: The replicas of this process.
         rank: Of this process.
         run_directory: Where the run keeps its files.
-        history: Losses, learning rates and metrics so far.
     """
 
     def __init__(
@@ -91,8 +85,7 @@ class Session:
         self._strategy.planned(spec, self.plan)
         self._strategy.started(self.group)
         self._strategy_finished = False
-        self.history = History()
-        self._losses: list[Tensor] = []
+        self._last_loss: Tensor | None = None
         self._training = self._training_loader()
         self._rates = LearningRates(
             spec,
@@ -100,9 +93,8 @@ class Session:
             steps_per_epoch=self._training.steps_per_epoch,
             total_steps=self._training.total_steps,
         )
-        self._next_report = 0.0
         self._steps_done = 0
-        self._losses_reported = 0
+        self._step_reports = self._heard_step_reports()
         self._closed = False
         reporter.enter(BETWEEN_CALLS)
 
@@ -143,6 +135,15 @@ class Session:
         """Whether every step of the run has been taken."""
         return self._steps_done >= self.total_steps
 
+    @property
+    def last_loss(self) -> float | None:
+        """Mean loss of the last step, for which this waits; None before the first. Local."""
+        return None if self._last_loss is None else float(self._last_loss)
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of a step, counted from 0 over the whole run. Local."""
+        return self._rates(step)
+
     def batches(self) -> Iterator[Batch]:
         """Yields this process's part of every global batch from the next step to the run's end."""
         self._reporter.enter("next batch")
@@ -173,8 +174,7 @@ class Session:
         reporter.enter("step")
         rate = self._rates(batch.step)
         loss = self._strategy.step(self.group, batch, rate)
-        self._losses.append(loss)
-        self.history.learning_rate.append(rate)
+        self._last_loss = loss
         self._steps_done = batch.step + 1
         pause = batch.is_last_of_epoch or self.is_done
         if pause or self._steps_done == 1:
@@ -182,8 +182,8 @@ class Session:
         self.stopwatch.step_done(batch.size, pause=pause)
         if self.is_done:
             self._finish_strategy()
-        if self.rank == 0 and time.monotonic() >= self._next_report:
-            self._report(batch)
+        if self._step_reports is not None:
+            self._step_reports.add(batch, loss, rate)
         reporter.enter(BETWEEN_CALLS)
         return loss
 
@@ -193,35 +193,14 @@ class Session:
             self._strategy_finished = True
             self._strategy.finished(self.group)
 
-    def _report(self, batch: Batch) -> None:
-        loss = self._newest_loss()
-        if loss is None:
-            return
-        self._next_report = time.monotonic() + _PROGRESS_SECONDS
-        self._reporter.emit(
-            Progress(
-                done=self._steps_done,
-                total=self.total_steps,
-                epoch=batch.epoch,
-                loss=loss,
-                samples_per_s=self.stopwatch.samples_per_second,
-            )
-        )
-
-    def _newest_loss(self) -> float | None:
-        """The newest loss that is already there: that of an asynchronous step may come later."""
-        ready = (loss for loss in reversed(self._losses) if getattr(loss, "is_ready", True))
-        newest = next(ready, None)
-        return None if newest is None else float(newest)
-
     @property
     def strategy_report(self) -> dict[str, Any]:
         """What the strategy measured so far."""
         return dict(self._strategy.report())
 
     def report_no_progress(self) -> None:
-        """Sends no progress from here on: reading the loss for it waits for the device. Local."""
-        self._next_report = math.inf
+        """Tells of no step from here on: reading the losses waits for the device. Local."""
+        self._step_reports = None
 
     def metrics(self) -> dict[str, float]:
         """Gives the training metrics over all samples since the last call, and starts them anew."""
@@ -267,33 +246,13 @@ class Session:
         return self._data.validation is not None
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Records an epoch's metrics in the history, and reports them."""
-        record = {"epoch": epoch, "step": self._steps_done, **metrics}
-        self.history.epochs.append(record)
-        self.flush_losses()
+        """Adds an epoch's metrics to the run's history, and tells of all its steps."""
+        self._flush_step_reports()
         if self.is_main:
-            if self.spec.loggers:
-                self._report_steps()
-            loss = self.history.loss[-1] if self.history.loss else None
-            done = self._steps_done
+            done, loss = self._steps_done, self.last_loss
             self._reporter.emit(
                 EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
             )
-
-    def _report_steps(self) -> None:
-        """Sends the losses and rates of the steps since the last time, for loggers."""
-        losses, rates = self.history.loss, self.history.learning_rate
-        for start in range(self._losses_reported, len(losses), _STEPS_AT_ONCE):
-            part = slice(start, start + _STEPS_AT_ONCE)
-            first = self._steps_done - len(losses) + start
-            self._reporter.emit(Steps(first=first, losses=losses[part], learning_rates=rates[part]))
-        self._losses_reported = len(losses)
-
-    def flush_losses(self) -> list[float]:
-        """Brings the losses of all steps so far to the history, and returns them. Local."""
-        self.history.loss.extend(float(loss) for loss in self._losses)
-        self._losses.clear()
-        return self.history.loss
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         """Copies named state to NumPy: weights under their path, slots under `optimizer/`. Local."""
@@ -316,8 +275,19 @@ class Session:
         self._closed = True
         self._reporter.enter("close")
         self._finish_strategy()
-        self._losses.clear()
+        self._flush_step_reports()
+        self._last_loss = None
         self.group.close()
+
+    def _heard_step_reports(self) -> StepReports | None:
+        """Only rank 0 tells of its steps, and only where somebody listens."""
+        if not (self.is_main and self._reporter.is_heard):
+            return None
+        return StepReports(self._reporter, self.stopwatch, self.total_steps)
+
+    def _flush_step_reports(self) -> None:
+        if self._step_reports is not None:
+            self._step_reports.flush()
 
     def _training_loader(self) -> Loader:
         return Loader(

@@ -10,40 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.launching.run_directory import versions
 from isotrain.core.running.loop import fit
-from isotrain.core.running.result import WEIGHTS_FILE
+from isotrain.core.running.result import WEIGHTS_FILE, RunResult
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
 
 
 def train(session: Session) -> dict[str, Any] | None:
-    """Trains to the end; rank 0 gives the result as plain values, without its directory."""
+    """Trains to the end; rank 0 leaves the weights in the run directory and gives the plain result."""
     import numpy as np
 
-    fit(session)
-    losses = session.flush_losses()
+    metrics = fit(session)
     weights = session.read_state(("trainable", "non-trainable"))
     if not session.is_main:
         return None
     np.savez(session.run_directory / WEIGHTS_FILE, **weights)  # type: ignore[arg-type]
-    history = session.history
-    return {
-        "final_loss": losses[-1],
-        "metrics": {
-            name: value
-            for name, value in (history.epochs[-1] if history.epochs else {}).items()
-            if name not in ("epoch", "step")
-        },
-        "history": {
-            "loss": losses,
-            "learning_rate": history.learning_rate,
-            "epochs": history.epochs,
-        },
-        "strategy_report": session.strategy_report,
-        "timings": session.stopwatch.timings(),
-        "plan": session.plan.to_dict(),
-        "versions": versions(),
-    }
+    assert session.last_loss is not None
+    return RunResult(
+        final_loss=session.last_loss,
+        metrics=metrics,
+        strategy_report=session.strategy_report,
+        timings=session.stopwatch.timings(),
+        plan=session.plan.to_dict(),
+        versions=versions(),
+        run_directory=session.run_directory,
+    ).to_dict()
 
 
 def describe(session: Session) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def train(changes: dict[str, Any], backend: str) -> dict[str, np.ndarray]:
         losses = [float(session.step(batch)) for batch in session.batches()]
         found |= {f"weight/{n}": v for n, v in session.read_state(("trainable",)).items()}
         found["loss"] = np.array(losses)
-        found["rate"] = np.array(session.history.learning_rate)
+        found["rate"] = np.array([session.learning_rate(step) for step in range(len(losses))])
         found["accuracy"] = np.array(session.metrics()["accuracy"])
         evaluated = session.evaluate()
         found |= {f"evaluated/{name}": np.array(value) for name, value in evaluated.items()}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import isotrain
 from isotrain.core.cli.arguments import parser
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
@@ -63,7 +64,7 @@ def on(backend: str, replicas: int = 2) -> tuple[str, ...]:
 
 
 def losses(fields: dict[str, Any]) -> np.ndarray:
-    return np.array(fields["history"]["loss"])
+    return np.array(isotrain.read_result(fields["run_directory"]).history.loss)
 
 
 # --- digits --------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
     page = (EXAMPLES.parent / "docs" / "own-loop.md").read_text(encoding="utf-8")
     assert inspect.getsource(examples("digits_own_loop").train) in page
     public = {name for name in vars(Session) if not name.startswith("_")}
-    public |= {"group", "history", "plan", "rank", "run_directory", "spec", "stopwatch"}
+    public |= {"group", "plan", "rank", "run_directory", "spec", "stopwatch"}
     missing = {name for name in public if f"session.{name}" not in page}
     assert not missing
     named = set(re.findall(r"session\.([a-z_]+)", page))

@@ -75,14 +75,14 @@ def launch(work: Any, spec: Any, backend: str, folder: Path) -> dict[str, Any]:
 
 def train(session: isotrain.Session) -> dict[str, Any]:
     """Trains on batches of 7, 7, 7 and 1: uneven, and in the end with empty replicas."""
-    metrics = []
+    losses, metrics = [], []
     for batch in session.batches():
-        session.step(batch)
+        losses.append(session.step(batch))
         if batch.is_last_of_epoch:
             metrics.append({**session.metrics(), **session.evaluate()})
     state = session.read_state(["trainable", "non-trainable"])
     return {
-        "loss": session.flush_losses(),
+        "loss": [float(loss) for loss in losses],
         "metrics": metrics,
         "state": {
             name: value
@@ -139,15 +139,15 @@ def hit(number: signal.Signals, rank: int) -> Any:
     """Work in which a process is sent a signal in the middle of the run."""
 
     def work(session: isotrain.Session) -> dict[str, Any]:
-        start = session.read_state(["trainable"])
+        start, losses = session.read_state(["trainable"]), []
         for batch in session.batches():
-            session.step(batch)
+            losses.append(session.step(batch))
             if batch.step == MOMENT:
                 os.kill(pid_of(session, rank), number)
         return {
             "start": start,
             "end": session.read_state(["trainable"]),
-            "loss": session.flush_losses(),
+            "loss": [float(loss) for loss in losses],
             "report": session.strategy_report,
             "validation": session.evaluate(),
         }

@@ -305,8 +305,11 @@ def test_run_as_json(folder: Path) -> None:
     result = events[-1]
     assert result["event"] == "result"
     assert result["format"] == 1
-    assert result["final_loss"] == result["history"]["loss"][-1]
-    assert len(result["history"]["loss"]) == 3
+    steps = [event for event in events if event["event"] == "steps"]
+    assert [event["first"] for event in steps[:1]] == [0]
+    losses = [loss for event in steps for loss in event["losses"]]
+    assert len(losses) == 3
+    assert result["final_loss"] == losses[-1]
     assert result["run_directory"] == str(folder / "out")
 
 

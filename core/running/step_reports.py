@@ -1,0 +1,97 @@
+"""What rank 0 tells of its steps: losses and learning rates in blocks, none of which it keeps."""
+
+from __future__ import annotations
+
+import time
+
+from isotrain.core.contracts.events import Progress, Steps
+from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data.batches import Batch
+from isotrain.core.running.stopwatch import Stopwatch
+
+STEPS_AT_ONCE = 500
+_STEPS_SECONDS = 2.0
+_PROGRESS_SECONDS = 0.2
+
+
+class StepReports:
+    """Tells the launcher of every step, in blocks of 500 steps or two seconds, and how far the run is.
+
+    A loss is read when it is told, and not in its step, which would have to wait for the device.
+    """
+
+    def __init__(self, reporter: Reporter, stopwatch: Stopwatch, total_steps: int) -> None:
+        self._reporter = reporter
+        self._stopwatch = stopwatch
+        self._total = total_steps
+        self._first = 0
+        self._losses: list[Tensor] = []
+        self._rates: list[float] = []
+        self._newest: float | None = None
+        self._steps_due = 0.0
+        self._progress_due = 0.0
+
+    def add(self, batch: Batch, loss: Tensor, learning_rate: float) -> None:
+        """Takes a step that was done.
+
+        Args:
+            batch: What it trained on.
+            loss: Its mean loss, which need not be known yet.
+            learning_rate: Of the step.
+        """
+        if batch.step != self._first + len(self._losses):  # somebody has sought another step
+            self.flush()
+            self._first = batch.step
+        self._losses.append(loss)
+        self._rates.append(learning_rate)
+        now = time.monotonic()
+        if now >= self._progress_due:
+            self._tell_progress(batch)
+        if len(self._losses) >= STEPS_AT_ONCE or now >= self._steps_due:
+            self._tell_steps(self._known())
+
+    def flush(self) -> None:
+        """Tells of all steps so far; waits for their losses."""
+        self._tell_steps(len(self._losses))
+
+    def _tell_progress(self, batch: Batch) -> None:
+        loss = self._newest_loss()
+        if loss is None:
+            return
+        self._progress_due = time.monotonic() + _PROGRESS_SECONDS
+        self._reporter.emit(
+            Progress(
+                done=batch.step + 1,
+                total=self._total,
+                epoch=batch.epoch,
+                loss=loss,
+                samples_per_s=self._stopwatch.samples_per_second,
+            )
+        )
+
+    def _newest_loss(self) -> float | None:
+        """The newest loss that is already there: that of an asynchronous step may come later."""
+        known = (loss for loss in reversed(self._losses) if _is_known(loss))
+        newest = next(known, self._newest)
+        return None if newest is None else float(newest)
+
+    def _known(self) -> int:
+        """How many steps can be told of without waiting for another one."""
+        late = (i for i, loss in enumerate(self._losses) if not _is_known(loss))
+        return next(late, len(self._losses))
+
+    def _tell_steps(self, count: int) -> None:
+        self._steps_due = time.monotonic() + _STEPS_SECONDS
+        if count == 0:
+            return
+        losses = [float(loss) for loss in self._losses[:count]]
+        rates = self._rates[:count]
+        self._reporter.emit(Steps(first=self._first, losses=losses, learning_rates=rates))
+        del self._losses[:count], self._rates[:count]
+        self._first += count
+        self._newest = losses[-1]
+
+
+def _is_known(loss: Tensor) -> bool:
+    return bool(getattr(loss, "is_ready", True))

@@ -1,0 +1,132 @@
+"""Steps are told of in blocks, each once and in order, and none is kept."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from isotrain.core.contracts.events import ProcessEvent, Progress, Steps
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data.batches import Batch
+from isotrain.core.running import step_reports
+from isotrain.core.running.step_reports import STEPS_AT_ONCE, StepReports
+from isotrain.core.running.stopwatch import Stopwatch
+
+
+class Heard(Reporter):
+    """Hands over what it is told, as the launcher would read it; keeps it only if asked to."""
+
+    def __init__(self, keep: bool = True) -> None:
+        super().__init__()
+        self.keep = keep
+        self.events: list[ProcessEvent] = []
+
+    def emit(self, event: ProcessEvent) -> None:
+        event.to_line()
+        if self.keep:
+            self.events.append(event)
+
+    def steps(self) -> list[Steps]:
+        return [event for event in self.events if isinstance(event, Steps)]
+
+
+class Late:
+    """A loss that comes later than its step."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+
+    def __float__(self) -> float:
+        self.is_ready = True
+        return 4.0
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    monkeypatch.setattr(step_reports, "_STEPS_SECONDS", 1e9)
+    return Heard()
+
+
+def reports(heard: Heard) -> StepReports:
+    return StepReports(heard, Stopwatch(), total_steps=10**7)
+
+
+def batch(step: int) -> Batch:
+    return Batch(0, 0, step, 8, False, True, ())
+
+
+def told(heard: Heard) -> list[tuple[int, float, float]]:
+    """Step, loss and rate of everything that was told, in order."""
+    return [
+        (event.first + index, loss, rate)
+        for event in heard.steps()
+        for index, (loss, rate) in enumerate(zip(event.losses, event.learning_rates, strict=True))
+    ]
+
+
+def test_every_step_is_told_once_and_in_order(heard: Heard) -> None:
+    own, count = reports(heard), 3 * STEPS_AT_ONCE + 7
+    for step in range(count):
+        own.add(batch(step), step * 0.5, step * 2.0)
+    before = len(told(heard))
+    own.flush()
+    assert told(heard) == [(step, step * 0.5, step * 2.0) for step in range(count)]
+    assert before >= 3 * STEPS_AT_ONCE, "loggers see steps while the training goes on"
+    assert max(len(event.losses) for event in heard.steps()) == STEPS_AT_ONCE
+
+
+def test_slow_steps_are_told_after_some_seconds(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_reports, "_STEPS_SECONDS", 0.0)
+    own = reports(heard)
+    for step in range(3):
+        own.add(batch(step), 1.0, 0.1)
+    assert len(told(heard)) == 3
+
+
+def test_a_late_loss_is_not_waited_for(heard: Heard) -> None:
+    own, late = reports(heard), Late()
+    losses: list[Any] = [*[1.0] * 20, late, *[1.0] * STEPS_AT_ONCE]
+    for step, loss in enumerate(losses):
+        own.add(batch(step), loss, 0.1)
+    assert not late.is_ready
+    assert [step for step, _, _ in told(heard)] == list(range(20))
+    own.flush()
+    assert told(heard)[20:22] == [(20, 4.0, 0.1), (21, 1.0, 0.1)]
+    assert len(told(heard)) == len(losses)
+
+
+def test_a_run_that_goes_back_says_so(heard: Heard) -> None:
+    own = reports(heard)
+    for step in (0, 1, 2, 0, 1):
+        own.add(batch(step), 1.0, 0.1)
+    own.flush()
+    assert [step for step, _, _ in told(heard)] == [0, 1, 2, 0, 1]
+
+
+def test_progress_is_told_with_the_newest_known_loss(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_reports, "_PROGRESS_SECONDS", 0.0)
+    own = reports(heard)
+    for step, loss in enumerate([3.0, 2.0, Late()]):
+        own.add(batch(step), loss, 0.1)
+    progress = [event for event in heard.events if isinstance(event, Progress)]
+    assert [(event.done, event.loss) for event in progress] == [(1, 3.0), (2, 2.0), (3, 2.0)]
+
+
+def test_memory_does_not_grow_with_the_steps() -> None:
+    own = reports(Heard(keep=False))
+    used = []
+    tracemalloc.start()
+    try:
+        for step in range(200_001):
+            own.add(batch(step), step * 0.5, step * 2.0)
+            if step in (20_000, 200_000):
+                used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert used[1] - used[0] < 100_000, "a kept loss and rate a step would take 10 MB"
