@@ -165,7 +165,8 @@ def checked_hooks(plugin: object) -> tuple[str, ...]:
     """The hooks that a plugin implements.
 
     Raises:
-        PluginError: One is misspelled or not marked, or there is none.
+        PluginError: One is misspelled or not marked, or asks for what hooks are not given here, or there
+            is none.
     """
     routines = {name: getattr(plugin, name, None) for name in dir(plugin)}
     marked = {n for n, r in routines.items() if inspect.isroutine(r) and hasattr(r, _MARK)}
@@ -177,6 +178,7 @@ def checked_hooks(plugin: object) -> tuple[str, ...]:
         raise PluginError("it implements none of the hooks, whose names begin with isotrain_")
     for name in sorted(marked):
         _check_parameters(name, routines[name])
+        _check_options(name, getattr(routines[name], _MARK))
     return tuple(hook for hook in HOOKS if hook in marked)
 
 
@@ -186,6 +188,21 @@ def _check_parameters(hook: str, implementation: Any) -> None:
     if unknown:
         raise PluginError(
             f"{hook} has no parameter {' or '.join(unknown)}; it has {', '.join(known)}"
+        )
+
+
+def _check_options(hook: str, options: Mapping[str, Any]) -> None:
+    """Refuses what pluggy offers and isotrain does not honour."""
+    if options["wrapper"] or options["hookwrapper"]:
+        raise PluginError(
+            f"{hook} cannot be a wrapper: plugins are called one at a time, so that one that raises"
+            " harms no other. Leave out wrapper=True; tryfirst and trylast put an event hook before or"
+            " after those of other plugins"
+        )
+    if (options["tryfirst"] or options["trylast"]) and hook in map(registration_hook, REGISTERS):
+        raise PluginError(
+            f"{hook} cannot be tryfirst or trylast: plugins register in the order in which they are"
+            " found. register.add(..., replace=True) takes the place of what is there"
         )
 
 

@@ -112,8 +112,14 @@ class PluginHost:
         return {name: text for name, text in found.items() if text}
 
     def tell(self, hook: str, **facts: Any) -> None:
-        """Calls an event hook on every plugin; one that raises is warned about and passed over."""
-        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+        """Calls an event hook on every plugin; one that raises is warned about and passed over.
+
+        The order is pluggy's: the plugin that was registered last comes first, but for those that ask
+        for another place.
+        """
+        # Not by pluggy's own call, which ends with the first that raises; wrappers, which only that would
+        # honour, are refused when a plugin is loaded.
+        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
             given = {name: facts[name] for name in implementation.argnames}
             try:
                 implementation.function(**given)

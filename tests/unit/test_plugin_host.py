@@ -110,3 +110,62 @@ def test_every_backend_declares_every_capability(host: PluginHost, name: str) ->
     adapter = host.backend(name)
     assert adapter.name == name
     declarations(adapter)
+
+
+def listener(told: list[str], name: str, error: Exception | None = None, **options: Any) -> Any:
+    """A plugin that notes what it is told, and then raises, if it is to."""
+
+    def isotrain_run_failed(message: str) -> None:
+        told.append(f"{name}: {message}")
+        if error is not None:
+            raise error
+
+    plugin = types.SimpleNamespace()
+    plugin.isotrain_run_failed = hookimpl(**options)(isotrain_run_failed)
+    return plugin
+
+
+def test_events_are_told_in_the_order_that_plugins_ask_for(host: PluginHost) -> None:
+    told: list[str] = []
+    asked: dict[str, dict[str, Any]] = {
+        "first": {"tryfirst": True},
+        "one": {},
+        "last": {"trylast": True},
+        "two": {},
+    }
+    for name, options in asked.items():
+        host.add(listener(told, name, **options), name=name)
+    host.tell("isotrain_run_failed", message="no", run_directory="here")
+    assert told == ["first: no", "two: no", "one: no", "last: no"]
+
+
+def test_a_listener_that_raises_is_passed_over(host: PluginHost) -> None:
+    told: list[str] = []
+    host.add(listener(told, "one"), name="one")
+    host.add(listener(told, "two", KeyError("gone")), name="two")
+    with pytest.warns(UserWarning, match="plugin 'two', isotrain_run_failed: KeyError: 'gone'"):
+        host.tell("isotrain_run_failed", message="no", run_directory="here")
+    assert told == ["two: no", "one: no"]
+
+
+@pytest.mark.parametrize("option", ["wrapper", "hookwrapper"])
+def test_wrappers_are_refused(host: PluginHost, option: str) -> None:
+    class Wraps:
+        @hookimpl(**{option: True})
+        def isotrain_run_failed(self, message: str) -> Any:
+            yield
+
+    with pytest.raises(PluginError, match="isotrain_run_failed cannot be a wrapper"):
+        host.add(Wraps())
+
+
+@pytest.mark.parametrize("option", ["tryfirst", "trylast"])
+def test_registration_has_no_order_to_ask_for(host: PluginHost, option: str) -> None:
+    class Hurries:
+        @hookimpl(**{option: True})
+        def isotrain_register_strategies(self, register: StrategyRegister) -> None:
+            register.add(Nothing)
+
+    with pytest.raises(PluginError, match="register in the order in which they are found"):
+        host.add(Hurries())
+    assert "nothing" not in host.strategies.names()
