@@ -13,6 +13,7 @@ from isotrain.core.contracts.group import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.group import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.group import Phase as Phase
 from isotrain.core.contracts.group import ReplicaGroup as ReplicaGroup
+from isotrain.core.contracts.group import StateInfo as StateInfo
 from isotrain.core.contracts.group import StateKind as StateKind
 from isotrain.core.contracts.job import Job as Job
 from isotrain.core.contracts.job import Work as Work

@@ -19,6 +19,12 @@ def state_round_trip(bench: Bench) -> None:
     bench.restart()
     bench.group.synchronised_step(batches[0], probe.RATE)
     kept = bench.session.read_state()
+    described = bench.group.describe_state()
+    assert list(described) == list(kept), "describe_state and read_state name other state"
+    for name, array in kept.items():
+        info = described[name]
+        assert (info.shape, info.dtype) == (array.shape, array.dtype.name), f"{name} is not {info}"
+        assert info.nbytes == array.nbytes, f"{name} takes {array.nbytes} bytes and not {info}"
     bench.group.synchronised_step(batches[1], probe.RATE)
     after = bench.session.read_state(("trainable", "optimizer"))
     bench.session.write_state(kept)

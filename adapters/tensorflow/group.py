@@ -24,6 +24,7 @@ from isotrain.plugin import (
     Phase,
     ReduceOp,
     ReplicaGroup,
+    StateInfo,
     StateKind,
     TrainingSpec,
     map_tree,
@@ -247,6 +248,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model, self._precision)
+
+    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+        return self._program.state.describe(kinds)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         if self._rate >= 0:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.plugin import IsotrainError, unknown_name
+from isotrain.plugin import IsotrainError, StateInfo, unknown_name
 
 _OPTIMIZER = "optimizer/"
 
@@ -32,8 +32,14 @@ class NamedState:
 
     def read(self, kinds: Sequence[str]) -> dict[str, np.ndarray]:
         """Copies state of these kinds, that of the first replica here; bfloat16 becomes float32."""
-        wanted = [name for kind in self._names if kind in kinds for name in self._names[kind]]
-        return {name: to_numpy(copies(self._variables[name])[0]) for name in wanted}
+        return {name: to_numpy(copies(self._variables[name])[0]) for name in self._wanted(kinds)}
+
+    def describe(self, kinds: Sequence[str]) -> dict[str, StateInfo]:
+        """Tells what `read` would give."""
+        return {name: _described(self._variables[name]) for name in self._wanted(kinds)}
+
+    def _wanted(self, kinds: Sequence[str]) -> list[str]:
+        return [name for kind in self._names if kind in kinds for name in self._names[kind]]
 
     def write(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets state on every replica here.
@@ -62,6 +68,12 @@ def native(variable: Any) -> tf.Variable:
 def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     """The copies of a variable on the replicas of this process."""
     return getattr(variable, "values", (variable,))
+
+
+def _described(variable: tf.Variable) -> StateInfo:
+    dtype = tf.float32 if variable.dtype == tf.bfloat16 else variable.dtype
+    nbytes = variable.shape.num_elements() * variable.dtype.size
+    return StateInfo(tuple(variable.shape), dtype.name, nbytes)
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

@@ -31,6 +31,7 @@ from isotrain.plugin import (
     Setting,
     Slice,
     SpecError,
+    StateInfo,
     StateKind,
     TrainingSpec,
     map_tree,
@@ -284,6 +285,9 @@ class TorchReplicaGroup(ReplicaGroup):
         if isinstance(model, keras.Layer):
             return keras_traits.model_traits(model, self._spec.precision)
         return model_traits(model)
+
+    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+        return self._program.describe_state(kinds)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         return self._program.read_state(kinds)

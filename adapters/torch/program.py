@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from isotrain.plugin import IsotrainError, StateKind, StatePart, unknown_name
+from isotrain.plugin import IsotrainError, StateInfo, StateKind, StatePart, unknown_name
 
 
 class Objective(nn.Module):
@@ -91,6 +91,13 @@ class Program(ABC):
 
     def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies named state to NumPy."""
+        return {name: to_numpy(tensor) for name, tensor in self._state(kinds).items()}
+
+    def describe_state(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
+        """Tells what `read_state` would give."""
+        return {name: _described(tensor) for name, tensor in self._state(kinds).items()}
+
+    def _state(self, kinds: Sequence[StateKind]) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         if "trainable" in kinds:
             found |= self.trainable
@@ -99,7 +106,7 @@ class Program(ABC):
         if "optimizer" in kinds:
             slots = self.optimizer_state()
             found |= {f"optimizer/{name}": tensor for name, tensor in slots.items()}
-        return {name: to_numpy(tensor) for name, tensor in found.items()}
+        return found
 
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets named state.
@@ -131,6 +138,11 @@ def overwrite(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
             f" {tuple(value.shape)}."
         )
     target.copy_(value)
+
+
+def _described(tensor: torch.Tensor) -> StateInfo:
+    dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    return StateInfo(tuple(tensor.shape), str(dtype).removeprefix("torch."), tensor.nbytes)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,26 @@ CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
 StateKind = Literal["trainable", "non-trainable", "optimizer"]
 ALL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """What is known of a named state without reading it.
+
+    Attributes:
+        shape: Of the array that `read_state` gives.
+        dtype: Of that array, by NumPy's name.
+        nbytes: Bytes that it takes on a replica; half of the array's for bfloat16, which NumPy lacks.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
 
 class ReplicaGroup(ABC):
@@ -188,6 +210,10 @@ class ReplicaGroup(ABC):
     def traits(self) -> list[LayerTrait]:
         """Lists what the model's layers do that bears on whether runs agree. Local."""
         return [LayerTrait(Trait.HIDDEN, "model", type(self).__name__)]
+
+    @abstractmethod
+    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+        """Tells what `read_state` would give, in the same order, and copies nothing. Local."""
 
     @abstractmethod
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:

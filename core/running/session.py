@@ -329,7 +329,7 @@ class Session:
         return array
 
     def _measured(self, plan: Plan, host: PluginHost) -> Plan:
-        weights = self.group.read_state(("trainable",)).values()
+        weights = self.group.describe_state(("trainable",)).values()
         train = self._data.train
         return with_measures(
             plan,

@@ -20,11 +20,14 @@ def train(session: Session) -> dict[str, Any] | None:
     """Trains to the end; rank 0 leaves the weights in the run directory and gives the plain result."""
     import numpy as np
 
+    from isotrain.core.system.whole_file import whole_file
+
     metrics = fit(session)
-    weights = session.read_state(("trainable", "non-trainable"))
     if not session.is_main:
         return None
-    np.savez(session.run_directory / WEIGHTS_FILE, **weights)  # type: ignore[arg-type]
+    weights = session.read_state(("trainable", "non-trainable"))
+    with whole_file(session.run_directory / WEIGHTS_FILE) as stream:
+        np.savez(stream, **weights)  # type: ignore[arg-type]
     assert session.last_loss is not None
     return RunResult(
         final_loss=session.last_loss,

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateKind
+from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateInfo, StateKind
 from isotrain.core.contracts.replica import Computation, StatePart, Tensor
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.traits import LayerTrait
@@ -74,8 +74,8 @@ class ServedGroup(ReplicaGroup):
         self._ledger = Ledger()
         self._steps: dict[int, _Step] = {}
         self._measures = Measures()
-        weights = own.read_state(("trainable",)).values()
-        self._kinds = tuple((weight.shape, str(weight.dtype)) for weight in weights)
+        weights = own.describe_state(("trainable",)).values()
+        self._kinds = tuple((weight.shape, weight.dtype) for weight in weights)
         self._ends = tuple(itertools.accumulate(weight.size for weight in weights))
         own.take_metrics()  # refuses those whose sums could not be added up
         self._statistics = self._read(STATISTICS)
@@ -225,6 +225,9 @@ class ServedGroup(ReplicaGroup):
 
     def traits(self) -> list[LayerTrait]:
         return self._own.traits()
+
+    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+        return self._own.describe_state(kinds)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         self._settle()

@@ -16,6 +16,7 @@ from isotrain.plugin import (
     Phase,
     ReduceOp,
     ReplicaGroup,
+    StateInfo,
     StateKind,
     TrainingSpec,
     map_tree,
@@ -129,6 +130,14 @@ class ReferenceGroup(ReplicaGroup):
 
     def traits(self) -> list[LayerTrait]:
         return self._program.network.traits()
+
+    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+        state = self._program.state
+        return {
+            name: StateInfo(value.shape, value.dtype.name, value.nbytes)
+            for kind in kinds
+            for name, value in state[kind].items()
+        }
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, Array]:
         state = self._program.state

@@ -19,6 +19,7 @@ from isotrain.plugin import (
     Phase,
     ReduceOp,
     ReplicaGroup,
+    StateInfo,
     StateKind,
     TrainingSpec,
     keras_traits,
@@ -216,6 +217,9 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self._program.model, self._precision)
+
+    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+        return self._names.described(self._local_state(), kinds)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
         return self._names.read(self._local_state(), kinds)

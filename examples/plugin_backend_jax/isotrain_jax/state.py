@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import ml_dtypes
 import numpy as np
 
-from isotrain.plugin import IsotrainError, StateKind, portable, unknown_name
+from isotrain.plugin import IsotrainError, StateInfo, StateKind, portable, unknown_name
 from isotrain_jax.program import Arrays, State
 
 _OPTIMIZER = "optimizer/"
@@ -47,10 +47,20 @@ class Names:
         """Copies state of these kinds to NumPy."""
         return {
             name: _shifted(name, to_numpy(value).reshape(self._shapes[name]), -self._shift)
-            for kind, part in _KINDS.items()
-            if kind in kinds
-            for name, value in zip(self._names[part], getattr(state, part), strict=True)
+            for name, value in self._chosen(state, kinds)
         }
+
+    def described(self, state: State, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
+        """Tells what `read` would give."""
+        return {
+            name: StateInfo(self._shapes[name], _numpy_name(value.dtype), value.nbytes)
+            for name, value in self._chosen(state, kinds)
+        }
+
+    def _chosen(self, state: State, kinds: Sequence[StateKind]) -> Iterator[tuple[str, jax.Array]]:
+        for kind, part in _KINDS.items():
+            if kind in kinds:
+                yield from zip(self._names[part], getattr(state, part), strict=True)
 
     def written(
         self,
@@ -94,6 +104,10 @@ def to_numpy(array: jax.Array) -> np.ndarray:
     """Copies an array to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     found = np.array(array)
     return found.astype(np.float32) if found.dtype == ml_dtypes.bfloat16 else found
+
+
+def _numpy_name(dtype: np.dtype) -> str:
+    return "float32" if dtype == ml_dtypes.bfloat16 else dtype.name
 
 
 def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
