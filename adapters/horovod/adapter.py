@@ -214,9 +214,7 @@ class HorovodTorch(_Horovod):
     def _framework_usability(self) -> Usability:
         return torch_usability()
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return torch_environment(device, threads)
 
     def preload(self, *, device: DeviceKind) -> Start:
@@ -249,9 +247,7 @@ class HorovodTF(_Horovod):
     def _framework_usability(self) -> Usability:
         return tensorflow_usability()
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return tensorflow_environment(device, threads)
 
     def preload(self, *, device: DeviceKind) -> Start:

@@ -160,9 +160,7 @@ class TFMirrored(_TensorFlowAdapter):
     }
     cpu_collective = "one-device"
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return tensorflow_environment(device, threads * replicas)
 
     def resolve_collective(
@@ -216,9 +214,7 @@ class TFMultiWorker(_TensorFlowAdapter):
             )
         return remarks
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return tensorflow_environment(device, threads)
 
     def servers(self, asked: int) -> int:

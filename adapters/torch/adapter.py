@@ -123,9 +123,7 @@ class TorchDDP(ServedOverTcp):
             )
         return name
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return torch_environment(device, threads)
 
     def preload(self, *, device: DeviceKind) -> Start:

@@ -75,9 +75,7 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         """Variables that must be set before a process of this backend starts Python."""
 
     def preload(self, *, device: DeviceKind) -> Start:

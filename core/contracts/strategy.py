@@ -106,7 +106,3 @@ class Strategy(ABC):
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Bytes that each replica sends per step on average; None leaves it to the backend."""
         return None
-
-
-StrategyFactory = Any
-"""A `Strategy` subclass, or a callable with the same keyword arguments that returns one."""

@@ -108,14 +108,10 @@ def _finding(process: ChildProcess, seconds: float) -> dict[str, Any]:
 
 def _environment(host: PluginHost, name: str) -> dict[str, str]:
     """The variables that a run would set, so that what is examined is what would run."""
-    from isotrain.core.spec.training_spec import TrainingSpec
-
-    fields = {"model": "m:f", "data": "m:f", "loss": "mse", "optimizer": {"name": "sgd", "lr": 1.0}}
     try:
-        spec = TrainingSpec.model_validate({**fields, "global_batch": 1, "steps": 1})
         adapter = host.backend(name)
         device = "gpu" if adapter.accelerators() else "cpu"
-        return adapter.environment(spec, device=device, threads=1, replicas=1)  # type: ignore[arg-type]
+        return adapter.environment(device=device, threads=1, replicas=1)  # type: ignore[arg-type]
     except Exception:  # the examination itself will say what is wrong
         return {}
 

@@ -82,7 +82,7 @@ def make_plan(
         threads=threads,
         processes=processes,
         start=resolve_start(adapter, host.launcher(launcher), device),
-        environment=adapter.environment(spec, device=device, threads=threads, replicas=count),
+        environment=adapter.environment(device=device, threads=threads, replicas=count),
         precision=spec.precision,
         global_batch=global_batch,
         local_batches=_local_batches(global_batch, count),

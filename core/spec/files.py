@@ -1,4 +1,4 @@
-"""Reading a training spec from YAML, TOML, JSON or Python, and writing it back."""
+"""Reading a training spec from YAML, TOML, JSON or Python."""
 
 from __future__ import annotations
 
@@ -51,32 +51,6 @@ def load_spec(
         kind = type(source).__name__
         raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
     return _build(_as_fields(source), overrides, "the spec", Path.cwd(), check_imports)
-
-
-def check_references(spec: TrainingSpec) -> None:
-    """Looks for every module and name that the spec's references name; imports none of them.
-
-    Raises:
-        SpecError: Lists every reference that cannot be imported.
-    """
-    load_spec(spec)
-
-
-def dump_spec(spec: TrainingSpec) -> dict[str, Any]:
-    """The whole spec as plain JSON values; callables and objects are described by name."""
-    return spec.to_dict()
-
-
-def to_json(spec: TrainingSpec) -> str:
-    """The whole spec as JSON text."""
-    return json.dumps(spec.to_dict(), indent=2) + "\n"
-
-
-def to_yaml(spec: TrainingSpec) -> str:
-    """The whole spec as YAML text."""
-    from isotrain.core.spec import yaml_text
-
-    return yaml_text.dump(spec.to_dict())
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -240,14 +238,6 @@ class TrainingSpec(
         fields = jsonable(self)
         assert isinstance(fields, dict)
         return fields
-
-    def digest(self) -> str:
-        """SHA-256, in hexadecimal, of the canonical JSON of the spec.
-
-        A callable counts by its name and an object by its type (and shape), not by content.
-        """
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def jsonable(value: Any) -> Any:

@@ -43,11 +43,6 @@ def load(text: str) -> Any:
         raise TextError(before.count("\n") + 1, column, error.reason) from None
 
 
-def dump(fields: Any) -> str:
-    """Writes plain values so that readers of YAML 1.1 and 1.2 read them back alike."""
-    return str(yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
-
-
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
@@ -55,9 +50,6 @@ _FLOAT = re.compile(
     r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
-
-
-_RARE_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -89,19 +81,6 @@ def _float_of(loader: Any, node: Any) -> float:
     )
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes so that both YAML 1.1 and YAML 1.2 readers read it back alike; no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Quotes text with line breaks that only some readers know, which escapes them."""
-        style = '"' if _RARE_BREAKS.search(text) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
 for _kind, _pattern, _starts in (
     ("null", _NULL, ["~", "n", "N", ""]),
     ("bool", _BOOL, list("tTfF")),
@@ -109,7 +88,6 @@ for _kind, _pattern, _starts in (
     ("float", _FLOAT, list("-+.0123456789")),
     ("merge", re.compile(r"^<<$"), ["<"]),
 ):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _starts)
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _starts)
 _Loader.add_constructor("tag:yaml.org,2002:int", _int_of)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float_of)

@@ -91,9 +91,7 @@ class Reference(ServedOverTcp):
         require_known(spec)
         return []
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return dict.fromkeys(_POOLS, str(threads))
 
     def preload(self, *, device: DeviceKind) -> Start:

@@ -56,8 +56,7 @@ def start_process(
     context = ProcessContext(
         rank, replicas, rank, replicas, replicas, (rank,), tuple(addresses), str(folder)
     )
-    spec: Any = SimpleNamespace()
-    own = ADAPTERS[backend]().environment(spec, device="cpu", threads=1, replicas=replicas)
+    own = ADAPTERS[backend]().environment(device="cpu", threads=1, replicas=replicas)
     return subprocess.Popen(
         [sys.executable, str(WORKER), backend, job, str(folder / f"{rank}.npz")],
         env=os.environ | own | context.to_variables() | variables,

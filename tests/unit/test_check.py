@@ -66,7 +66,7 @@ class First(Adapter):
             raise UnsupportedError("beam exchanges between GPUs")
         return "wire"
 
-    def environment(self, spec: Any, **resolved: Any) -> dict[str, str]:
+    def environment(self, **resolved: Any) -> dict[str, str]:
         return {}
 
     def start(self, spec: Any, setting: Any, context: Any) -> Any:

@@ -61,7 +61,7 @@ class Declared(Adapter):
         return "wire" if name == "auto" else name
 
     def environment(
-        self, spec: TrainingSpec, *, device: contract.DeviceKind, threads: int, replicas: int
+        self, *, device: contract.DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return {"THREADS": str(threads)}
 

@@ -105,9 +105,7 @@ class JaxMesh(ServedOverTcp):
         self.check_options(spec)
         return []
 
-    def environment(
-        self, spec: TrainingSpec, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
+    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         variables = {
             keras_backend.VARIABLE: "jax",
             "JAX_PLATFORMS": "cuda" if device == "gpu" else "cpu",
