@@ -20,6 +20,9 @@ VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")
 PAGE_BYTES = mmap.PAGESIZE
+_MAY_LEAVE = PAGE_BYTES - 1
+"""Where on the page the launcher tells that all have finished."""
+_LOOK_SECONDS = 0.002
 
 
 class Status(NamedTuple):
@@ -44,6 +47,11 @@ def read_status(page: mmap.mmap) -> Status:
     step, since, call = _PAGE.unpack(content)
     text = call.rstrip(b"\0").decode(errors="replace")
     return Status(step - 1 if step > 0 else None, since, text or "start")
+
+
+def let_leave(page: mmap.mmap) -> None:
+    """Tells a process, on its status page, that it may end: all have finished."""
+    page[_MAY_LEAVE] = 1
 
 
 class Reporter:
@@ -95,6 +103,14 @@ class Reporter:
         told = replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)
         with self._lock:
             _write_all(self._descriptor, told.to_line())
+
+    def wait_for_others(self) -> None:
+        """Returns once all processes of the run have finished; their launcher watches those it waits for.
+
+        A process that ended while another still received the last of its messages would break its connection.
+        """
+        while self._descriptor is not None and not self._page[_MAY_LEAVE]:
+            time.sleep(_LOOK_SECONDS)
 
     def _beat(self) -> None:
         try:

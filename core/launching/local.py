@@ -49,9 +49,8 @@ class LocalLauncher(Launcher):
             for process in processes:
                 guard.watch(process.start(starter.environment, payload, starter.begin))
             _watch(processes, job, on_event)
-            from isotrain.core.launching.returned import (
-                load_value,  # the start need not wait for it
-            )
+            # Late: the start need not wait for it.
+            from isotrain.core.launching.returned import load_value
 
             return [
                 load_value(directory, f"rank-{process.rank}-returned")
@@ -65,6 +64,8 @@ def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> Non
     failure = supervisor.run()
     if failure is not None:
         raise RunFailedError(failure)
+    for process in processes:
+        process.let_leave()
     wait_for_exit(processes, _EXIT_SECONDS)
     supervisor.drain()
 

@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from isotrain.core.contracts.process import VARIABLE, ProcessContext
-from isotrain.core.contracts.reporter import PAGE_BYTES, Status, read_status
+from isotrain.core.contracts.reporter import PAGE_BYTES, Status, let_leave, read_status
 from isotrain.core.launching.beginning import Begin, Beginning, Begun
 from isotrain.core.launching.effort import effort
 from isotrain.core.launching.payload import Payload
@@ -99,6 +99,10 @@ class RankProcess:
     def status(self) -> Status:
         """Where it is, or was when it ended."""
         return read_status(self._page)
+
+    def let_leave(self) -> None:
+        """Tells it that all have finished: until then it does not end."""
+        let_leave(self._page)
 
     @property
     def is_stopped(self) -> bool:

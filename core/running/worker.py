@@ -47,6 +47,7 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
     try:
         _do_job(context, reporter, arrays)
         reporter.emit(Finished())
+        reporter.wait_for_others()
         return 0
     except BaseException as error:  # whatever ends a process must be reported
         _report_failure(error, reporter)

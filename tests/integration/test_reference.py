@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,30 @@ def spec(**changes: Any) -> dict[str, Any]:
         "epochs": 2,
     }
     return fields | changes
+
+
+class SlowToSave(list[Any]):
+    """Whoever saves it takes a while, and then looks whether a process is still there."""
+
+    def __init__(self, other: Path) -> None:
+        super().__init__()
+        self._other = other
+
+    def __iter__(self) -> Iterator[Any]:
+        time.sleep(1.0)
+        state = (
+            Path(f"/proc/{self._other.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+        )
+        yield state != "Z"
+
+
+def saved_late(session: isotrain.Session) -> Any:
+    """Rank 1 is a second behind when it saves what it returns."""
+    number = session.run_directory / "rank-0-number"
+    if session.is_main:
+        number.write_text(str(os.getpid()))
+    session.barrier()
+    return None if session.is_main else SlowToSave(number)
 
 
 def run(folder: Path, backend: str, replicas: int = 2, **changes: Any) -> isotrain.RunResult:
@@ -188,3 +214,10 @@ def test_the_command_line_takes_it_as_a_plugin(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert "final loss" in finished.stdout
+
+
+def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
+    returned = isotrain.launch(
+        saved_late, spec(), backend="reference", replicas=2, run_directory=tmp_path, on_event=print
+    )
+    assert returned == [None, [True]]
