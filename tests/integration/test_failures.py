@@ -159,11 +159,12 @@ DEEDS = {
     exit_as_frameworks_do: "ended with exit code 1 before its work was done",
     abort: "was ended by SIGABRT",
 }
-EVERYDAY = ("torch-ddp", raise_error)
+WAYS = ("forked", "fresh")
+EVERYDAY = ("torch-ddp", raise_error, "forked")
 CASES = [
-    *(("reference", deed) for deed in DEEDS),
-    *((backend, raise_error) for backend in BACKENDS),
-    ("horovod-tf", kill),
+    *(("reference", deed, way) for deed in DEEDS for way in WAYS),
+    *((backend, raise_error, "forked") for backend in BACKENDS),
+    ("horovod-tf", kill, "forked"),
 ]
 
 
@@ -171,15 +172,18 @@ def cases() -> list[Any]:
     return [
         pytest.param(
             *case,
-            id=f"{case[0]}-{case[1].__name__}",
+            id=f"{case[0]}-{case[1].__name__}-{case[2]}",
             marks=() if "reference" in case or case == EVERYDAY else SLOW,
         )
         for case in CASES
     ]
 
 
-@pytest.mark.parametrize(("backend", "deed"), cases())
-def test_a_process_that_ends_or_raises(backend: str, deed: Deed, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "deed", "way"), cases())
+def test_a_process_that_ends_or_raises(
+    backend: str, deed: Deed, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", way)
     rank = culprit_of(backend)
     text = failure(doing(deed, rank), spec(), backend, tmp_path)
     processes = 1 if backend == "tf-mirrored" else 2
@@ -408,22 +412,26 @@ def heed_interrupts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "backend", "deed"),
+    ("number", "backend", "deed", "way"),
     [
-        (signal.SIGINT, "reference", "none"),
-        (signal.SIGTERM, "reference", "none"),
-        (signal.SIGKILL, "reference", "none"),
-        (signal.SIGKILL, "reference", "stop"),
-        pytest.param(signal.SIGINT, "horovod-torch", "none", marks=SLOW),
-        pytest.param(signal.SIGKILL, "tf-multiworker", "none", marks=SLOW),
+        (signal.SIGINT, "reference", "none", "forked"),
+        (signal.SIGINT, "reference", "none", "fresh"),
+        (signal.SIGTERM, "reference", "none", "forked"),
+        (signal.SIGKILL, "reference", "none", "forked"),
+        (signal.SIGKILL, "reference", "none", "fresh"),
+        (signal.SIGKILL, "reference", "stop", "forked"),
+        (signal.SIGKILL, "reference", "stop", "fresh"),
+        pytest.param(signal.SIGINT, "horovod-torch", "none", "forked", marks=SLOW),
+        pytest.param(signal.SIGKILL, "tf-multiworker", "none", "forked", marks=SLOW),
     ],
 )
 def test_the_starting_process_is_ended(
-    number: signal.Signals, backend: str, deed: str, tmp_path: Path
+    number: signal.Signals, backend: str, deed: str, way: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     starter = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, backend, str(folder), deed],
+        env={**os.environ, "ISOTRAIN_START": way},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         preexec_fn=heed_interrupts,
