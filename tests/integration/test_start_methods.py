@@ -360,6 +360,19 @@ def test_a_template_that_is_suspended_is_replaced() -> None:
         kept.close()
 
 
+def test_what_was_forked_ends_with_its_template() -> None:
+    template = Template((), variables())
+    waiting, nothing_comes = os.pipe()
+    with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
+        null_number = null.fileno()
+        process = forked(template, (waiting, null_number, null_number))
+        os.kill(template.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(process.pid))
+        wait_until(lambda: process.exit_code == -signal.SIGKILL)
+    process.release()
+    template.retire()
+
+
 def test_an_imported_file_that_changes_makes_a_template_useless(
     tmp_path: Path,
 ) -> None:
