@@ -20,7 +20,7 @@ from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.loggers.audience import Audience
-from isotrain.core.planning.make_plan import make_plan, with_measures
+from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
 from isotrain.core.running.works import describe, train
@@ -188,7 +188,13 @@ def measured_plan(
     host = plugin_host(given.plugins)
     wanted = make_plan(given, backend=backend, replicas=replicas, host=host, launcher=launcher)
     found = look(describe, given, wanted.backend, host)
-    return with_measures(wanted, given, **found, host=host)
+    return with_measures(
+        wanted,
+        given,
+        Measured(**found),
+        strategy=host.strategy(wanted.strategy, wanted.strategy_options),
+        adapter=host.backend(wanted.backend),
+    )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
@@ -162,46 +162,53 @@ def _local_batches(global_batch: int, replicas: int) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in bounds)
 
 
-def with_measures(
-    plan: Plan,
-    spec: TrainingSpec,
-    *,
-    samples: int | None,
-    parameters: int,
-    gradient_bytes: int,
-    weight_shapes: Sequence[Sequence[int]],
-    host: PluginHost,
-) -> Plan:
-    """Completes a plan with what only the data and the built model can tell.
+@dataclass(frozen=True)
+class Measured:
+    """What only the data and the built model can tell.
 
-    Args:
-        plan: Without these.
-        spec: What it was made from.
+    Attributes:
         samples: In the training data; None for a stream.
         parameters: Trainable numbers in the model.
         gradient_bytes: Bytes of all gradients of one replica.
         weight_shapes: Of the trainable weights, in order.
-        host: Knows the backend and strategy.
+    """
+
+    samples: int | None
+    parameters: int
+    gradient_bytes: int
+    weight_shapes: Sequence[Sequence[int]]
+
+
+def with_measures(
+    plan: Plan, spec: TrainingSpec, found: Measured, *, strategy: Strategy, adapter: Adapter
+) -> Plan:
+    """Completes a plan with what was measured.
+
+    Args:
+        plan: Without it.
+        spec: What the plan was made from.
+        found: What was measured.
+        strategy: Of the plan; it is told of the completed plan, so that it can start.
+        adapter: Of the plan's backend.
     """
     per_epoch = None
     total = spec.steps
-    if samples is not None:
-        per_epoch = order.steps_per_epoch(samples, plan.global_batch, spec.drop_remainder)
+    if found.samples is not None:
+        per_epoch = order.steps_per_epoch(found.samples, plan.global_batch, spec.drop_remainder)
         total = spec.steps or (spec.epochs or 0) * per_epoch
     plan = replace(
         plan,
-        samples=samples,
+        samples=found.samples,
         steps_per_epoch=per_epoch,
         total_steps=total,
-        parameters=parameters,
-        gradient_bytes=gradient_bytes,
-        weight_shapes=tuple(map(tuple, weight_shapes)),
+        parameters=found.parameters,
+        gradient_bytes=found.gradient_bytes,
+        weight_shapes=tuple(map(tuple, found.weight_shapes)),
     )
+    strategy.planned(spec, plan)
     exchanged: float | None = 0.0
     if plan.replicas > 1:
-        strategy = host.strategy(plan.strategy, plan.strategy_options)
-        strategy.planned(spec, plan)
-        exchanged = strategy.exchanged_bytes(gradient_bytes, plan.replicas)
+        exchanged = strategy.exchanged_bytes(found.gradient_bytes, plan.replicas)
         if exchanged is None:
-            exchanged = host.backend(plan.backend).exchanged_bytes(plan)
+            exchanged = adapter.exchanged_bytes(plan)
     return replace(plan, exchanged_bytes_per_step=exchanged)

@@ -20,7 +20,7 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
 from isotrain.core.data.sources import ShardedStream, as_source, map_tree
 from isotrain.core.errors import DataError, IsotrainError
-from isotrain.core.planning.make_plan import with_measures
+from isotrain.core.planning.make_plan import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.learning_rates import LearningRates
@@ -80,9 +80,10 @@ class Session:
                 if service is None or context.role == "replica"
                 else adapter.start_served(named, plan.setting, service)
             )
-        self.plan = self._measured(plan, host)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
-        self._strategy.planned(spec, self.plan)
+        self.plan = with_measures(
+            plan, spec, self._measured(), strategy=self._strategy, adapter=adapter
+        )
         self._strategy.started(self.group)
         self._strategy_finished = False
         self._last_loss: Tensor | None = None
@@ -328,17 +329,14 @@ class Session:
             return array.astype(wanted)
         return array
 
-    def _measured(self, plan: Plan, host: PluginHost) -> Plan:
+    def _measured(self) -> Measured:
         weights = self.group.describe_state(("trainable",)).values()
         train = self._data.train
-        return with_measures(
-            plan,
-            self.spec,
+        return Measured(
             samples=None if isinstance(train, ShardedStream) else len(train),
             parameters=sum(weight.size for weight in weights),
             gradient_bytes=sum(weight.nbytes for weight in weights),
             weight_shapes=[weight.shape for weight in weights],
-            host=host,
         )
 
 

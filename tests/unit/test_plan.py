@@ -21,7 +21,12 @@ from isotrain.core.errors import (
     PlanError,
     UnsupportedError,
 )
-from isotrain.core.planning.make_plan import make_plan, missing_capabilities, with_measures
+from isotrain.core.planning.make_plan import (
+    Measured,
+    make_plan,
+    missing_capabilities,
+    with_measures,
+)
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -150,14 +155,13 @@ def test_local_batch_and_linear_scaling(host: PluginHost) -> None:
 
 
 def test_measures_complete_the_plan(host: PluginHost) -> None:
+    made = plan(host)
     found = with_measures(
-        plan(host),
+        made,
         spec(),
-        samples=25,
-        parameters=6,
-        gradient_bytes=24,
-        weight_shapes=[(2, 3)],
-        host=host,
+        Measured(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)]),
+        strategy=host.strategy(made.strategy, {}),
+        adapter=host.backend(made.backend),
     )
     assert (found.steps_per_epoch, found.total_steps) == (3, 9)
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)

@@ -10,7 +10,7 @@ import pytest
 
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.planning.make_plan import make_plan, with_measures
+from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import graphs
@@ -201,14 +201,13 @@ BYTES = 4 * 630
 def test_the_plan_says_what_is_sent(
     host: PluginHost, name: str, options: dict[str, Any], expected: float
 ) -> None:
+    made = plan(host, name, options)
     found = with_measures(
-        plan(host, name, options),
+        made,
         spec(name, options),
-        samples=100,
-        parameters=630,
-        gradient_bytes=BYTES,
-        weight_shapes=SHAPES,
-        host=host,
+        Measured(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
+        strategy=host.strategy(name, options),
+        adapter=host.backend(made.backend),
     )
     assert found.exchanged_bytes_per_step == pytest.approx(expected)
     assert "weight_shapes" not in found.to_dict()
