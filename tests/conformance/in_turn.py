@@ -1,58 +1,55 @@
-"""Tries several strategies in one run: as if each had opened the session."""
+"""Tries several strategies in one run: each opens a session of its own in the same processes."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from plugins.broken_strategies import BROKEN
 
-from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
-from isotrain.strategies.compressed import Compressed
-from isotrain.strategies.data_parallel import DataParallel
-from isotrain.strategies.elastic_averaging import ElasticAveraging
-from isotrain.strategies.gossip import Gossip
-from isotrain.strategies.hierarchical import Hierarchical
-from isotrain.strategies.local_sgd import LocalSGD
+from isotrain.testing.series import next_session
 from isotrain.testing.strategy import TRIALS
 
-SOUND: dict[str, Callable[[], Strategy]] = {
-    "data-parallel": DataParallel,
-    "local-sgd": LocalSGD,
-    "local-sgd, every step": functools.partial(LocalSGD, every=1),
-    "gossip": Gossip,
-    "compressed, topk": functools.partial(Compressed, "topk"),
-    "compressed, powersgd": functools.partial(Compressed, "powersgd", native=False),
-    "compressed, bf16": functools.partial(Compressed, "bf16", native=False),
-    "hierarchical": Hierarchical,
-    "elastic-averaging": ElasticAveraging,
+Chosen = tuple[str, dict[str, Any]]
+"""A strategy's name and options."""
+
+SOUND: dict[str, Chosen] = {
+    "data-parallel": ("data-parallel", {}),
+    "local-sgd": ("local-sgd", {}),
+    "local-sgd, every step": ("local-sgd", {"every": 1}),
+    "gossip": ("gossip", {}),
+    "compressed, topk": ("compressed", {"method": "topk"}),
+    "compressed, powersgd": ("compressed", {"method": "powersgd", "native": False}),
+    "compressed, bf16": ("compressed", {"method": "bf16", "native": False}),
+    "hierarchical": ("hierarchical", {}),
+    "elastic-averaging": ("elastic-averaging", {}),
 }
-STRATEGIES: dict[str, Callable[[], Strategy]] = {
+STRATEGIES: dict[str, Chosen] = {
     **SOUND,
-    **{strategy.name: strategy for strategy in BROKEN},
+    **{strategy.name: (strategy.name, {}) for strategy in BROKEN},
 }
 
 
-def try_all(session: Session, trial: int) -> dict[str, Any]:
-    """A trial of every strategy that has to take it, in the same processes; a run's work."""
-    start, found = session.read_state(), {}
-    for name, strategy in STRATEGIES.items():
-        tried = strategy()
-        if all(inapplicable(tried) for inapplicable in TRIALS[trial].checks.values()):
-            continue
-        session.write_state(start)
-        try:
-            found[name] = _tried(session, tried, trial)
-        except Exception as error:  # on every process alike
-            found[name] = {"error": repr(error)}
+def try_all(session: Session, names: Sequence[str], trials: Sequence[int]) -> dict[str, Any]:
+    """Every trial that a strategy has to take, of every strategy; a run's work.
+
+    Returns:
+        What a trial brought back, under `<name>: <trial>`; what it raised, as `error`.
+    """
+    host = plugin_host()
+    adapter, found = host.backend(session.plan.backend), {}
+    for number in trials:
+        trial = TRIALS[number]
+        for place, name in enumerate(names):
+            tried = host.strategy(*STRATEGIES[name])
+            if all(inapplicable(tried) for inapplicable in trial.checks.values()):
+                continue
+            spec = trial.spec(*STRATEGIES[name], adapter)
+            with next_session(session, f"{number}-{place}", spec) as session:
+                try:
+                    found[f"{name}: {number}"] = trial.work(session)
+                except Exception as error:  # on every process alike
+                    found[f"{name}: {number}"] = {"error": repr(error)}
     return found
-
-
-def _tried(session: Session, strategy: Strategy, trial: int) -> dict[str, Any]:
-    session._strategy = strategy
-    session.seek(0)
-    strategy.planned(session.spec, session.plan)
-    strategy.started(session.group)
-    return TRIALS[trial].work(session)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import pytest
 from conformance import in_turn
+from conformance.backends import param
 
+from isotrain.core.plugins import choice
 from isotrain.core.plugins.host import plugin_host
-from isotrain.testing import strategy
+from isotrain.testing import digits, strategy
 from isotrain.testing.launching import Run, attempt
 from isotrain.testing.scorecard import attempted
+from isotrain.testing.series import PATIENT
 
-BACKEND = "torch-ddp"
+CELLS = {
+    "reference": [name for name in in_turn.STRATEGIES if name != "compressed, bf16"],
+    "torch-ddp": [
+        "data-parallel",
+        "compressed, bf16",
+        "broken-needs-others",
+        "broken-sums-gradients",
+    ],
+}
+"""Backend to what is tried on it: all that need no framework, and some on one."""
 EXPECTED: dict[str, set[str]] = {
     **{name: set() for name in in_turn.SOUND},
     "broken-undeclared": {"declares_what_it_uses"},
@@ -35,32 +48,47 @@ EXPECTED: dict[str, set[str]] = {
 """Strategy to the checks that fail on it; all others pass or are not asked."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plugins() -> Iterator[None]:
+    """Lets this process and its runs know the backend in NumPy and the broken strategies."""
+    with choice.chosen(["isotrain.testing.reference", "plugins.broken_strategies"], []):
+        yield
+
+
 @functools.cache
-def returned(trial: int) -> Run:
-    """What the trial of all strategies brought back."""
-    tried = strategy.TRIALS[trial]
-    spec = {**tried.spec("", {}), "strategy": "data-parallel"}
-    run = attempt(
-        functools.partial(in_turn.try_all, trial=trial), spec, BACKEND, tried.replicas or 2
-    )
+def returned(backend: str, replicas: int) -> Run:
+    """What the trials of all strategies with so many replicas brought back."""
+    trials = [i for i, trial in enumerate(strategy.TRIALS) if (trial.replicas or 2) == replicas]
+    spec = digits.spec(adapter=plugin_host().backend(backend), timeouts=PATIENT)
+    work = functools.partial(in_turn.try_all, names=CELLS[backend], trials=trials)
+    run = attempt(work, spec, backend, replicas)
     assert run.failure is None, run.failure
     return run
 
 
-def of_one(name: str, trial: int) -> Run:
+def of_one(backend: str, name: str, trial: int) -> Run:
     """The part of one strategy, as if the run had been its own."""
-    run = returned(trial)
-    parts = [process[name] for process in run.returned]
+    run = returned(backend, strategy.TRIALS[trial].replicas or 2)
+    parts = [process[f"{name}: {trial}"] for process in run.returned]
     return dataclasses.replace(run, returned=parts, failure=parts[0].get("error"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", in_turn.STRATEGIES)
-def test_exactly_the_expected_checks_fail(name: str) -> None:
-    adapter, tried = plugin_host().backend(BACKEND), in_turn.STRATEGIES[name]()
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        param(backend, name, slow=backend != "reference")
+        for backend, names in CELLS.items()
+        for name in names
+    ],
+)
+def test_exactly_the_expected_checks_fail(backend: str, name: str) -> None:
+    adapter, tried = (
+        plugin_host().backend(backend),
+        plugin_host().strategy(*in_turn.STRATEGIES[name]),
+    )
     outcomes = [attempted(strategy.DECLARATIONS, tried)]
     for number, trial in enumerate(strategy.TRIALS):
-        run = functools.partial(of_one, name, number)
+        run = functools.partial(of_one, backend, name, number)
         outcomes += strategy.outcomes(trial, tried, adapter, run)
     failed = {outcome.check: outcome.reason for outcome in outcomes if outcome.verdict == "failed"}
     assert set(failed) == EXPECTED[name], failed
@@ -70,3 +98,6 @@ def test_exactly_the_expected_checks_fail(name: str) -> None:
 
 def test_every_check_is_seen_to_fail() -> None:
     assert set.union(*EXPECTED.values()) == {check.name for check in strategy.CHECKS}
+    assert (
+        set(in_turn.STRATEGIES) == set(EXPECTED) == {n for names in CELLS.values() for n in names}
+    )

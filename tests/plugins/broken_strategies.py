@@ -1,4 +1,7 @@
-"""Strategies with one fault each, to see that the conformance checks find it."""
+"""Strategies with one fault each, to see that the conformance checks find it.
+
+Registered by the hook that any plugin uses, where this module is chosen.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from isotrain import Capability, Conserved, Strategy
+from isotrain.core.plugins.hookspecs import hookimpl
+from isotrain.core.plugins.registers import StrategyRegister
 
 LOCAL = frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS})
 REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY, Capability.ALL_REDUCE})
@@ -176,3 +181,10 @@ BROKEN = (
     ForgetsSmallGradients,
     Misdescribed,
 )
+
+
+@hookimpl
+def isotrain_register_strategies(register: StrategyRegister) -> None:
+    """Registers every one of them."""
+    for strategy in BROKEN:
+        register.add(strategy)
