@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import isotrain
 from isotrain.core.parity.names import NameMap
 from isotrain.core.parity.trace import Request, trace
 from isotrain.core.running.session import Session
+from isotrain.testing.series import next_session
 
 STEPS = 4
 SAMPLES = 29
@@ -116,37 +115,19 @@ def faulty_spec(precision: str) -> dict[str, Any]:
 
 
 def trace_faults(session: Session) -> dict[str, Any]:
-    """The work of a launch: the run as it is, and once with each fault; all from one start."""
-    start = session.read_state()
-    found = {}
-    for name in ("right", *FAULTS):
-        session.write_state(start)
-        session.seek(0)
-        with _harmed(session, name):
-            found[name] = trace(session, Request(STEPS, NO_NAMES))
+    """The work of a launch: the run as it is, with each fault, and as it is in float32."""
+    found = {"right": trace_right(session)}
+    runs = {name: (name, "float64") for name in FAULTS} | {"float32": ("torch-ddp", "float32")}
+    for name, (backend, precision) in runs.items():
+        spec = faulty_spec(precision)
+        with next_session(session, name, spec, backend=backend) as session:
+            found[name] = trace_right(session)
     return found
 
 
 def trace_right(session: Session) -> dict[str, Any]:
-    """The work of a launch: the run as it is."""
+    """Traces the run as it is."""
     return trace(session, Request(STEPS, NO_NAMES))
-
-
-@contextlib.contextmanager
-def _harmed(session: Session, fault: str) -> Iterator[None]:
-    """Puts a fault into the session's group, and takes it out again."""
-    from keras.src.backend.common import dtypes
-
-    group: Any = session.group
-    owners = (group, group._exchange, group._program, group._program._optimizer)
-    before = [dict(vars(owner)) for owner in owners]
-    if fault in FAULTS:
-        FAULTS[fault]().harm(group, group._exchange, session.rank)
-    yield
-    for owner, attributes in zip(owners, before, strict=True):
-        vars(owner).clear()
-        vars(owner).update(attributes)
-    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
 
 
 SGD = {"name": "sgd", "lr": 0.125, "momentum": 0.875}
