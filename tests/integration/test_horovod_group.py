@@ -104,8 +104,14 @@ def ranks(request: pytest.FixtureRequest) -> World:
     return world(*request.param)
 
 
+@pytest.fixture(params=[pytest.param(backend, marks=SLOW) for backend in ADAPTERS])
+def three(request: pytest.FixtureRequest) -> World:
+    """What the ranks of a world of three saw, which alone makes the whole of the work."""
+    return world(request.param, 3)
+
+
 @pytest.fixture
-def alone(ranks: World, request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
+def alone(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
     """What one replica of the same backend saw."""
     backend = next(name for name in ADAPTERS if name in request.node.name)
     return world(backend, 1)[0]
@@ -172,7 +178,10 @@ def test_only_loopback_is_used(ranks: World) -> None:
     assert any(entry.startswith("LISTEN") for entry in ranks[0]["sockets"])
 
 
-def test_one_replica_opens_no_port(alone: dict[str, np.ndarray]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ADAPTERS)
+def test_one_replica_opens_no_port(backend: str) -> None:
+    (alone,) = world(backend, 1)
     assert list(alone["sockets"]) == []
 
 
@@ -180,10 +189,10 @@ def test_one_replica_opens_no_port(alone: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_equal_one_replica(ranks: World, alone: dict[str, np.ndarray], case: str) -> None:
+def test_steps_equal_one_replica(three: World, alone: dict[str, np.ndarray], case: str) -> None:
     assert len(set(alone[f"{case}/loss"])) > 1
     for name in named(alone, f"{case}/"):
-        for rank in ranks:
+        for rank in three:
             np.testing.assert_allclose(
                 rank[name], alone[name], rtol=1e-12, atol=1e-12, err_msg=name
             )
@@ -207,18 +216,18 @@ def test_local_steps_and_average(ranks: World) -> None:
         equal_on_all(ranks, name)
 
 
-def test_moving_statistics_are_equal(ranks: World) -> None:
-    names = named(ranks[0], "normalised/")
+def test_moving_statistics_are_equal(three: World) -> None:
+    names = named(three[0], "normalised/")
     assert any("moving_variance" in name for name in names)
     for name in names:
-        equal_on_all(ranks, name)
+        equal_on_all(three, name)
 
 
-def test_initial_weights_are_those_of_rank_0(ranks: World) -> None:
-    kernels = [name for name in named(ranks[0], "initial/") if "kernel" in name]
-    assert all(np.ptp(ranks[0][name]) > 0 for name in kernels)
-    for name in named(ranks[0], "initial/"):
-        equal_on_all(ranks, name)
+def test_initial_weights_are_those_of_rank_0(three: World) -> None:
+    kernels = [name for name in named(three[0], "initial/") if "kernel" in name]
+    assert all(np.ptp(three[0][name]) > 0 for name in kernels)
+    for name in named(three[0], "initial/"):
+        equal_on_all(three, name)
 
 
 def equal_on_all(ranks: World, name: str) -> None:
