@@ -38,6 +38,10 @@ class RunFailedError(IsotrainError):
     """A run ended early: which rank, at which step, in which call, and its traceback."""
 
 
+class PeerLostError(RunFailedError):
+    """Another process of the run is gone, has failed, or did not come: it is to blame, not this one."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The `known` name that `name` was probably meant to be, whatever its case; None: none is near."""
     by_lower_case = {each.lower(): each for each in known}

@@ -47,6 +47,7 @@ from isotrain.core.data.sources import map_tree as map_tree
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError
+from isotrain.core.errors import PeerLostError as PeerLostError
 from isotrain.core.errors import PlanError as PlanError
 from isotrain.core.errors import PluginError as PluginError
 from isotrain.core.errors import RunFailedError as RunFailedError

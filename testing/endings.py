@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -25,11 +26,13 @@ _hanging = False
 
 
 def crash(backend: str, replicas: int) -> None:
-    """When a process is killed, the run ends soon and says which, and how."""
+    """When a process is killed, the run ends soon and says which, and how; the others blame a peer."""
     run = attempt(_killed_late, _spec(backend), backend, replicas)
     culprit = _told(run, PATIENCE_SECONDS)
     expected = f"{culprit} was ended by SIGKILL"
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
+    for error in _own_errors(run):
+        raise AssertionError(f"`blames_peer` takes this for a fault of the process itself: {error}")
     run.forget()
 
 
@@ -89,6 +92,13 @@ def _is_last(session: Session) -> bool:
 
 def _note_the_moment(session: Session) -> None:
     Notes(session).add("moment", time.time())
+
+
+def _own_errors(run: Run) -> list[str]:
+    """What processes raised that, as they say, is not for want of a peer."""
+    lines = (run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    failed = [event for event in map(json.loads, lines) if event["event"] == "failed"]
+    return [event["message"] for event in failed if not event["blames_peer"]]
 
 
 def _told(run: Run, limit: float) -> str:

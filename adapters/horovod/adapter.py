@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,13 @@ class _Horovod(ServedOverTcp):
             self.framework: str(self._framework_usability().version),
             "keras": metadata.version("keras"),
         }
+
+    def blames_peer(self, error: BaseException) -> bool:
+        if "horovod" not in sys.modules:
+            return False
+        from isotrain.adapters.horovod import peers
+
+        return peers.blames_peer(error)
 
     def accelerators(self) -> int:
         return visible_gpus() if self._has_gpu_build() else 0

@@ -20,6 +20,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from isotrain.plugin import (
     IsotrainError,
     Parts,
+    PeerLostError,
     PlanError,
     ProcessContext,
     Setting,
@@ -175,7 +176,7 @@ def _initialise(
         with variables_set(variables):
             hvd.init(process_sets=list(process_sets) or None)
     except (ValueError, RuntimeError) as error:
-        raise IsotrainError(
+        raise PeerLostError(
             f"Horovod could not start on rank {context.rank} of {context.world_size}: {error}"
             " Horovod writes the cause to this process's standard error, usually a process that did"
             " not start or whose host cannot be reached."
@@ -279,7 +280,7 @@ def _await_arrivals(
     while missing := server.missing(world_size):
         if time.monotonic() > deadline:
             ranks = ", ".join(map(str, missing))
-            raise IsotrainError(
+            raise PeerLostError(
                 f"Of {world_size} processes, rank {ranks} did not come within {timeout:g} s."
             )
         time.sleep(_POLL_S)
@@ -302,7 +303,7 @@ def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
         except (OSError, http.client.HTTPException) as error:
             problem = str(error)
         if time.monotonic() > deadline:
-            raise IsotrainError(
+            raise PeerLostError(
                 f"Rank {context.rank} waited {timeout:g} s for rank 0 at {host}:{port}: {problem}."
             )
         time.sleep(_POLL_S)

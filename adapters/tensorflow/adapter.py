@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import metadata
@@ -110,6 +111,13 @@ class _TensorFlowAdapter(Adapter):
 
     def preload(self, *, device: DeviceKind) -> Start:
         return tensorflow_preload(device)
+
+    def blames_peer(self, error: BaseException) -> bool:
+        if "tensorflow" not in sys.modules:
+            return False
+        from isotrain.adapters.tensorflow import peers
+
+        return peers.blames_peer(error)
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("tensorflow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -129,6 +130,9 @@ class TorchDDP(ServedOverTcp):
     def preload(self, *, device: DeviceKind) -> Start:
         return torch_preload(device, "isotrain.adapters.torch.ddp")
 
+    def blames_peer(self, error: BaseException) -> bool:
+        return torch_blames_peer(error)
+
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
         from isotrain.adapters.torch import ddp, exchange, group
@@ -140,6 +144,15 @@ class TorchDDP(ServedOverTcp):
 
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
+
+
+def torch_blames_peer(error: BaseException) -> bool:
+    """Whether torch says by an error that another process is gone; imports nothing for it."""
+    if "torch" not in sys.modules:
+        return False
+    from isotrain.adapters.torch import peers
+
+    return peers.blames_peer(error)
 
 
 def _check_values(options: Mapping[str, Any], backend: str) -> None:

@@ -137,6 +137,13 @@ class Adapter(ABC):
         """
         return []
 
+    def blames_peer(self, error: BaseException) -> bool:
+        """Whether an error tells that another process of the run is gone, and not of a fault here.
+
+        Asked in the process that raised it, which may have failed before anything was imported.
+        """
+        return False
+
     def exchanged_bytes(self, plan: Plan) -> float:
         """Bytes each replica sends per synchronised step; an optimal all-reduce unless overridden.
 

@@ -169,12 +169,14 @@ class Failed(ProcessEvent):
         error: The name of the error's class.
         message: The error in a line.
         traceback: As Python prints it.
+        blames_peer: Whether the error tells that another process is gone.
     """
 
     kind = "failed"
     error: str
     message: str
     traceback: str
+    blames_peer: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Sequence
@@ -17,11 +16,6 @@ _LOG_LINES = 30
 _EFFORT_SECONDS = 0.05
 _AMBIGUOUS_EXITS = (1, -signal.SIGABRT)
 """How frameworks end a process whose peers are gone, and how one can end by its own fault."""
-_LOST_PEER = re.compile(
-    r"peer|connection|connect|socket|unavailable|heartbeat|timed? ?out|deadline|cancelled|aborted"
-    r"|shut ?down|collective|other (rank|process|worker|task)|coordination",
-    re.IGNORECASE,
-)
 PEERS_FAILED = 4
 """The suspicion from which on a process is but a victim, or idle."""
 
@@ -117,13 +111,9 @@ def suspicion(watched: Watched) -> tuple[int, float]:
             return 1, watched.died
         return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
     if watched.failure is not None:
-        return (PEERS_FAILED if _tells_of_peers(watched.failure) else 2), watched.failure.time
+        return (PEERS_FAILED if watched.failure.blames_peer else 2), watched.failure.time
     step = watched.process.status.step
     return PEERS_FAILED + 1, -1.0 if step is None else float(step)
-
-
-def _tells_of_peers(failure: Failed) -> bool:
-    return _LOST_PEER.search(failure.message) is not None
 
 
 def verdict(watched: Watched) -> str:

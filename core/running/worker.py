@@ -10,11 +10,16 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Failed, Finished, Ready, Started
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.contracts.reporter import Reporter
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.job import Job
+    from isotrain.core.plugins.host import PluginHost
 
 EXIT_FAILED = 1
 
@@ -44,24 +49,43 @@ def _dump_stacks_on_request() -> None:
 
 
 def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
+    adapter: Adapter | None = None
     try:
-        _do_job(context, reporter, arrays)
+        reporter.enter("read job")
+        job, host = _read_job(arrays)
+        adapter = host.backend(job.plan.backend)
+        _do_job(job, host, context, reporter)
         reporter.emit(Finished())
         reporter.wait_for_others()
         return 0
     except BaseException as error:  # whatever ends a process must be reported
-        _report_failure(error, reporter)
+        _report_failure(error, reporter, adapter)
         return _exit_code(error)
 
 
-def _report_failure(error: BaseException, reporter: Reporter) -> None:
+def _report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
     lines = traceback.format_exception(error)
     text = "".join(traceback.format_exception_only(error)).strip()
     message = text.removeprefix(f"{type(error).__module__}.")
     kind = type(error).__name__
-    reporter.emit(Failed(error=kind, message=message, traceback="".join(lines)))
+    blames_peer = _blames_peer(error, adapter)
+    reporter.emit(
+        Failed(error=kind, message=message, traceback="".join(lines), blames_peer=blames_peer)
+    )
     with contextlib.suppress(OSError):  # a full disk
         sys.stderr.writelines(lines)
+
+
+def _blames_peer(error: BaseException | None, adapter: Adapter | None) -> bool:
+    """Whether an error, or one that it was raised from, tells that another process is gone."""
+    from isotrain.core.errors import PeerLostError
+
+    with contextlib.suppress(Exception):  # a fault of the adapter must not hide this one
+        while error is not None:
+            if isinstance(error, PeerLostError) or (adapter and adapter.blames_peer(error)):
+                return True
+            error = error.__cause__
+    return False
 
 
 def _exit_code(error: BaseException) -> int:
@@ -70,20 +94,24 @@ def _exit_code(error: BaseException) -> int:
     return EXIT_FAILED
 
 
-def _do_job(context: ProcessContext, reporter: Reporter, arrays: int) -> None:
-    reporter.enter("read job")
-    from isotrain.core.contracts.service import Service
+def _read_job(arrays: int) -> tuple[Job, PluginHost]:
+    """Takes the job, and makes known what plugins it was made with."""
     from isotrain.core.launching.payload import receive
-    from isotrain.core.launching.returned import save_value
     from isotrain.core.plugins import choice as plugin_choice
     from isotrain.core.plugins.host import plugin_host
-    from isotrain.core.plugins.named_model import with_named_model
-    from isotrain.core.running.session import Session
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)
     plugin_choice.take_over(job.plugins)
-    host = plugin_host(job.spec.plugins)
+    return job, plugin_host(job.spec.plugins)
+
+
+def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Reporter) -> None:
+    from isotrain.core.contracts.service import Service
+    from isotrain.core.launching.returned import save_value
+    from isotrain.core.plugins.named_model import with_named_model
+    from isotrain.core.running.session import Session
+
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
     if context.role in ("worker", "server"):
         spec = with_named_model(job.spec, host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from isotrain.core.contracts.service import Service
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import PeerLostError
 from isotrain.core.served.door import Door
 from isotrain.core.served.wire import Wire
 from isotrain.core.served.workforce import LostWorker, none_left, readable, report_loss
@@ -32,7 +32,7 @@ class Attendance:
         """Returns once all processes are there.
 
         Raises:
-            RunFailedError: One did not come in time.
+            PeerLostError: One did not come in time.
         """
         self._service.reporter.enter("await workers")
         deadline = time.monotonic() + self._service.start_timeout
@@ -40,7 +40,7 @@ class Attendance:
         while missing := expected - self._wires.keys():
             if time.monotonic() > deadline:
                 told = ", ".join(map(str, sorted(missing)))
-                raise RunFailedError(
+                raise PeerLostError(
                     f"not connected within {self._service.start_timeout:g} s: peers of rank {told}."
                 )
             time.sleep(_POLL_SECONDS)
@@ -51,7 +51,7 @@ class Attendance:
         """Notices who is gone.
 
         Raises:
-            RunFailedError: No worker is left.
+            PeerLostError: No worker is left.
         """
         ranks = {wire.fileno(): rank for rank, wire in self._wires.items()}
         for descriptor in readable(ranks, 0.0):  # nobody here ever says anything

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isotrain.core.contracts.service import Service
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import PeerLostError
 from isotrain.core.served.door import Door
 from isotrain.core.served.ledger import Unit
 from isotrain.core.served.wire import Wire, WireError, packed
@@ -54,7 +54,7 @@ class TcpWorkforce(Workforce):
             weights: Gives the newest weights and moving statistics as one vector.
 
         Raises:
-            RunFailedError: One was lost before it was ready, or was not ready in time.
+            PeerLostError: One was lost before it was ready, or was not ready in time.
         """
         self._weights = weights
         patience = self._service.start_timeout
@@ -63,10 +63,10 @@ class TcpWorkforce(Workforce):
         while missing := self._not_ready():
             if self.lost:
                 told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in self.lost)
-                raise RunFailedError(f"peers were lost before they were ready: {told}.")
+                raise PeerLostError(f"peers were lost before they were ready: {told}.")
             if time.monotonic() > deadline:
                 told = ", ".join(str(number + 1) for number in missing)
-                raise RunFailedError(f"not ready within {patience:g} s: peers of rank {told}.")
+                raise PeerLostError(f"not ready within {patience:g} s: peers of rank {told}.")
             self._answers(_POLL_SECONDS)
 
     def _not_ready(self) -> list[int]:
@@ -127,7 +127,7 @@ class TcpWorkforce(Workforce):
             self._lose(worker.number, str(error))
             return None
         if "error" in header:
-            raise RunFailedError(f"rank {worker.number + 1}, a peer, failed: {header['error']}")
+            raise PeerLostError(f"rank {worker.number + 1}, a peer, failed: {header['error']}")
         if worker.unit is None:
             worker.ready = True
             return None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.service import Service
+from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
 
 _LENGTH = struct.Struct("!Q")
@@ -20,7 +21,7 @@ _HEADER_LIMIT = 1 << 24
 _RETRY_SECONDS = 0.05
 
 
-class WireError(Exception):
+class WireError(PeerLostError):
     """The other end is gone, or says what nobody says here."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from isotrain.core.contracts.events import WorkerLost
 from isotrain.core.contracts.service import Service
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import PeerLostError
 from isotrain.core.served.ledger import Unit
 
 
@@ -75,7 +75,7 @@ class Workforce(ABC):
         """What has come in; waits for something up to `patience` seconds.
 
         Raises:
-            RunFailedError: No worker is left, or one failed to compute.
+            PeerLostError: No worker is left, or one failed to compute.
         """
 
     @abstractmethod
@@ -97,10 +97,10 @@ def report_loss(service: Service, worker: int, step: int | None, reason: str) ->
     return loss
 
 
-def none_left(lost: Iterable[LostWorker]) -> RunFailedError:
+def none_left(lost: Iterable[LostWorker]) -> PeerLostError:
     """The error of a run without workers; says what became of each peer."""
     told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in lost)
-    return RunFailedError(f"no worker is left to compute gradients. Lost peers: {told}.")
+    return PeerLostError(f"no worker is left to compute gradients. Lost peers: {told}.")
 
 
 def readable(descriptors: Collection[int], patience: float | None) -> list[int]:

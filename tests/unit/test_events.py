@@ -22,7 +22,9 @@ _EVENTS: list[ProcessEvent] = [
     events.Evaluating(),
     events.EpochEnded(metrics={"accuracy": 0.75}, epoch=0, done=8, loss=0.25),
     events.WorkerLost(lost_rank=2, lost_step=None, reason="it left", cause="was ended by SIGKILL"),
-    events.Failed(time=1.5, error="ValueError", message="no", traceback="Traceback\n ..."),
+    events.Failed(
+        time=1.5, error="ValueError", message="no", traceback="Traceback\n ...", blames_peer=False
+    ),
     events.Finished(call="close"),
 ]
 

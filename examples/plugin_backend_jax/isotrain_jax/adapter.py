@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from isotrain.plugin import ReplicaGroup, TrainingSpec
 
 INSTALL_HINT = "install JAX and Keras: pip install jax keras"
+_LOST_PEER = ("gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+"""In what XLA says of a peer that is gone: its errors all have one class."""
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _REPLICATED = Capabilities(
     frozenset(
@@ -116,6 +119,14 @@ class JaxMesh(ServedOverTcp):
 
     def preload(self, *, device: DeviceKind) -> Start:
         return Start(why_fresh="JAX has threads as soon as it is imported")
+
+    def blames_peer(self, error: BaseException) -> bool:
+        if "jax" not in sys.modules:
+            return False
+        import jax
+
+        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        return is_of_jax and any(words in str(error) for words in _LOST_PEER)
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("jax")

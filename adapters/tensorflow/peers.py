@@ -1,0 +1,17 @@
+"""Which errors of TensorFlow blame another process."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+_CLASSES = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+    tf.errors.AbortedError,
+)
+
+
+def blames_peer(error: BaseException) -> bool:
+    """Whether it tells that another process is gone, or did not answer in time."""
+    return isinstance(error, _CLASSES)
