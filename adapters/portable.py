@@ -223,7 +223,9 @@ def _named_optimizer(
         name: number(value) if isinstance(value, float) else value
         for name, value in settings.model_dump(exclude=_SPEC_ONLY_FIELDS).items()
     }
-    if settings.name != "adamw":  # Keras' AdamW takes 0 but not None, the others None but not 0
+    if (
+        not settings.decay_is_decoupled
+    ):  # Keras' AdamW takes 0 but not None, the others None but not 0
         options["weight_decay"] = options["weight_decay"] or None
     return classes[settings.name](learning_rate=number(settings.lr), **options)
 

@@ -27,6 +27,7 @@ from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.variables import variables_set
+from isotrain.core.system.versions import versions
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
@@ -224,7 +225,8 @@ def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirecto
     )
     loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
     directory = RunDirectory.create(given.name, asked.run_directory)
-    directory.write_start(given, resolved)
+    packages = versions(host.backend(resolved.backend).packages)
+    directory.write_start(given, resolved, packages)
     with Audience(host, loggers, resolved.to_dict(), directory.path) as audience:
         with _display(asked.on_event, resolved) as show:
 

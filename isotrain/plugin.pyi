@@ -73,7 +73,7 @@ from isotrain.core.served.workforce import Workforce as Workforce
 from isotrain.core.spec import references as references
 from isotrain.core.spec.fields import ArgumentOrder as ArgumentOrder
 from isotrain.core.spec.fields import Component as Component
-from isotrain.core.spec.parts import CustomOptimizer as CustomOptimizer
+from isotrain.core.spec.optimizers import CustomOptimizer as CustomOptimizer
 from isotrain.core.spec.parts import LossScale as LossScale
 from isotrain.core.spec.training_spec import TrainingSpec as TrainingSpec
 from isotrain.core.system.hardware import visible_gpus as visible_gpus

@@ -24,9 +24,6 @@ from isotrain.plugin import (
 from isotrain.strategies import options
 from isotrain.strategies.averaging import WEIGHTS, Drifting, average, shares
 
-_SLOTS = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1}
-"""Tensors that an optimizer keeps per weight, whatever its options."""
-
 
 class LocalSGD(Drifting):
     """Local steps; every so many of them the mean of all replicas' weights."""
@@ -59,7 +56,7 @@ class LocalSGD(Drifting):
         """Notes how many momenta the optimizer has."""
         remarks = super().planned(spec, plan)
         if "momenta" in self._parts:
-            self._slots = _slots(spec.optimizer)
+            self._slots = len(spec.optimizer.slots)
             if spec.optimizer.name == "custom":
                 remarks.append(
                     "local-sgd: the bytes of the custom optimizer's momenta are not counted"
@@ -133,15 +130,6 @@ class LocalSGD(Drifting):
 
 def _mean(replica: Replica, weight: Tensor | None = None, *, static: Any) -> None:
     average(replica, static, weight)
-
-
-def _slots(optimizer: Any) -> int:
-    """Momenta per weight of one of the spec's optimizers."""
-    if optimizer.name == "sgd":
-        return int(optimizer.momentum > 0)
-    if optimizer.name == "rmsprop":
-        return 1 + int(optimizer.momentum > 0) + int(optimizer.centered)
-    return _SLOTS.get(optimizer.name, 0) + int(getattr(optimizer, "amsgrad", False))
 
 
 def _phases(every: Any, start: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.adapters import keras_backend
 from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import (
+    TENSORFLOW_DISTRIBUTIONS,
     tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
@@ -217,6 +218,7 @@ class HorovodTorch(_Horovod):
 
     name = "horovod-torch"
     framework = "torch"
+    packages = (build.DISTRIBUTION, "torch", "keras")
     summary = "Horovod under PyTorch, one process per replica"
 
     def _framework_usability(self) -> Usability:
@@ -250,6 +252,7 @@ class HorovodTF(_Horovod):
 
     name = "horovod-tf"
     framework = "tensorflow"
+    packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
     summary = "Horovod under TensorFlow, one process per replica"
 
     def _framework_usability(self) -> Usability:

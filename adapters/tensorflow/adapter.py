@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 
-_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
+TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 _REPLICATED = Capabilities(
@@ -65,6 +65,7 @@ _REPLICATED = Capabilities(
 
 class _TensorFlowAdapter(Adapter):
     framework = "tensorflow"
+    packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
     options = {
         _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
         " exchanged (4194304)",
@@ -292,7 +293,7 @@ def tensorflow_usability() -> Usability:
 
 
 def _installed_version() -> str | None:
-    for name in _DISTRIBUTIONS:
+    for name in TENSORFLOW_DISTRIBUTIONS:
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -68,6 +68,7 @@ class TorchDDP(ServedOverTcp):
     }
     synchronised_statistics = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     replicas_per_process = "one"
+    packages = ("torch", "keras")
     capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
@@ -173,11 +174,12 @@ def _is_positive(value: Any) -> bool:
 
 def weight_decay_remarks(spec: TrainingSpec) -> list[str]:
     """Says so where a native torch optimizer takes weight decay in another sense than Keras'."""
-    decay = getattr(spec.optimizer, "weight_decay", 0.0)
-    if not decay or spec.optimizer.name == "adamw" or not isinstance(spec.model, Mapping):
+    optimizer = spec.optimizer
+    differs = optimizer.weight_decay and not optimizer.decay_is_decoupled
+    if not differs or not isinstance(spec.model, Mapping):
         return []
     return [
-        f"weight_decay: torch's own {spec.optimizer.name} adds it to the gradient; with Keras"
+        f"weight_decay: torch's own {optimizer.name} adds it to the gradient; with Keras"
         " optimizers it is decoupled"
     ]
 

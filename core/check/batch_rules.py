@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from isotrain.core.check.subject import Hit, Subject, Target, labels
 from isotrain.core.data import order
 
-_ADAPTIVE = ("adam", "adamw", "rmsprop")
 _MUCH = 8.0
 """The factor from which Goyal et al. (2017) warm up: their base of 256 to batches of 2048 and more."""
 
@@ -39,7 +38,7 @@ def rate(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 "ISO203", "schedule", f"the rate is multiplied by {factor:g}", (target.label,)
             )
-        if scaling.rule == "linear" and spec.optimizer.name in _ADAPTIVE:
+        if scaling.rule == "linear" and spec.optimizer.is_adaptive:
             yield Hit("ISO204", "scaling.rule", spec.optimizer.name, (target.label,))
 
 

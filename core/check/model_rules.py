@@ -12,7 +12,6 @@ from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
 
 _SUM = "sum"
-_SAME_DECAY = "adamw"
 
 
 def layers(subject: Subject) -> Iterator[Hit]:
@@ -74,10 +73,9 @@ def _words(value: Any) -> str:
 def weight_decay(subject: Subject) -> Iterator[Hit]:
     """Weight decay of optimizers that frameworks bring themselves."""
     optimizer = subject.spec.optimizer
-    decay = getattr(optimizer, "weight_decay", 0.0)
     native = isinstance(subject.spec.model, Mapping) and len(subject.frameworks) > 1
-    if decay and native and optimizer.name != _SAME_DECAY:
-        detail = f"{decay:g} with {optimizer.name}"
+    if optimizer.weight_decay and native and not optimizer.decay_is_decoupled:
+        detail = f"{optimizer.weight_decay:g} with {optimizer.name}"
         yield Hit("ISO304", "optimizer.weight_decay", detail, labels(subject.targets))
 
 

@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 def _field(option: str) -> str | None:
     """The field of the spec that someone took for an option; None if there is none."""
-    from isotrain.core.spec.parts import AdamW, Sgd  # takes a while: only on an error
+    from isotrain.core.spec.optimizers import AdamW, Sgd  # takes a while: only on an error
     from isotrain.core.spec.problems import ELSEWHERE
     from isotrain.core.spec.training_spec import TrainingSpec
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.launching.run_directory import versions
-
 if TYPE_CHECKING:
     from isotrain.core.contracts.replica import Tensor
     from isotrain.core.data.batches import Batch
@@ -66,7 +64,7 @@ class Measurement:
             "timeline": _timeline(feed),
             "all_reduce_s": _all_reduce_seconds(session),
             "plan": session.plan.to_dict(),
-            "versions": versions(),
+            "versions": session.versions,
         }
 
     def _metrics(self, session: Session) -> dict[str, float]:

@@ -33,6 +33,7 @@ class Adapter(ABC):
         replicas_per_process: `one`, or `all` when one process holds every replica of its host.
         capabilities: By placement, what its replica groups can do, and why not the rest; it has no runs
             of a placement of which it declares nothing.
+        packages: The distributions whose installed versions a run's record has.
         options: The names of `backend_options` it knows, with their meaning.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
@@ -47,6 +48,7 @@ class Adapter(ABC):
     collectives: ClassVar[Mapping[str, str]]
     replicas_per_process: ClassVar[Literal["one", "all"]]
     capabilities: ClassVar[Mapping[Placement, Capabilities]]
+    packages: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
     served_over: ClassVar[str] = "none"

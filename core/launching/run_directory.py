@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,6 @@ from isotrain.core.json_text import json_line, json_page
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 from isotrain.core.system.whole_file import write_whole
-
-_PACKAGES = ("isotrain", "numpy", "keras", "torch", "tensorflow", "tensorflow-cpu", "horovod")
-
 
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
@@ -61,11 +56,11 @@ class RunDirectory:
         except OSError as error:
             raise RunFailedError(f"{target} cannot be written: {error}.") from error
 
-    def write_start(self, spec: TrainingSpec, plan: Plan) -> None:
-        """Records what is going to be run, and on what."""
+    def write_start(self, spec: TrainingSpec, plan: Plan, packages: Mapping[str, str]) -> None:
+        """Records what is going to be run, and on what; `packages` has the versions."""
         self.write("spec.json", spec.to_dict())
         self.write("plan.json", plan.to_dict())
-        self.write("versions.json", {"packages": versions(), "machine": hardware.describe()})
+        self.write("versions.json", {"packages": dict(packages), "machine": hardware.describe()})
 
     def append_event(self, event: Event) -> None:
         """Adds an event to `steps.jsonl` if it tells of steps, to `events.jsonl` otherwise."""
@@ -112,14 +107,3 @@ def _fresh(name: str) -> Path:
             continue
         return path.resolve()
     raise PlanError(f"runs/{name}-{stamp}-* all exist; choose a directory with --run-dir.")
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that take part in runs."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.run_directory import RunDirectory, versions
+from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.parity import trace as tracing
 from isotrain.core.parity.judge import judge, step_records
@@ -30,6 +30,7 @@ from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.parts import StrategyChoice, StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
+from isotrain.core.system.versions import versions
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 Say = Callable[[str], None]
@@ -179,8 +180,13 @@ class _Check:
             noise=self._noise_records,
             runs=runs,
             machine=hardware.describe(),
-            versions=versions(),
+            versions=versions(self._packages()),
         )
+
+    def _packages(self) -> list[str]:
+        """Of every backend that takes part."""
+        names = {split_backend(wanted.backend)[0]: None for wanted in self._wanted}
+        return [package for name in names for package in self._host.backend(name).packages]
 
     def _other_threads(self, spec: TrainingSpec) -> TrainingSpec:
         threads = self._reference.plan["threads"]

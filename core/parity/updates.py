@@ -54,10 +54,8 @@ def placement_of_epsilon(spec: TrainingSpec, run: RunTrace, index: int) -> Place
 
 def _is_plain(spec: TrainingSpec) -> bool:
     """Whether the optimizer has none of the options that `_FORMS` leave out."""
-    optimizer: Any = spec.optimizer
-    extras = ("amsgrad", "centered", "nesterov", "momentum")
-    decays = optimizer.weight_decay and optimizer.name != "adamw"
-    return not decays and not any(getattr(optimizer, extra, False) for extra in extras)
+    optimizer = spec.optimizer
+    return optimizer.is_plain and (optimizer.decay_is_decoupled or not optimizer.weight_decay)
 
 
 def _float32(value: float) -> float:

@@ -29,6 +29,7 @@ from isotrain.core.running.stopwatch import Stopwatch
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.collector import collection_paused
+from isotrain.core.system.versions import versions
 
 
 class Session:
@@ -73,6 +74,7 @@ class Session:
         self._transform = None if spec.transform is None else references.resolve(spec.transform)
         reporter.enter("build model")
         adapter = host.backend(plan.backend)
+        self._packages = adapter.packages
         with collection_paused():  # it imports the framework
             named = with_named_model(spec, host)
             self.group: ReplicaGroup = (
@@ -115,6 +117,11 @@ class Session:
     def replicas(self) -> int:
         """Replicas in the whole run."""
         return self.group.replicas
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of Python and of the packages that this process uses for the run."""
+        return versions(self._packages)
 
     @property
     def is_main(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.launching.run_directory import versions
 from isotrain.core.running.loop import fit
 from isotrain.core.running.result import WEIGHTS_FILE, RunResult
 
@@ -35,7 +34,7 @@ def train(session: Session) -> dict[str, Any] | None:
         strategy_report=session.strategy_report,
         timings=session.stopwatch.timings(),
         plan=session.plan.to_dict(),
-        versions=versions(),
+        versions=session.versions,
         run_directory=session.run_directory,
     ).to_dict()
 

@@ -1,11 +1,11 @@
-"""The parts of the spec: optimizers, schedules, clipping and the like."""
+"""The parts of the spec: schedules, clipping and the like, and what chooses an optimizer."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -17,16 +17,21 @@ from pydantic import (
 from isotrain.core.spec.fields import (
     Count,
     CountOrZero,
-    Decay,
     Fraction,
-    NotNegative,
     Options,
     Positive,
-    References,
-    Switch,
     Text,
     one_of_schema,
     require_name,
+)
+from isotrain.core.spec.optimizers import (
+    Adagrad,
+    Adam,
+    AdamW,
+    CustomOptimizer,
+    Lamb,
+    RmsProp,
+    Sgd,
 )
 from isotrain.core.spec.problems import (
     BRANCH,
@@ -36,88 +41,6 @@ from isotrain.core.spec.problems import (
     exactly_one,
     unknown_choice,
 )
-
-
-class _Optimizer(SpecModel, json_schema_extra=require_name):
-    lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
-    weight_decay: NotNegative = Field(
-        default=0.0,
-        description="Weight decay. Decoupled (lr * weight_decay * weight is subtracted) with Keras "
-        "optimizers and adamw; torch's other native optimizers add it to the gradient.",
-    )
-
-
-class Sgd(_Optimizer):
-    """Stochastic gradient descent."""
-
-    name: Literal["sgd"] = "sgd"
-    momentum: Decay = Field(default=0.0, description="Momentum; 0 turns it off.")
-    nesterov: Switch = Field(default=False, description="Nesterov's momentum.")
-
-    @classmethod
-    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """Nesterov's form needs a momentum."""
-        if fields.get("nesterov") is True and fields.get("momentum", 0) == 0:
-            yield Problem("a momentum > 0 with nesterov", ("momentum",), fields.get("momentum", 0))
-
-
-class _AdamLike(_Optimizer):
-    beta_1: Decay = Field(default=0.9, description="Decay of the mean of the gradients.")
-    beta_2: Decay = Field(default=0.999, description="Decay of the mean of the squared gradients.")
-    epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
-
-
-class Adam(_AdamLike):
-    """Adam."""
-
-    name: Literal["adam"] = "adam"
-    lr: Positive = Field(default=1e-3, description="Learning rate.")
-    amsgrad: Switch = Field(default=False, description="The AMSGrad variant.")
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay."""
-
-    name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
-    weight_decay: NotNegative = Field(default=4e-3, description="Decoupled weight decay.")
-
-
-class Lamb(_AdamLike):
-    """Lamb: Adam with a rate per layer, for large batches."""
-
-    name: Literal["lamb"] = "lamb"
-
-
-class RmsProp(_Optimizer):
-    """RMSprop."""
-
-    name: Literal["rmsprop"] = "rmsprop"
-    rho: Decay = Field(default=0.9, description="Decay of the mean of the squared gradients.")
-    momentum: Decay = Field(default=0.0, description="Momentum; 0 turns it off.")
-    epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
-    centered: Switch = Field(default=False, description="Normalise by the estimated variance.")
-
-
-class Adagrad(_Optimizer):
-    """Adagrad."""
-
-    name: Literal["adagrad"] = "adagrad"
-    initial_accumulator_value: NotNegative = Field(
-        default=0.1, description="Start of the squared sums."
-    )
-    epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
-
-
-class CustomOptimizer(SpecModel):
-    """An optimizer that a callable of yours builds."""
-
-    name: ClassVar[str] = "custom"
-    custom: References = Field(
-        description="Callable that builds an optimizer, or one per framework: for a torch module "
-        "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer."
-    )
-    lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
-    args: Options = Field(default={}, description="Keyword arguments of the callable.")
 
 
 class _Schedule(SpecModel):

@@ -12,6 +12,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost, StrategyRegister
+from isotrain.core.system.versions import versions
 from isotrain.testing.declarations import declarations
 
 
@@ -169,3 +170,9 @@ def test_registration_has_no_order_to_ask_for(host: PluginHost, option: str) -> 
     with pytest.raises(PluginError, match="register in the order in which they are found"):
         host.add(Hurries())
     assert "nothing" not in host.strategies.names()
+
+
+def test_a_record_has_the_versions_of_what_the_backend_names(host: PluginHost) -> None:
+    found = versions([*host.backend("torch-ddp").packages, "no-such-package"])
+    assert set(found) == {"python", "isotrain", "numpy", "torch", "keras"}
+    assert found["torch"] == importlib.metadata.version("torch")

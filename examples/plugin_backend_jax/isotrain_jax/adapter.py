@@ -65,6 +65,7 @@ class JaxMesh(ServedOverTcp):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "one"
+    packages = ("jax", "jaxlib", "keras")
     capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
 
     def usability(self) -> Usability:
