@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from isotrain.adapters import keras_private
 from isotrain.plugin import LayerTrait, Trait
 
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
@@ -23,7 +24,7 @@ def model_traits(model: keras.Layer, precision: str) -> list[LayerTrait]:
         model: The built model.
         precision: The spec's.
     """
-    return layer_traits(model._flatten_layers(), precision)
+    return layer_traits(keras_private.layers_of(model), precision)
 
 
 def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTrait]:
@@ -43,7 +44,7 @@ def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTra
 def _of_layer(layer: keras.Layer, precision: str) -> Iterator[Trait]:
     if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
         yield Trait.GLOBAL_STATISTICS if layer.synchronized else Trait.LOCAL_STATISTICS
-    if layer._seed_generators and not _never_draws(layer):
+    if keras_private.draws_random_numbers(layer) and not _never_draws(layer):
         yield Trait.RANDOM
     if precision == _WIDE and layer.weights and _computes_narrowly(layer):
         yield Trait.NARROW

@@ -14,10 +14,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src import backend as keras_backend
-from keras.src.backend.common import dtypes as keras_dtypes
 
-from isotrain.adapters import called
+from isotrain.adapters import called, keras_private
 from isotrain.plugin import (
     Component,
     CustomOptimizer,
@@ -52,7 +50,7 @@ def configure_precision(precision: str) -> None:
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(_POLICIES[precision])
     if precision == "float64":
-        keras_dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+        keras_private.keep_64_bits()
 
 
 def select(given: Any, framework: str, field: str) -> Any:
@@ -102,8 +100,7 @@ def _require_built(model: keras.Layer) -> None:
     Raises:
         SpecError: A layer is not built.
     """
-    layers = [model, *model._flatten_layers()]
-    unbuilt = [layer.name for layer in layers if not layer.built]
+    unbuilt = [layer.name for layer in keras_private.layers_of(model) if not layer.built]
     if unbuilt:
         raise SpecError(
             f"model: the function returned a Keras model that is not (wholly) built; not built:"
@@ -119,18 +116,14 @@ def seeded_initial_weights(seed: int) -> Iterator[None]:
     Initializers take their seeds from Python's generator, seeded here, and their draws from NumPy
     (float64, then rounded to the weight's type) in place of the framework's generator.
     """
-    module = keras_backend.random
     draws = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
-    originals = {name: getattr(module, name) for name in draws}
     state = python_random.getstate()
     python_random.seed(seed)
+    by_numpy = {name: functools.partial(_drawn_by_numpy, draw) for name, draw in draws.items()}
     try:
-        for name, draw in draws.items():
-            setattr(module, name, _drawn_by_numpy(draw, originals[name]))
-        yield
+        with keras_private.initial_draws(by_numpy):
+            yield
     finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
         python_random.setstate(state)
 
 
@@ -270,7 +263,7 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
 
 def built_late(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
     """The names of metrics that make their variables when they see the first samples."""
-    return [metric.name for metric in metrics if not getattr(metric, "_built", True)]
+    return [metric.name for metric in metrics if not keras_private.is_built(metric)]
 
 
 def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
@@ -348,7 +341,7 @@ def _constructed(cls: type, chosen: Component, field: str) -> Any:
     options = dict(chosen.options)
     name = inspect.signature(cls).parameters.get("name")
     if name is not None and name.default is None:  # Keras would count: auc, auc_1, ...
-        options.setdefault("name", keras.src.utils.naming.to_snake_case(cls.__name__))
+        options.setdefault("name", keras_private.snake_case(cls.__name__))
     try:
         return cls(**options)
     except (TypeError, ValueError) as error:
@@ -372,7 +365,7 @@ def _by_every_name(objects: Iterable[Any], base: type) -> dict[str, type]:
         for item in objects
         if isinstance(item, type) and issubclass(item, base) and item is not base
     }
-    snake = {keras.src.utils.naming.to_snake_case(name): cls for name, cls in classes.items()}
+    snake = {keras_private.snake_case(name): cls for name, cls in classes.items()}
     return {**snake, **classes}
 
 
@@ -425,12 +418,12 @@ class OwnLosses:
 
     def __init__(self, model: keras.Layer) -> None:
         self._model = model
-        self._layers = [model, *model._flatten_layers(include_self=False)]
+        self._layers = keras_private.layers_of(model)
         self._regularised = any(v.regularizer is not None for v in model.trainable_variables)
 
     def added_to(self, loss: Any) -> Any:
         """Adds them to a loss; costs next to nothing where there are none."""
-        if self._regularised or any(x._losses or x._loss_ids for x in self._layers):
+        if self._regularised or keras_private.add_losses(self._layers):
             for extra in self._model.losses:
                 loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
@@ -451,8 +444,8 @@ def moving_statistics(model: keras.Layer) -> list[Any]:
 
     Weights that are merely frozen (`layer.trainable = False`) are not among them: nothing moves them.
     """
-    layers = [model, *model._flatten_layers(include_self=False)]
-    moved = {id(v) for layer in layers for v in layer._non_trainable_variables}
+    layers = keras_private.layers_of(model)
+    moved = {id(v) for layer in layers for v in keras_private.moved_by(layer)}
     return [
         variable
         for variable in model.non_trainable_variables

@@ -1,8 +1,10 @@
 """What authors of backends, strategies, launchers and loggers build on, and where it is defined."""
 
 from isotrain.adapters import keras_backend as keras_backend
+from isotrain.adapters import keras_private as keras_private
 from isotrain.adapters import keras_traits as keras_traits
 from isotrain.adapters import portable as portable
+from isotrain.adapters import private_parts as private_parts
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS

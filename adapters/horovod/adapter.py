@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -138,12 +139,24 @@ class _Horovod(ServedOverTcp):
             built = {
                 name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")
             }
-            if built["gloo"]:
-                runtime.try_alone(hvd)
+            with runtime.alone(hvd) if built["gloo"] else contextlib.nullcontext():
+                fault = self._changed(built, str(cheap.version))
         except (Exception, SystemExit) as error:
             reason = f"horovod.{self.framework} cannot be loaded: {type(error).__name__}: {error}"
             return Examination(Usability(False, cheap.version, reason, REBUILD_HINT))
+        if fault:
+            return Examination(fault, versions=self._versions())
         return Examination(cheap, self._collectives(built), self._versions())
+
+    def _changed(self, built: Mapping[str, bool], version: str) -> Usability | None:
+        """Which private parts of Keras and Horovod are no longer as they were; Horovod runs."""
+        from isotrain.adapters import keras_private, private_parts
+        from isotrain.adapters.horovod import private
+
+        keras_version = metadata.version("keras")
+        found = private_parts.changed("Keras", keras_version, keras_private.PARTS)
+        own = private.parts(self.framework, built)
+        return found or private_parts.changed("Horovod", version, own)
 
     def _collectives(self, built: Mapping[str, bool]) -> dict[str, Usability]:
         found = {name: _built(has, name) for name, has in built.items()}

@@ -7,16 +7,14 @@ import errno
 import http.client
 import math
 import socket
-import socketserver
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import psutil
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
+from isotrain.adapters.horovod.private import ARRIVALS, GATE, RendezvousServer
 from isotrain.plugin import (
     IsotrainError,
     Parts,
@@ -29,43 +27,9 @@ from isotrain.plugin import (
     variables_set,
 )
 
-_ARRIVALS = "isotrain"
-_GATE = "all"
 _POLL_S = 0.02
 _REQUEST_TIMEOUT_S = 5.0
 _MEBIBYTE = 1 << 20
-
-
-class _RendezvousServer(RendezvousHTTPServer):
-    """Horovod's key-value server on exactly one address, serving from a thread."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__((host, port), RendezvousHandler, False)
-        self._thread = threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True)
-        self._thread.start()
-
-    def server_bind(self) -> None:
-        """Binds without asking the name service for the host's full name."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
-
-    def open_gate(self) -> None:
-        """Tells the other ranks, which ask again and again, that all have come."""
-        with self.cache_lock:
-            self.cache.setdefault(_ARRIVALS, {})[_GATE] = b"open"
-
-    def missing(self, world_size: int) -> list[int]:
-        """The ranks that have not announced themselves yet."""
-        with self.cache_lock:
-            arrived = self.cache.get(_ARRIVALS, {})
-            return [rank for rank in range(1, world_size) if str(rank) not in arrived]
-
-    def stop(self) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
 
 
 def start(
@@ -93,8 +57,9 @@ def start(
             _meet(hvd)
 
 
-def try_alone(hvd: Any) -> None:
-    """Starts Horovod with this process alone, exchanges once, and stops: does the build work?"""
+@contextlib.contextmanager
+def alone(hvd: Any) -> Iterator[None]:
+    """Starts Horovod with this process alone, exchanges once, and stops in the end."""
     alone = {
         "HOROVOD_RANK": "0",
         "HOROVOD_SIZE": "1",
@@ -103,7 +68,10 @@ def try_alone(hvd: Any) -> None:
     with variables_set(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
     _meet(hvd)
-    hvd.shutdown()
+    try:
+        yield
+    finally:
+        hvd.shutdown()
 
 
 def stop(hvd: Any) -> None:
@@ -262,9 +230,9 @@ def _rendezvous(context: ProcessContext, timeout: float) -> Iterator[None]:
         server.stop()
 
 
-def _open_server(host: str, port: int) -> _RendezvousServer:
+def _open_server(host: str, port: int) -> RendezvousServer:
     try:
-        return _RendezvousServer(host, port)
+        return RendezvousServer(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PlanError(
@@ -275,7 +243,7 @@ def _open_server(host: str, port: int) -> _RendezvousServer:
 
 
 def _await_arrivals(
-    server: _RendezvousServer, world_size: int, deadline: float, timeout: float
+    server: RendezvousServer, world_size: int, deadline: float, timeout: float
 ) -> None:
     while missing := server.missing(world_size):
         if time.monotonic() > deadline:
@@ -297,7 +265,7 @@ def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
         try:
             if not announced:
                 announced = _request(host, port, "PUT", str(context.rank)) == HTTPStatus.OK
-            elif _request(host, port, "GET", _GATE) == HTTPStatus.OK:
+            elif _request(host, port, "GET", GATE) == HTTPStatus.OK:
                 return
             problem = "not all processes have come"
         except (OSError, http.client.HTTPException) as error:
@@ -312,7 +280,7 @@ def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
 def _request(host: str, port: int, method: str, key: str) -> int:
     connection = http.client.HTTPConnection(host, port, timeout=_REQUEST_TIMEOUT_S)
     try:
-        connection.request(method, f"/{_ARRIVALS}/{key}", body=b"here")
+        connection.request(method, f"/{ARRIVALS}/{key}", body=b"here")
         response = connection.getresponse()
         response.read()
         return response.status

@@ -9,7 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from isotrain.adapters.horovod import runtime
+from isotrain.adapters.horovod import private, runtime
 from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
@@ -147,13 +147,6 @@ class HorovodExchange(Exchange):
         runtime.stop(hvd)
 
 
-class _Parameters:
-    """As much of an optimizer as Horovod's wrapper looks at; a real one takes seconds to import."""
-
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        self.param_groups = groups
-
-
 class _Overlapped:
     """`hvd.DistributedOptimizer`: gradients travel during the backward pass, from its hooks."""
 
@@ -161,7 +154,7 @@ class _Overlapped:
         self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
     ) -> None:
         self._optimizer = hvd.DistributedOptimizer(
-            _Parameters([{"params": list(parameters.values())}]),
+            private.Parameters([{"params": list(parameters.values())}]),
             named_parameters=list(parameters.items()),
             compression=compression,
             op=hvd.Average,
@@ -170,8 +163,8 @@ class _Overlapped:
         )
 
     def compress(self, compression: Any) -> None:
-        """Changes the compression. DistributedOptimizer takes it in its constructor only."""
-        self._optimizer._compression = compression
+        """Changes the compression."""
+        private.set_compression(self._optimizer, compression)
 
     def follow(self) -> None:
         """Makes the hooks exchange in the next backward pass."""
@@ -183,7 +176,7 @@ class _Overlapped:
 
     def finish(self) -> None:
         """Waits for the averages that the hooks began, and begins those of unused parameters."""
-        self._optimizer.backward_passes_per_step = _NEVER
+        private.wait_for_backward_passes(self._optimizer, _NEVER)
         self._optimizer.synchronize()
 
 

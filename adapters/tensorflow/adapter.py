@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend
+from isotrain.adapters.tensorflow.build import is_cuda_build
 from isotrain.plugin import (
     NO_WORKERS,
     SERVED_GROUP,
@@ -80,7 +79,14 @@ class _TensorFlowAdapter(Adapter):
         import keras
         import tensorflow as tf
 
+        from isotrain.adapters import keras_private, private_parts
+        from isotrain.adapters.tensorflow import private
+
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+        fault = private_parts.changed("TensorFlow", tf.__version__, private.PARTS)
+        fault = fault or private_parts.changed("Keras", keras.__version__, keras_private.PARTS)
+        if fault:
+            return Examination(fault, versions=versions)
         gpus = len(tf.config.list_physical_devices("GPU"))
         collectives = {
             name: nccl_usability(gpus) if name == "nccl" else Usability(True)
@@ -299,19 +305,6 @@ def _installed_version() -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def is_cuda_build() -> bool:
-    """Whether the installed TensorFlow was built for NVIDIA GPUs; does not import it."""
-    found = importlib.util.find_spec("tensorflow")
-    if found is None or found.origin is None:
-        return False
-    build_info = Path(found.origin).parent / "python" / "platform" / "build_info.py"
-    try:
-        text = build_info.read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return re.search(r"""['"]is_cuda_build['"]\s*[,:]\s*True""", text) is not None
 
 
 def nccl_usability(gpus: int) -> Usability:

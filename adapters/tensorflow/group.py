@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
+from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
-from isotrain.adapters.tensorflow.state import copies, to_numpy
+from isotrain.adapters.tensorflow.state import to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.plugin import (
     ALL_STATE,

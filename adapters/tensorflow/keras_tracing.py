@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-import keras
 import tensorflow as tf
 
-from isotrain.adapters import portable
+from isotrain.adapters import keras_private, portable
 
 
 def random_streams(replica: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
@@ -25,17 +23,9 @@ def seed_shift(replica: int, step: int = 0) -> list[int]:
     return [replica * portable.SEED_STRIDE, step]
 
 
-@contextlib.contextmanager
-def moved_seeds(shift: Callable[[], tf.Tensor]) -> Iterator[None]:
+def moved_seeds(shift: Callable[[], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Moves the seeds that random layers draw with in what is traced within it; not their states."""
-    original = keras.random.SeedGenerator.next
-
-    def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        seed = original(generator, ordered)
-        return seed + tf.cast(shift(), seed.dtype)
-
-    with _replaced(keras.random.SeedGenerator, "next", drawn):
-        yield
+    return keras_private.moved_seeds(lambda seed: seed + tf.cast(shift(), seed.dtype))
 
 
 def plain_losses() -> contextlib.AbstractContextManager[None]:
@@ -44,14 +34,4 @@ def plain_losses() -> contextlib.AbstractContextManager[None]:
     Under a strategy they would divide it by the number of replicas (rounded to float32), while a
     person's own loss function would not.
     """
-    return _replaced(keras.src.losses.loss, "scale_loss_for_distribution", lambda value: value)
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+    return keras_private.plain_losses()

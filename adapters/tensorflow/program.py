@@ -15,10 +15,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters import portable
+from isotrain.adapters import keras_private, portable
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
-from isotrain.adapters.tensorflow.state import NamedState, copies, native
-from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec, UnsupportedError
+from isotrain.adapters.tensorflow.private import copies
+from isotrain.adapters.tensorflow.state import NamedState, native
+from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
 """The inputs and the targets of one slice."""
@@ -88,7 +89,7 @@ class Program:
         inner = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
         self._optimizer.build(self._trainable)
         inner.learning_rate = lambda: self._rate
-        apply_as_given(inner)
+        keras_private.apply_as_given(inner)
 
     @contextlib.contextmanager
     def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:
@@ -389,20 +390,6 @@ def loss_computer(
         return portable.mean_over_samples(loss(targets, predictions)), predictions
 
     return compute
-
-
-def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
-    """Turns off the sum over replicas that a Keras optimizer does after it has clipped.
-
-    Raises:
-        UnsupportedError: This version of Keras reduces in another place.
-    """
-    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
-        raise UnsupportedError(
-            f"Keras {keras.__version__} reduces gradients where isotrain does not expect it;"
-            " install a version from 3.10 to 3.15."
-        )
-    optimizer._all_reduce_sum_gradients = list
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
+from isotrain.adapters.tensorflow.private import copies
 from isotrain.plugin import IsotrainError, StateInfo, unknown_name
 
 _OPTIMIZER = "optimizer/"
@@ -63,11 +64,6 @@ class NamedState:
 def native(variable: Any) -> tf.Variable:
     """The TensorFlow variable behind a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """The copies of a variable on the replicas of this process."""
-    return getattr(variable, "values", (variable,))
 
 
 def _described(variable: tf.Variable) -> StateInfo:

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters import keras_traits
+from isotrain.adapters import keras_private, keras_traits
+from isotrain.adapters.tensorflow import private
 from isotrain.plugin import LayerTrait, Trait
 
 
@@ -20,8 +21,8 @@ def model_traits(model: Any, precision: str) -> list[LayerTrait]:
     """
     if isinstance(model, keras.Layer):
         return keras_traits.model_traits(model, precision)
-    held = model._flatten(predicate=lambda part: isinstance(part, keras.Layer))
-    inner = [layer for outer in held for layer in outer._flatten_layers()]
+    held = private.keras_layers_of(model)
+    inner = [layer for outer in held for layer in keras_private.layers_of(outer)]
     found = keras_traits.layer_traits(dict.fromkeys(inner), precision)
     kind = type(model).__name__
     if precision == "float64" and any(_is_narrow(v) for v in model.trainable_variables):

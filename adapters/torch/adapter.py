@@ -85,10 +85,15 @@ class TorchDDP(ServedOverTcp):
         import torch
         import torch.distributed as dist
 
+        from isotrain.adapters import keras_private, private_parts
+
         versions = {"torch": torch.__version__, "keras": keras.__version__}
         if not dist.is_available():
             reason = "this build of torch has no torch.distributed"
             return Examination(Usability(False, torch.__version__, reason, INSTALL_HINT))
+        fault = private_parts.changed("Keras", keras.__version__, keras_private.PARTS)
+        if fault:
+            return Examination(fault, versions=versions)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         collectives = {
             "gloo": _built(dist.is_gloo_available(), "gloo"),

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import torch
 
-from isotrain.adapters import portable
+from isotrain.adapters import keras_private, portable
 from isotrain.adapters.torch.program import Objective, Program, overwrite
 from isotrain.plugin import IsotrainError, StateKind, TrainingSpec, unknown_name
 
@@ -61,7 +61,7 @@ class KerasProgram(Program):
         torch.manual_seed(torch.initial_seed() + replica)
         seeds = self.read_state(("non-trainable",))
         self._seed_shift = replica * portable.SEED_STRIDE
-        self.write_state({name: seeds[name] for name in seeds if _is_seed(name)})
+        self.write_state({name: seeds[name] for name in seeds if keras_private.is_seed(name)})
 
     def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies named state to NumPy; seeds of random layers as replica 0 has them."""
@@ -88,14 +88,9 @@ class KerasProgram(Program):
         overwrite(f"optimizer/{name}", slots[name].value, value)
 
 
-def _is_seed(name: str) -> bool:
-    """Whether a name is that of the state of a Keras seed generator: (seed, draws so far)."""
-    return name.endswith("seed_generator_state")
-
-
 def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
     """Moves the seed of a seed generator's state by `shift`; other state stays as it is."""
-    if not _is_seed(name) or not shift or np.shape(value) != (2,):
+    if not keras_private.is_seed(name) or not shift or np.shape(value) != (2,):
         return value
     moved = np.array(value)
     moved[0] = (int(moved[0]) + shift) & 0x7FFFFFFF

@@ -11,15 +11,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from isotrain.plugin import IsotrainError, Parts, ProcessContext, ReduceOp, own_part
+from isotrain.plugin import IsotrainError, Parts, PeerLostError, ProcessContext, ReduceOp, own_part
 from isotrain.testing.reference.layers import Array
 
 _LENGTH = struct.Struct("<Q")
 _RETRY_SECONDS = 0.01
-
-
-class LostPeer(ConnectionError):
-    """Another replica is gone, or does not answer."""
 
 
 class Exchange:
@@ -154,4 +150,4 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LostPeer(f"{what}: connection lost: {error}") from error
+        raise PeerLostError(f"{what}: connection lost: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,3 +136,78 @@ def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [backend["usable"] for backend in found["backends"]] == [False] * 5
     reasons = [backend["reason"] for backend in found["backends"]]
     assert reasons == ["loading it did not end within 3 s"] * 5
+
+
+CHANGED = """
+from isotrain import hookimpl
+from isotrain.adapters.horovod.adapter import HorovodTorch
+from isotrain.adapters.tensorflow.adapter import TFMirrored
+from isotrain.adapters.torch.adapter import TorchDDP
+
+class ChangedKeras(TorchDDP):
+    name = "changed-keras"
+    def examine(self):
+        import keras
+        del keras.Layer._flatten_layers
+        return super().examine()
+
+class ChangedTensorFlow(TFMirrored):
+    name = "changed-tensorflow"
+    def examine(self):
+        import tensorflow as tf
+        tf.Module._flatten = lambda self, predicate: []
+        return super().examine()
+
+class ChangedHorovod(HorovodTorch):
+    name = "changed-horovod"
+    def examine(self):
+        import horovod.torch as hvd
+        hvd.nccl_built = lambda: True
+        return super().examine()
+
+@hookimpl
+def isotrain_register_backends(register):
+    for adapter in (ChangedKeras, ChangedTensorFlow, ChangedHorovod):
+        register.add(adapter)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "part"),
+    [
+        (
+            "changed-keras",
+            "torch",
+            "Keras .* has changed parts .*: Layer._flatten_layers .AttributeError",
+        ),
+        (
+            "changed-tensorflow",
+            "tensorflow",
+            "TensorFlow .* has changed parts .*: Module._flatten .RuntimeError",
+        ),
+        pytest.param(
+            *(
+                "changed-horovod",
+                "torch",
+                "Horovod .* has changed parts .*: the names in its library",
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_private_part_that_has_changed_is_named(
+    name: str, framework: str, part: str, tmp_path: Path
+) -> None:
+    plugin, target = tmp_path / "changed.py", tmp_path / "found.json"
+    plugin.write_text(CHANGED)
+    task = {"name": name, "asked": [str(plugin)], "blocked": []}
+    program = (
+        "import json; from isotrain.core.planning.doctor import examine_here;"
+        f"json.dump(examine_here({task!r}), open({str(target)!r}, 'w'))"
+    )
+    variables = {**os.environ, "KERAS_BACKEND": framework, "CUDA_VISIBLE_DEVICES": "-1"}
+    subprocess.run([sys.executable, "-c", program], env=variables, timeout=120, check=True)
+    backend = json.loads(target.read_text())["backend"]
+    assert not backend["usable"]
+    assert re.match(part, backend["reason"]), backend["reason"]
+    assert "install a version of" in backend["hint"]

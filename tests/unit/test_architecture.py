@@ -41,6 +41,20 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+def test_private_parts_of_libraries_are_used_in_one_module_each() -> None:
+    """Each of those modules has tests of itself, which `doctor` makes."""
+    homes = {
+        "keras.src": "adapters/keras_private.py",
+        "tensorflow.python": "adapters/tensorflow/private.py",
+        "horovod.runner": "adapters/horovod/private.py",
+    }
+    for path in modules("adapters"):
+        for private, home in homes.items():
+            used = any(name.startswith(private) for name in imported(path))
+            named = re.search(rf"\b{re.escape(private)}\b", path.read_text(encoding="utf-8"))
+            assert not (used or named) or path == ROOT / home, f"{path}: {private}"
+
+
 @pytest.mark.parametrize("folder", ["core", "strategies", "isotrain"])
 def test_no_framework_outside_of_the_adapters(folder: str) -> None:
     for path in modules(folder):

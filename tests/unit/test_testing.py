@@ -237,6 +237,7 @@ def ended(
         (0, None, 3.0, "as if nothing had happened"),
         (0, KILLED, 60.0, "it took 60.0 s"),
         (0, KILLED.replace("rank 1", "rank 0"), 3.0, "expected: rank 1 of 2 was ended"),
+        (0, KILLED, 3.0, "a fault of the process itself: no peer"),
         (0, "rank 0 raised ValueError before that", 3.0, "the run failed before that"),
         (1, STUCK.replace("next batch", "step"), 8.0, "the call is not named"),
         (1, KILLED, 8.0, "expected: rank 1 of 2 made no progress"),
@@ -252,6 +253,9 @@ def test_how_runs_end_that_go_wrong(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
+    blames_peer = told is None or "itself" not in told
+    failed = {"event": "failed", "message": "no peer", "blames_peer": blames_peer}
+    (folder / "events.jsonl").write_text(json.dumps(failed))
     reason = ended(monkeypatch, folder, backend.ENDINGS[check], failure, seconds)
     assert reason is None if told is None else told in str(reason)
     assert folder.exists() == (told is not None)  # only of what has to be looked into

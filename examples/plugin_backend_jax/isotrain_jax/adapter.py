@@ -21,6 +21,8 @@ from isotrain.plugin import (
     UnsupportedError,
     Usability,
     keras_backend,
+    keras_private,
+    private_parts,
     visible_gpus,
 )
 
@@ -79,11 +81,18 @@ class JaxMesh(ServedOverTcp):
         import jaxlib
         import keras
 
+        from isotrain_jax import attention
+
         versions = {
             "jax": jax.__version__,
             "jaxlib": jaxlib.__version__,
             "keras": keras.__version__,
         }
+        fault = private_parts.changed(
+            "Keras", keras.__version__, (*keras_private.PARTS, *attention.PARTS)
+        )
+        if fault:
+            return Examination(fault, versions=versions)
         on_gpus = jax.default_backend() == "gpu"
         nccl = Usability(True) if on_gpus else _unusable("JAX sees no NVIDIA GPU", "use gloo")
         collectives = {"auto": Usability(True), "gloo": Usability(True), "nccl": nccl}

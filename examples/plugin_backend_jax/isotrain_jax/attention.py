@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from keras.src import backend as keras_backend
+
+from isotrain.plugin import private_parts
 
 _OF_KERAS = keras_backend.nn.dot_product_attention
 
@@ -16,6 +19,20 @@ def choose_attention(precision: str) -> None:
     """Sets what Keras' attention layers compute with in this process."""
     chosen = dot_product_attention if precision == "float64" else _OF_KERAS
     keras_backend.nn.dot_product_attention = chosen
+
+
+def _is_what_keras_calls() -> None:
+    query = jnp.ones((1, 2, 1, 4))
+    try:
+        keras_backend.nn.dot_product_attention = lambda *given, **options: jnp.zeros(())
+        found = keras.ops.dot_product_attention(query, query, query)
+    finally:
+        choose_attention("float32")
+    private_parts.require(found.shape == (), "keras.ops calls backend.nn.dot_product_attention")
+
+
+PARTS = (private_parts.PrivatePart("backend.nn.dot_product_attention", _is_what_keras_calls),)
+"""Parts of Keras that it does not document, besides those of `keras_private`."""
 
 
 def dot_product_attention(

@@ -1,0 +1,244 @@
+"""The parts of Keras that it does not document and isotrain uses; nothing else touches such parts.
+
+Imported by adapters only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src import backend
+from keras.src.backend.common import dtypes
+from keras.src.losses import loss as loss_module
+from keras.src.utils import naming
+
+from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.plugin import UnsupportedError
+
+_SEED_STATE = "seed_generator_state"
+
+
+def keep_64_bits() -> None:
+    """Makes type promotion keep float64: on torch, products and means would become float32."""
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+
+
+def _keeps_64_bits() -> None:
+    table, before = dtypes.BIT64_TO_BIT32_DTYPE, dict(dtypes.BIT64_TO_BIT32_DTYPE)
+    ones = keras.ops.ones(2, dtype="float64")
+    if keras.backend.standardize_dtype(ones.dtype) != "float64":
+        return  # JAX has no float64 before it is asked to
+    keep_64_bits()
+    try:
+        mean = keras.ops.mean(ones)
+        found = keras.backend.standardize_dtype(mean.dtype)
+    finally:
+        table.update(before)
+    require(found == "float64", f"the mean of float64 in float64, not in {found}")
+
+
+@contextlib.contextmanager
+def initial_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Replaces the functions that initializers draw with.
+
+    Args:
+        draws: `normal`, `uniform`, `truncated_normal`: from Keras' own function to another.
+    """
+    with contextlib.ExitStack() as replaced:
+        for name, made in draws.items():
+            original = getattr(backend.random, name)
+            replaced.enter_context(_replaced(backend.random, name, made(original)))
+        yield
+
+
+def _draws_otherwise() -> None:
+    def ones(original: Any) -> Any:
+        return lambda shape, *args, **options: keras.ops.ones(shape)
+
+    makers = {
+        "normal": keras.initializers.RandomNormal,
+        "uniform": keras.initializers.RandomUniform,
+        "truncated_normal": keras.initializers.TruncatedNormal,
+    }
+    with initial_draws(dict.fromkeys(makers, ones)):
+        for name, maker in makers.items():
+            drawn = keras.ops.convert_to_numpy(maker(seed=1)((2,)))
+            require(bool((drawn == 1).all()), f"initializers draw with backend.random.{name}")
+
+
+def snake_case(name: str) -> str:
+    """A class's name as Keras writes it in small letters."""
+    return str(naming.to_snake_case(name))
+
+
+def _writes_small_letters() -> None:
+    require(snake_case("MeanSquaredError") == "mean_squared_error", "mean_squared_error")
+
+
+def layers_of(layer: keras.Layer) -> list[keras.Layer]:
+    """A layer and all that are inside it, at any depth."""
+    return [layer, *layer._flatten_layers(include_self=False)]
+
+
+def _finds_inner_layers() -> None:
+    inner = keras.layers.Dense(1)
+    outer = keras.Sequential([keras.Sequential([inner])])
+    found = layers_of(outer)
+    require(found[0] is outer and any(each is inner for each in found), "layers at any depth")
+
+
+def draws_random_numbers(layer: keras.Layer) -> bool:
+    """Whether a layer has a generator of random numbers of its own."""
+    return bool(layer._seed_generators)
+
+
+def _knows_who_draws() -> None:
+    require(draws_random_numbers(keras.layers.Dropout(0.5)), "a generator in Dropout")
+    require(not draws_random_numbers(keras.layers.Dense(1)), "no generator in Dense")
+
+
+def moved_by(layer: keras.Layer) -> list[Any]:
+    """The weights that a layer itself moves, whether it is frozen or not."""
+    return list(layer._non_trainable_variables)
+
+
+def _knows_who_moves() -> None:
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    layer.trainable = False
+    moved = {id(variable) for variable in moved_by(layer)}
+    require(
+        moved == {id(layer.moving_mean), id(layer.moving_variance)}, "the moving mean and variance"
+    )
+
+
+def add_losses(layers: Iterable[keras.Layer]) -> bool:
+    """Whether any layer has added a loss of its own while it was called last."""
+    return any(layer._losses or layer._loss_ids for layer in layers)
+
+
+def _notices_added_losses() -> None:
+    layer = keras.layers.ActivityRegularization(l2=1.0)
+    require(not add_losses([layer]), "no loss before the call")
+    layer(keras.ops.ones((1, 2)))
+    require(add_losses([layer]), "a loss after the call")
+
+
+def is_built(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric has all its variables; some make them when they see the first samples."""
+    return bool(getattr(metric, "_built", True))
+
+
+def _knows_what_is_built() -> None:
+    metric = keras.metrics.R2Score()
+    require(not is_built(metric), "R2Score without variables before its first samples")
+    metric.update_state(keras.ops.ones((2, 1)), keras.ops.zeros((2, 1)))
+    require(is_built(metric), "R2Score with its variables afterwards")
+
+
+@contextlib.contextmanager
+def moved_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
+    """Makes random layers draw with `moved(seed)`; the generators' states stay as they are."""
+    original = keras.random.SeedGenerator.next
+
+    def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> Any:
+        return moved(original(generator, ordered))
+
+    with _replaced(keras.random.SeedGenerator, "next", drawn):
+        yield
+
+
+def _moves_seeds() -> None:
+    def draw(shift: int) -> np.ndarray:
+        with moved_seeds(lambda seed: seed + shift):
+            drawn = keras.random.uniform((4,), seed=keras.random.SeedGenerator(1))
+        return np.asarray(keras.ops.convert_to_numpy(drawn))
+
+    require(bool((draw(0) == draw(0)).all()), "the same numbers from the same seed")
+    require(bool((draw(0) != draw(1)).any()), "other numbers from a moved seed")
+
+
+def plain_losses() -> contextlib.AbstractContextManager[None]:
+    """Makes losses give the mean over the samples they get, also under a strategy of TensorFlow."""
+    return _replaced(loss_module, "scale_loss_for_distribution", lambda value: value)
+
+
+def _scales_losses() -> None:
+    def doubled(value: Any) -> Any:
+        return value * 2
+
+    ones, zeros = keras.ops.ones((2, 1)), keras.ops.zeros((2, 1))
+    with _replaced(loss_module, "scale_loss_for_distribution", doubled):
+        loss = keras.losses.MeanSquaredError()(ones, zeros)
+    require(float(loss) == 2.0, "losses are scaled by losses.loss.scale_loss_for_distribution")
+
+
+def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
+    """Turns off the sum over replicas that an optimizer does on TensorFlow after it has clipped.
+
+    Raises:
+        UnsupportedError: This version of Keras reduces in another place.
+    """
+    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise UnsupportedError(
+            f"Keras {keras.__version__} reduces gradients where isotrain does not expect it;"
+            " install a version from 3.10 to 3.15."
+        )
+    optimizer._all_reduce_sum_gradients = list
+
+
+def _reduces_where_expected() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    optimizer, summed = keras.optimizers.SGD(), []
+
+    def note(pairs: Any) -> Any:
+        summed.append(pairs)
+        return pairs
+
+    apply_as_given(optimizer)
+    optimizer._all_reduce_sum_gradients = note
+    optimizer.apply([keras.ops.ones(1)], [keras.Variable([1.0])])
+    require(len(summed) == 1, "gradients are summed over replicas by this method alone")
+
+
+def is_seed(name: str) -> bool:
+    """Whether a name is that of the state of a seed generator: (seed, draws so far)."""
+    return name.endswith(_SEED_STATE)
+
+
+def _names_seeds() -> None:
+    generator = keras.random.SeedGenerator(5)
+    state = keras.ops.convert_to_numpy(generator.state.value)
+    require(is_seed(generator.state.path), f"a state whose path ends in {_SEED_STATE}")
+    require(state.tolist() == [5, 0], "(seed, draws so far)")
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+PARTS = (
+    PrivatePart("backend.common.dtypes.BIT64_TO_BIT32_DTYPE", _keeps_64_bits),
+    PrivatePart("backend.random", _draws_otherwise),
+    PrivatePart("utils.naming.to_snake_case", _writes_small_letters),
+    PrivatePart("Layer._flatten_layers", _finds_inner_layers),
+    PrivatePart("Layer._seed_generators", _knows_who_draws),
+    PrivatePart("Layer._non_trainable_variables", _knows_who_moves),
+    PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),
+    PrivatePart("Metric._built", _knows_what_is_built),
+    PrivatePart("SeedGenerator.next", _moves_seeds),
+    PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
+    PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
+    PrivatePart("SeedGenerator.state", _names_seeds),
+)

@@ -1,0 +1,47 @@
+"""The parts of TensorFlow that it does not document and isotrain uses; nothing else touches such parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.tensorflow.build import is_cuda_build
+
+
+def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """The copies of a variable on the replicas of this process."""
+    return getattr(variable, "values", (variable,))
+
+
+def _has_copies() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        mirrored = tf.Variable(1.0)
+    (copy,) = copies(mirrored)
+    require(copy is not mirrored, "a variable of its own on each replica")
+    copy.assign(2.0)
+    require(float(tf.identity(mirrored)) == 2.0, "a mirrored variable has the value of its copies")
+
+
+def keras_layers_of(module: tf.Module) -> list[keras.Layer]:
+    """The Keras layers that a module holds."""
+    return list(module._flatten(predicate=lambda part: isinstance(part, keras.Layer)))
+
+
+def _finds_layers() -> None:
+    module: Any = tf.Module()
+    module.held = {"some": [keras.layers.Dense(1)]}
+    require(keras_layers_of(module) == module.held["some"], "the layers that a module holds")
+
+
+def _knows_the_build() -> None:
+    require(is_cuda_build() == tf.test.is_built_with_cuda(), "what build_info.py says of CUDA")
+
+
+PARTS = (
+    PrivatePart("DistributedVariable.values", _has_copies),
+    PrivatePart("Module._flatten", _finds_layers),
+    PrivatePart("platform/build_info.py", _knows_the_build),
+)
