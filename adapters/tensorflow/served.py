@@ -105,7 +105,7 @@ def _cluster(service: Service) -> tf.train.ClusterSpec:
 def _task(service: Service) -> tuple[str, int]:
     """The name and number that a process has in TensorFlow's cluster."""
     rank, replicas = service.context.rank, service.context.replicas
-    names = {"coordinator": ("chief", 0), "worker": ("worker", rank - 1)}
+    names = {"coordinator": ("chief", 0), "worker": ("worker", service.replica)}
     return names.get(service.context.role, ("ps", rank - replicas - 1))
 
 

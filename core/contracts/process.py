@@ -16,6 +16,16 @@ Role = Literal["replica", "coordinator", "worker", "server"]
 which computes gradients; `server`, which holds parameters where the framework has such processes."""
 
 
+def rank_of(worker: int) -> int:
+    """The rank of a worker of a served run, which has its replica's number: rank 0 is the coordinator."""
+    return worker + 1
+
+
+def worker_of(rank: int) -> int:
+    """The worker that a process of this rank is, in a served run."""
+    return rank - 1
+
+
 @dataclass(frozen=True)
 class ProcessContext:
     """One process's place in the run.

@@ -9,7 +9,7 @@ from typing import Any
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
-from isotrain.core.contracts.process import LOCALHOST
+from isotrain.core.contracts.process import LOCALHOST, rank_of
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
@@ -150,8 +150,8 @@ def _processes(adapter: Adapter, replicas: int) -> tuple[ProcessPlan, ...]:
 
 def _served_processes(replicas: int, servers: int) -> tuple[ProcessPlan, ...]:
     """The coordinator, a worker per replica, and servers."""
-    workers = [(rank, (rank - 1,), "worker") for rank in range(1, replicas + 1)]
-    first = replicas + 1
+    workers = [(rank_of(number), (number,), "worker") for number in range(replicas)]
+    first = rank_of(replicas)
     others = [(rank, (), "server") for rank in range(first, first + servers)]
     roles: list[Any] = [(0, tuple(range(replicas)), "coordinator"), *workers, *others]
     return tuple(ProcessPlan(rank, LOCALHOST, rank, held, role) for rank, held, role in roles)

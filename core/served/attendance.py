@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from isotrain.core.contracts.process import worker_of
 from isotrain.core.contracts.service import Service
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served.door import Door
@@ -57,11 +58,10 @@ class Attendance:
         for descriptor in readable(ranks, 0.0):  # nobody here ever says anything
             rank = ranks[descriptor]
             self._wires.pop(rank).close()
-            if rank - 1 in self.present:
-                self.present.remove(rank - 1)
-                self.lost.append(
-                    report_loss(self._service, rank - 1, None, "its connection was closed")
-                )
+            if (worker := worker_of(rank)) in self.present:
+                self.present.remove(worker)
+                reason = "its connection was closed"
+                self.lost.append(report_loss(self._service, worker, None, reason))
         if not self.present:
             raise none_left(self.lost)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from isotrain.core.contracts.process import rank_of
 from isotrain.core.served.workforce import Answer, LostWorker
 
 
@@ -42,7 +43,7 @@ class Measures:
             "staleness_max": max(self._staleness, default=0),
             "staleness_histogram": {str(n): self._staleness[n] for n in sorted(self._staleness)},
             "lag_max": self._lag,
-            "slices_by_worker": {str(n + 1): self._slices[n] for n in sorted(self._slices)},
+            "slices_by_worker": {str(rank_of(n)): self._slices[n] for n in sorted(self._slices)},
             "workers_lost": [
                 {"rank": loss.rank, "step": loss.step, "reason": loss.reason} for loss in lost
             ],

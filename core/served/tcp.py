@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isotrain.core.contracts.process import rank_of, worker_of
 from isotrain.core.contracts.service import Service
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served.door import Door
@@ -36,7 +37,7 @@ class _Worker:
 
 
 class TcpWorkforce(Workforce):
-    """One connection to each worker; a worker is its replica's number, its rank is one more."""
+    """One connection to each worker; a worker is its replica's number."""
 
     def __init__(self, service: Service) -> None:
         """Opens the door; `await_workers` lets the workers in."""
@@ -65,7 +66,7 @@ class TcpWorkforce(Workforce):
                 told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in self.lost)
                 raise PeerLostError(f"peers were lost before they were ready: {told}.")
             if time.monotonic() > deadline:
-                told = ", ".join(str(number + 1) for number in missing)
+                told = ", ".join(str(rank_of(number)) for number in missing)
                 raise PeerLostError(f"not ready within {patience:g} s: peers of rank {told}.")
             self._answers(_POLL_SECONDS)
 
@@ -105,7 +106,7 @@ class TcpWorkforce(Workforce):
 
     def _answers(self, patience: float) -> list[Answer]:
         for rank, wire in self._door.arrivals():
-            self._admit(rank - 1, wire)
+            self._admit(worker_of(rank), wire)
         if not self._workers:
             time.sleep(patience)
             return []
@@ -127,7 +128,7 @@ class TcpWorkforce(Workforce):
             self._lose(worker.number, str(error))
             return None
         if "error" in header:
-            raise PeerLostError(f"rank {worker.number + 1}, a peer, failed: {header['error']}")
+            raise PeerLostError(f"rank {rank_of(worker.number)}, a peer, failed: {header['error']}")
         if worker.unit is None:
             worker.ready = True
             return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isotrain.core.contracts.events import WorkerLost
+from isotrain.core.contracts.process import rank_of
 from isotrain.core.contracts.service import Service
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served.ledger import Unit
@@ -92,7 +93,7 @@ class Workforce(ABC):
 
 def report_loss(service: Service, worker: int, step: int | None, reason: str) -> LostWorker:
     """Tells the launcher of a lost worker."""
-    loss = LostWorker(worker, worker + 1, step, reason)
+    loss = LostWorker(worker, rank_of(worker), step, reason)
     service.reporter.emit(WorkerLost(lost_rank=loss.rank, lost_step=step, reason=reason))
     return loss
 
