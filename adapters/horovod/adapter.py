@@ -207,8 +207,7 @@ class _Horovod(ServedOverTcp):
             )
         return name
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
-        options = self.check_options(spec)
+    def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         where = f"backend_options.{self.name}"
         compression = options.get("compression", "none")
         if compression not in COMPRESSIONS:

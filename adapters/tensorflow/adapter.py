@@ -112,8 +112,8 @@ class _TensorFlowAdapter(Adapter):
             )
         return name
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
-        bucket_bytes(self.check_options(spec), self.name)
+    def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
+        bucket_bytes(options, self.name)
         return []
 
     def preload(self, *, device: DeviceKind) -> Start:
@@ -220,8 +220,8 @@ class TFMultiWorker(_TensorFlowAdapter):
     cpu_collective = "ring"
     served_over = "grpc"
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
-        remarks = super().check(spec, replicas=replicas)
+    def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
+        remarks = super().check(spec, options, replicas=replicas)
         if replicas > 1:
             remarks.append(
                 "tf-multiworker: TensorFlow's server listens on every network interface, whatever"

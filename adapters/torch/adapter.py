@@ -105,8 +105,8 @@ class TorchDDP(ServedOverTcp):
             Usability(True, torch.__version__), {"auto": collectives[auto], **collectives}, versions
         )
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
-        _check_values(self.check_options(spec), self.name)
+    def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
+        _check_values(options, self.name)
         return weight_decay_remarks(spec)
 
     def accelerators(self) -> int:

@@ -88,5 +88,6 @@ def devices(subject: Subject) -> Iterator[Hit]:
 def remarks(subject: Subject) -> Iterator[Hit]:
     """What backends honour in their own way."""
     for target in subject.targets:
-        for remark in target.adapter.check(subject.spec, replicas=target.replicas):
+        options, count = target.plan.options, target.replicas
+        for remark in target.adapter.check(subject.spec, options, replicas=count):
             yield Hit("ISO503", "backend", remark, (target.label,))

@@ -128,8 +128,13 @@ class Adapter(ABC):
         """What its replica groups of a placement can do."""
         return self.capabilities.get(placement, Capabilities())
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
+    def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         """Refuses what this backend cannot honour.
+
+        Args:
+            spec: What to train.
+            options: What `check_options` gave.
+            replicas: With how many.
 
         Returns:
             Remarks about what it honours in its own way, for the plan.

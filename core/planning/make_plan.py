@@ -53,7 +53,7 @@ def make_plan(
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
     _require_capabilities(strategy, adapter)
     options = adapter.check_options(spec)
-    remarks = [*device_remarks, *adapter.check(spec, replicas=count)]
+    remarks = [*device_remarks, *adapter.check(spec, options, replicas=count)]
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)
     is_served = strategy.placement == "served" and count > 1
     processes = _processes(adapter, count)

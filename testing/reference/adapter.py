@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -79,8 +80,7 @@ class Reference(ServedOverTcp):
             raise UnsupportedError("backend 'reference' computes on CPUs only.")
         return "tcp"
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
-        self.check_options(spec)
+    def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         if spec.precision not in _PRECISIONS:
             raise UnsupportedError(
                 f"precision: backend 'reference' has {' and '.join(_PRECISIONS)}, received"

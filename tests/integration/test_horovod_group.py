@@ -390,14 +390,16 @@ def test_every_capability_is_declared(backend: str) -> None:
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     spec: Any = SimpleNamespace(backend_options={"horovod-torch": options})
+    adapter = HorovodTorch()
     with pytest.raises(PlanError, match=said):
-        HorovodTorch().check(spec, replicas=2)
+        adapter.check(spec, adapter.check_options(spec), replicas=2)
 
 
 def test_compression_is_remarked() -> None:
-    spec: Any = SimpleNamespace(backend_options={"horovod-tf": {"compression": "fp16"}})
-    assert "float16" in HorovodTF().check(spec, replicas=2)[0]
-    assert HorovodTF().check(spec, replicas=1) == []
+    options = {"compression": "fp16"}
+    spec: Any = SimpleNamespace(backend_options={"horovod-tf": options})
+    assert "float16" in HorovodTF().check(spec, options, replicas=2)[0]
+    assert HorovodTF().check(spec, options, replicas=1) == []
 
 
 def test_declaring_imports_no_framework() -> None:

@@ -98,7 +98,7 @@ class WithGPUs(First):
 class Remarking(First):
     name = "remarking"
 
-    def check(self, spec: Any, *, replicas: int) -> list[str]:
+    def check(self, spec: Any, options: Any, *, replicas: int) -> list[str]:
         return ["it rounds"]
 
 

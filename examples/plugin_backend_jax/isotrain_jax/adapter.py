@@ -114,10 +114,6 @@ class JaxMesh(ServedOverTcp):
             )
         return right
 
-    def check(self, spec: TrainingSpec, *, replicas: int) -> list[str]:
-        self.check_options(spec)
-        return []
-
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         variables = {
             keras_backend.VARIABLE: "jax",
