@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,6 +115,15 @@ def test_a_failure_is_said_and_given_back(tmp_path: Path) -> None:
     assert lines(shown)[-1] == "1 of 2  testing ... failed after N s"
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Also where these tests were started in the background, in which shells have interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interruption_ends_every_process_of_the_step(tmp_path: Path) -> None:
     program = "import subprocess as s; c = s.Popen(['sleep', '60']); print(c.pid); c.wait()"
     shown, log = io.StringIO(), tmp_path / "log"
