@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from isotrain.core.contracts.replica import ReduceOp
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.replica import Computation, Parts, ReduceOp, Replica, Tensor
 from isotrain.testing.bench import Bench, assert_same
 
 CASES = (
@@ -97,43 +98,51 @@ def all_reduce_max(bench: Bench) -> None:
     )
 
 
-def inputs_are_left_alone(bench: Bench) -> None:
-    """Collectives make new tensors and do not write into those they are given."""
-    group = bench.group
-    given = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
-    tensors = [group.tensor(array) for array in given.values()]
-    group.all_reduce(tensors, "sum")
-    group.all_reduce(tensors, "mean")
-    group.broadcast(tensors, 1)
-    for replica, tensor in zip(given, tensors, strict=True):
-        assert_same(group.numpy(tensor), given[replica], f"input of replica {replica}")
+def _computing(
+    bench: Bench, computation: Computation, static: Hashable = None
+) -> Callable[[list[Any]], list[Any]]:
+    """A collective of the replicas, from without."""
+    return lambda values: bench.group.compute(computation, values, static=static)
+
+
+def _gather(replica: Replica, tensor: Tensor) -> Tensor:
+    return replica.all_gather(tensor)
 
 
 def all_gather(bench: Bench) -> None:
     """Every replica gets the tensors of all, stacked in the order of the replicas."""
     _compare(
         bench,
-        bench.group.all_gather,
+        _computing(bench, _gather),
         lambda r, case: value(r, *case[1:]),
         lambda r, case: _inputs(bench, case),
     )
 
 
-def _of_replica(root: int, replica: int, case: Case) -> np.ndarray:
-    """The input of replica `root`, whoever asks."""
-    return value(root, *case[1:])
+def _share(replica: Replica, tensor: Tensor, *, static: Parts) -> Tensor:
+    return replica.broadcast_within(tensor, static)
 
 
-def broadcast(bench: Bench) -> None:
-    """From every root in turn, every replica gets the root's tensor."""
+def _sum(replica: Replica, tensor: Tensor, *, static: Parts) -> Tensor:
+    return replica.sum_within(tensor, static)
+
+
+def _of_root(root: int, replica: int, case: Case) -> np.ndarray:
+    """The input of replica `root` for those that follow it, and the own one for those before it."""
+    return value(min(root, replica), *case[1:])
+
+
+def broadcast_within(bench: Bench) -> None:
+    """From every replica in turn to all that follow it; those before it keep their own."""
+    n = bench.group.replicas
     failures = []
-    for root in range(bench.group.replicas):
+    for root in range(n):
         try:
             _compare(
                 bench,
-                partial(bench.group.broadcast, root=root),
+                _computing(bench, _share, (tuple(range(root, n)),)),
                 lambda r, case: value(r, *case[1:]),
-                partial(_of_replica, root),
+                partial(_of_root, root),
             )
         except AssertionError as error:
             failures.append(f"root {root}: {error}")
@@ -144,41 +153,11 @@ def broadcast_keeps_bits(bench: Bench) -> None:
     """Negative zero, infinities, NaN and the largest and smallest normal numbers arrive as sent."""
     special = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 2.0**-1022, -1e308])
     results = bench.collective(
-        lambda values: bench.group.broadcast(values, 1),
-        lambda r: special if r == 1 else np.full(special.shape, 2.0 + r),
+        _computing(bench, _share, (tuple(range(bench.group.replicas)),)),
+        lambda r: np.full(special.shape, 2.0 + r) if r else special,
     )
     for result in results:
         assert result.tobytes() == special.tobytes(), f"{result} != {special}"
-
-
-def _scattered(bench: Bench, op: ReduceOp, factor: int) -> None:
-    n = bench.group.replicas
-
-    def given(replica: int, case: Case) -> np.ndarray:
-        return value(replica, case[1], (2 * n, *case[2])) * factor
-
-    def expected(replica: int, case: Case) -> np.ndarray:
-        total = np.stack([given(r, case) for r in range(n)]).sum(axis=0, dtype=case[1])
-        part: np.ndarray = (total // factor)[2 * replica : 2 * replica + 2]
-        return part.astype(case[1])
-
-    _compare(
-        bench,
-        lambda values: bench.group.reduce_scatter(values, op),
-        given,
-        expected,
-        _exact_mean if op == "mean" else lambda case: True,
-    )
-
-
-def reduce_scatter_sum(bench: Bench) -> None:
-    """Replica r gets the r-th part of the sum."""
-    _scattered(bench, "sum", 1)
-
-
-def reduce_scatter_mean(bench: Bench) -> None:
-    """Replica r gets the r-th part of the mean."""
-    _scattered(bench, "mean", bench.group.replicas)
 
 
 def _of_neighbour(step: int, replicas: int, replica: int, case: Case) -> np.ndarray:
@@ -186,23 +165,48 @@ def _of_neighbour(step: int, replicas: int, replica: int, case: Case) -> np.ndar
     return value((replica - step) % replicas, *case[1:])
 
 
+def _shift(replica: Replica, tensor: Tensor, *, static: Sequence[int]) -> Tensor:
+    return replica.send_receive(tensor, static)
+
+
 def send_receive(bench: Bench) -> None:
     """Around the ring in both directions."""
-    group, n = bench.group, bench.group.replicas
+    n = bench.group.replicas
     failures = []
     for step in (1, n - 1):
-        destinations = [(r + step) % n for r in group.local_replicas]
-        sources = [(r - step) % n for r in group.local_replicas]
+        destinations = tuple((r + step) % n for r in range(n))
         try:
             _compare(
                 bench,
-                partial(group.send_receive, destinations=destinations, sources=sources),
+                _computing(bench, _shift, destinations),
                 lambda r, case: value(r, *case[1:]),
                 partial(_of_neighbour, step, n),
             )
         except AssertionError as error:
             failures.append(f"step {step}: {error}")
     assert not failures, "\n".join(failures)
+
+
+def _reduce_and_gather(replica: Replica, tensor: Tensor) -> list[Tensor]:
+    return [
+        *(replica.all_reduce(tensor, op) for op in get_args(ReduceOp)),
+        _gather(replica, tensor),
+    ]
+
+
+def inputs_are_left_alone(bench: Bench) -> None:
+    """Collectives make new tensors and do not write into those they are given."""
+    group, everybody = bench.group, tuple(range(bench.group.replicas))
+    given = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
+    tensors = [group.tensor(array) for array in given.values()]
+    group.compute(_reduce_and_gather, tensors)
+    if Capability.SEND_RECEIVE in bench.supported:
+        group.compute(_shift, tensors, static=(*everybody[1:], 0))
+    if Capability.SUBGROUPS in bench.supported:
+        group.compute(_share, tensors, static=(everybody,))
+        group.compute(_sum, tensors, static=(everybody,))
+    for replica, tensor in zip(given, tensors, strict=True):
+        assert_same(group.numpy(tensor), given[replica], f"input of replica {replica}")
 
 
 def barrier(bench: Bench) -> None:

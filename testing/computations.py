@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,22 +110,6 @@ def computation_scatters(bench: Bench) -> None:
     """Values that are scattered to one place are added up; all other places are zero."""
     width = bench.group.replicas + 1
     _compare(bench, _scatter, lambda r: np.eye(width)[r] * given(r).sum())
-
-
-def _shift(replica: Replica, tensor: Tensor, *, static: tuple[int, ...]) -> Tensor:
-    return replica.send_receive(tensor, static)
-
-
-def computation_sends(bench: Bench) -> None:
-    """Within a computation, tensors travel along a permutation: around the ring in both directions."""
-    n = bench.group.replicas
-    for step in (1, n - 1):
-        destinations = tuple((r + step) % n for r in range(n))
-        _compare(bench, _shift, partial(_of_neighbour, step, n), destinations)
-
-
-def _of_neighbour(step: int, replicas: int, replica: int) -> np.ndarray:
-    return given((replica - step) % replicas)
 
 
 def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:

@@ -20,12 +20,8 @@ NEEDS: Mapping[str, Capability] = {
     "read_state": Capability.NAMED_STATE,
     "write_state": Capability.NAMED_STATE,
     "average_parameters": Capability.AVERAGE_PARAMETERS,
-    "all_reduce": Capability.ALL_REDUCE,
-    "all_gather": Capability.ALL_GATHER,
-    "broadcast": Capability.BROADCAST,
-    "reduce_scatter": Capability.REDUCE_SCATTER,
-    "send_receive": Capability.SEND_RECEIVE,
     "compute": Capability.COMPUTE,
+    "all_reduce": Capability.COMPUTE,
     "served_step": Capability.SERVED_STEP,
     "served_account": Capability.SERVED_STEP,
 }

@@ -73,26 +73,6 @@ class HorovodExchange(Exchange):
         gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
         return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
 
-    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
-        """One Horovod broadcast."""
-        name = f"isotrain_broadcast_{root}"
-        return tf.cast(
-            hvd.broadcast(_sendable(tensor), root, name=name, ignore_name_scope=True), tensor.dtype
-        )
-
-    def reduce_scatter(self, tensor: tf.Tensor, op: ReduceOp) -> tf.Tensor:
-        """One Horovod reduce-scatter; for `max`, which it lacks, an all-reduce and a slice."""
-        if op == "max":
-            return super().reduce_scatter(tensor, op)
-        part = hvd.reducescatter(
-            _sendable(tensor),
-            op=_OPERATIONS[op],
-            name=f"isotrain_reduce_scatter_{op}",
-            ignore_name_scope=True,
-        )
-        shape = [tensor.shape[0] // self.replicas, *tensor.shape[1:]]
-        return tf.cast(tf.ensure_shape(part, shape), tensor.dtype)
-
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""
         received, counts = hvd.alltoall(

@@ -91,18 +91,6 @@ class HorovodExchange(Exchange):
         row = _sendable(value).unsqueeze(0)
         return hvd.allgather(row, name=_name("all_gather", value)).to(value.dtype)
 
-    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        """One Horovod broadcast."""
-        name = _name(f"broadcast.{root}", value)
-        return hvd.broadcast(_sendable(value), root, name=name).to(value.dtype)
-
-    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """One Horovod reduce-scatter; for `max`, which it lacks, an all-reduce and a slice."""
-        if op == "max":
-            return self.all_reduce(value, op).chunk(self.replicas)[self.rank].clone()
-        name = _name(f"reduce_scatter.{op}", value)
-        return hvd.reducescatter(_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
-
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""
         splits = torch.zeros(self.replicas, dtype=torch.int32)

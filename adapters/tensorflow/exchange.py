@@ -42,15 +42,6 @@ class Exchange(ABC):
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
     @abstractmethod
-    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
-        """Gives the tensor of replica `root`."""
-
-    def reduce_scatter(self, tensor: tf.Tensor, op: ReduceOp) -> tf.Tensor:
-        """Reduces, and gives this replica its part of the first axis: an all-reduce and a slice."""
-        (reduced,) = self.all_reduce([tensor], op)
-        return tf.split(reduced, self.replicas)[self.replica()]
-
-    @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
@@ -81,9 +72,6 @@ class SingleReplica(Exchange):
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.expand_dims(tensor, 0)
-
-    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
-        return tf.identity(tensor)
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         return tf.identity(tensor)
@@ -132,13 +120,6 @@ class StrategyExchange(Exchange):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         return context.all_gather(tf.expand_dims(tensor, 0), axis=0)
-
-    def broadcast(self, tensor: tf.Tensor, root: int) -> tf.Tensor:
-        """A sum in which all but the root give the neutral element (for floats that is -0.0)."""
-        if self.replica() != root:
-            neutral = tf.constant(-0.0 if tensor.dtype.is_floating else 0, tensor.dtype)
-            tensor = tf.fill(tf.shape(tensor), neutral)
-        return in_buckets([tensor], self._bucket_bytes, self._sum)[0]
 
 
 def in_buckets(

@@ -23,7 +23,6 @@ from isotrain.plugin import (
     Computation,
     LayerTrait,
     Phase,
-    ReduceOp,
     ReplicaGroup,
     StateInfo,
     StateKind,
@@ -276,33 +275,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def numpy(self, tensor: tf.Tensor) -> np.ndarray:
         return to_numpy(tensor)
 
-    def all_reduce(self, values: Sequence[tf.Tensor], op: ReduceOp = "sum") -> list[tf.Tensor]:
-        return self._exchanged(
-            ("all_reduce", op), values, lambda value: self._exchange.all_reduce([value], op)[0]
-        )
-
-    def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._exchanged("all_gather", values, self._exchange.all_gather)
-
-    def broadcast(self, values: Sequence[tf.Tensor], root: int = 0) -> list[tf.Tensor]:
-        return self._exchanged(
-            ("broadcast", root), values, lambda value: self._exchange.broadcast(value, root)
-        )
-
-    def reduce_scatter(self, values: Sequence[tf.Tensor], op: ReduceOp = "sum") -> list[tf.Tensor]:
-        return self._exchanged(
-            ("reduce_scatter", op), values, lambda value: self._exchange.reduce_scatter(value, op)
-        )
-
-    def send_receive(
-        self, values: Sequence[tf.Tensor], destinations: Sequence[int], sources: Sequence[int]
-    ) -> list[tf.Tensor]:
-        def operation(value: tf.Tensor) -> tf.Tensor:
-            position = self._exchange.position()
-            return self._exchange.send_receive(value, destinations[position], sources[position])
-
-        return self._exchanged(("send_receive", *destinations, *sources), values, operation)
-
     def barrier(self) -> None:
         ones = [tf.ones((), tf.float32) for _ in self.local_replicas]
         self.all_reduce(ones)[0].numpy()
@@ -372,17 +344,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             tf.nest.map_structure(functools.partial(_local, strategy, position), results)
             for position in range(len(self.local_replicas))
         ]
-
-    def _exchanged(
-        self,
-        key: Any,
-        values: Sequence[tf.Tensor],
-        operation: Callable[[tf.Tensor], tf.Tensor],
-    ) -> list[tf.Tensor]:
-        def trace(given: list[tf.Tensor]) -> list[tf.Tensor]:
-            return self._on_replicas(lambda position: operation(given[position]))
-
-        return list(self._function(key, lambda: trace)(list(values)))
 
 
 def _leaves(batch: Batch) -> list[tf.Tensor]:

@@ -121,16 +121,6 @@ class DDPExchange(Exchange):
         dist.all_gather(list(result.unbind(0)), value.contiguous())
         return result
 
-    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        result = value.clone()
-        dist.broadcast(result, root)
-        return result
-
-    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        result = value.new_empty((value.shape[0] // self.replicas, *value.shape[1:]))
-        dist.reduce_scatter_tensor(result, value.contiguous(), _OPERATIONS[op])
-        return result.div_(self.replicas) if op == "mean" else result
-
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         if destination == source == self.rank:
             return value.clone()

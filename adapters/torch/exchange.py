@@ -59,14 +59,6 @@ class Exchange(ABC):
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
     @abstractmethod
-    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        """Gives the tensor of replica `root`."""
-
-    @abstractmethod
-    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """Reduces, and gives this replica its part of the first axis."""
-
-    @abstractmethod
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
@@ -117,12 +109,6 @@ class SingleReplica(Exchange):
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         return value.clone().unsqueeze(0)
-
-    def broadcast(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        return value.clone()
-
-    def reduce_scatter(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        return value.clone()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         return value.clone()

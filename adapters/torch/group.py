@@ -26,7 +26,6 @@ from isotrain.plugin import (
     LayerTrait,
     Phase,
     ProcessContext,
-    ReduceOp,
     ReplicaGroup,
     Setting,
     Slice,
@@ -303,27 +302,6 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def numpy(self, tensor: torch.Tensor) -> np.ndarray:
         return to_numpy(tensor)
-
-    def all_reduce(
-        self, values: Sequence[torch.Tensor], op: ReduceOp = "sum"
-    ) -> list[torch.Tensor]:
-        return [self._exchange.all_reduce(values[0], op)]
-
-    def all_gather(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [self._exchange.all_gather(values[0])]
-
-    def broadcast(self, values: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
-        return [self._exchange.broadcast(values[0], root)]
-
-    def reduce_scatter(
-        self, values: Sequence[torch.Tensor], op: ReduceOp = "sum"
-    ) -> list[torch.Tensor]:
-        return [self._exchange.reduce_scatter(values[0], op)]
-
-    def send_receive(
-        self, values: Sequence[torch.Tensor], destinations: Sequence[int], sources: Sequence[int]
-    ) -> list[torch.Tensor]:
-        return [self._exchange.send_receive(values[0], destinations[0], sources[0])]
 
     def barrier(self) -> None:
         self._exchange.barrier()

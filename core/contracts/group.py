@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Computation, ReduceOp, Tensor
+from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.data.batches import Batch
 from isotrain.core.errors import UnsupportedError
@@ -235,33 +235,12 @@ class ReplicaGroup(ABC):
     def numpy(self, tensor: Tensor) -> np.ndarray:
         """Copies a tensor to NumPy, keeping its dtype. Local."""
 
-    @abstractmethod
     def all_reduce(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
-        """Reduces tensors of one shape over all replicas; every replica gets the result."""
+        """Reduces tensors of one shape over all replicas; every replica gets the result.
 
-    @abstractmethod
-    def all_gather(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Gives every replica the tensors of all, stacked: shape `[replicas, *shape]`."""
-
-    @abstractmethod
-    def broadcast(self, values: Sequence[Tensor], root: int = 0) -> list[Tensor]:
-        """Gives every replica the tensor of replica `root`."""
-
-    @abstractmethod
-    def reduce_scatter(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
-        """Reduces, and gives replica r the r-th of `replicas` equal parts of the first axis."""
-
-    @abstractmethod
-    def send_receive(
-        self, values: Sequence[Tensor], destinations: Sequence[int], sources: Sequence[int]
-    ) -> list[Tensor]:
-        """Sends each replica's tensor to one replica while receiving one of equal shape from another.
-
-        Args:
-            values: One tensor per local replica.
-            destinations: Per local replica, whom it sends to.
-            sources: Per local replica, whom it receives from.
+        It is the collective of `Replica`, which has others besides, outside of any computation.
         """
+        return self.compute(_all_reduced, values, static=op)
 
     @abstractmethod
     def barrier(self) -> None:
@@ -274,3 +253,7 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leaves the run cleanly: nothing of it may be used afterwards."""
+
+
+def _all_reduced(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:
+    return replica.all_reduce(tensor, static)

@@ -280,7 +280,6 @@ class ServedGroup(ReplicaGroup):
         return self._own.numpy(tensor)
 
     local_step = apply = average_parameters = _refusal
-    all_reduce = all_gather = broadcast = reduce_scatter = send_receive = _refusal
 
     def barrier(self) -> None:
         """Waits for what was handed out; there is no other process to wait for."""

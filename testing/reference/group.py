@@ -14,7 +14,6 @@ from isotrain.plugin import (
     Computation,
     LayerTrait,
     Phase,
-    ReduceOp,
     ReplicaGroup,
     StateInfo,
     StateKind,
@@ -155,24 +154,6 @@ class ReferenceGroup(ReplicaGroup):
 
     def numpy(self, tensor: Array) -> Array:
         return np.array(tensor)
-
-    def all_reduce(self, values: Sequence[Array], op: ReduceOp = "sum") -> list[Array]:
-        return [self._exchange.all_reduce(values[0], op)]
-
-    def all_gather(self, values: Sequence[Array]) -> list[Array]:
-        return [self._exchange.all_gather(values[0])]
-
-    def broadcast(self, values: Sequence[Array], root: int = 0) -> list[Array]:
-        return [self._exchange.all_gather(values[0])[root]]
-
-    def reduce_scatter(self, values: Sequence[Array], op: ReduceOp = "sum") -> list[Array]:
-        whole = self._exchange.all_reduce(values[0], op)
-        return [np.split(whole, self.replicas)[self._exchange.replica]]
-
-    def send_receive(
-        self, values: Sequence[Array], destinations: Sequence[int], sources: Sequence[int]
-    ) -> list[Array]:
-        return [self._exchange.all_gather(values[0])[sources[0]]]
 
     def barrier(self) -> None:
         self._exchange.barrier()

@@ -48,7 +48,7 @@ EXPECTED: dict[str, set[str]] = {
         *TRAINING,
     },
     "dropped-slice": {"gradients_and_apply", *TRAINING},
-    "silent-broadcast": {"broadcast", "broadcast_keeps_bits"},
+    "silent-broadcast": {"broadcast_keeps_bits", "broadcast_within", "computation_within_parts"},
     "counted-placeholders": {"evaluation"},
     "own-start": {"start_is_equal", "start_is_of_the_seed"},
     "careless": {"declarations", "unknown_choices_are_refused"},

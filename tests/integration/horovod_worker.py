@@ -20,6 +20,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import ProcessContext, from_variables
+from isotrain.core.contracts.replica import Parts, Replica
 from isotrain.core.data.batches import Batch, Loader
 from isotrain.core.data.sources import as_source
 from isotrain.core.errors import IsotrainError
@@ -169,6 +170,18 @@ def rank_values(rank: int, replicas: int) -> np.ndarray:
     return np.arange(6.0 * replicas).reshape(2 * replicas, 3) * (rank + 1) - 10.0 * rank
 
 
+def gather(replica: Replica, tensor: Any) -> Any:
+    return replica.all_gather(tensor)
+
+
+def send(replica: Replica, tensor: Any, *, static: tuple[int, ...]) -> Any:
+    return replica.send_receive(tensor, static)
+
+
+def share(replica: Replica, tensor: Any, *, static: Parts) -> Any:
+    return replica.broadcast_within(tensor, static)
+
+
 def collectives(backend: str, context: ProcessContext) -> Results:
     rank, replicas = context.rank, context.replicas
     given = rank_values(rank, replicas)
@@ -177,17 +190,16 @@ def collectives(backend: str, context: ProcessContext) -> Results:
         value = [group.tensor(given)]
         for op in ("sum", "mean", "max"):
             results[f"all_reduce/{op}"] = group.numpy(group.all_reduce(value, op)[0])
-            results[f"reduce_scatter/{op}"] = group.numpy(group.reduce_scatter(value, op)[0])
-        results["all_gather"] = group.numpy(group.all_gather(value)[0])
-        for root in range(replicas):
-            results[f"broadcast/{root}"] = group.numpy(group.broadcast(value, root)[0])
+        results["all_gather"] = group.numpy(group.compute(gather, value)[0])
         for shift in range(replicas):
-            ahead, behind = (rank + shift) % replicas, (rank - shift) % replicas
-            received = group.send_receive(value, [ahead], [behind])
+            destinations = tuple((r + shift) % replicas for r in range(replicas))
+            received = group.compute(send, value, static=destinations)
             results[f"send_receive/{shift}"] = group.numpy(received[0])
+        pair = group.compute(share, value, static=((0, replicas - 1),))
+        results["broadcast_within"] = group.numpy(pair[0])
         scalar = [group.tensor(np.array(rank + 1.0))]
         results["all_reduce/scalar"] = group.numpy(group.all_reduce(scalar, "sum")[0])
-        results["all_gather/scalar"] = group.numpy(group.all_gather(scalar)[0])
+        results["all_gather/scalar"] = group.numpy(group.compute(gather, scalar)[0])
         results["untouched"] = group.numpy(value[0])
         results |= barrier_holds(group, rank)
     return results

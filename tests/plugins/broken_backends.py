@@ -95,7 +95,7 @@ class SilentBroadcast(_Broken):
     name = "broken-silent-broadcast"
 
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        exchange.broadcast = lambda value, root: value.clone()
+        exchange.broadcast_within = lambda value, parts: value.clone()
 
 
 class CountedPlaceholders(_Broken):

@@ -12,9 +12,10 @@ import numpy as np
 from isotrain import Capability, Conserved, Strategy
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registers import StrategyRegister
+from isotrain.plugin import Replica
 
 LOCAL = frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS})
-REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY, Capability.ALL_REDUCE})
+REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY, Capability.COMPUTE})
 
 
 class _Local(Strategy):
@@ -88,21 +89,21 @@ class SometimesEqual(_Local):
         group.average_parameters()
 
 
+def _take_over(replica: Replica) -> None:
+    weights = replica.read(("trainable",))
+    replica.write(("trainable",), replica.all_gather(weights)[0])
+
+
 class RootTakesAll(_Local):
     """Says that it conserves the mean of the parameters, and gives everybody those of replica 0."""
 
     name = "broken-root-takes-all"
-    requires = frozenset({Capability.LOCAL_STEP, Capability.BROADCAST, Capability.NAMED_STATE})
+    requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE})
     conserves = frozenset({Conserved.PARAMETER_MEAN})
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         loss = group.local_step(batch, learning_rate)
-        state = group.read_state(("trainable",))
-        of_root = {
-            name: group.numpy(group.broadcast([group.tensor(value)] * len(group.local_replicas))[0])
-            for name, value in state.items()
-        }
-        group.write_state(of_root)
+        group.compute(_take_over)
         return loss
 
 

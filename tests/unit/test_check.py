@@ -46,7 +46,7 @@ class First(Adapter):
     capabilities = {
         "replicated": Capabilities(
             frozenset({Capability.SYNCHRONISED_STEP, Capability.LOCAL_STEP, Capability.COMPUTE}),
-            {Capability.BROADCAST: "not built"},
+            {Capability.SUBGROUPS: "not built"},
         )
     }
     options = {"size": "of a bucket"}
@@ -113,7 +113,7 @@ class _Local(Strategy):
 
 class _Demanding(_Local):
     name = "demanding"
-    requires = frozenset({Capability.BROADCAST})
+    requires = frozenset({Capability.SUBGROUPS})
 
 
 def own_metric(targets: Any, predictions: Any) -> Any:

@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_refused_with_words(
 class Wanting(Strategy):
     name = "wanting"
     summary = "asks for more than a backend declares"
-    requires = frozenset({Capability.SYNCHRONISED_STEP, Capability.COMPUTE, Capability.ALL_GATHER})
+    requires = frozenset({Capability.SYNCHRONISED_STEP, Capability.COMPUTE, Capability.SUBGROUPS})
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         raise AssertionError("a plan takes no step")
@@ -240,16 +240,16 @@ class Serving(Wanting):
 def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:
     adapter = host.backend("declared")
     assert missing_capabilities(Wanting, adapter) == [
-        "it has no all-gather: the backend does not declare it",
         "it has no compute: not built",
+        "it has no subgroups: the backend does not declare it",
     ]
 
 
 def test_capabilities_are_asked_of_the_placement(host: PluginHost) -> None:
     (undeclared,) = missing_capabilities(Serving, host.backend("declared"))
-    assert undeclared.startswith("in served runs it has no all-gather, compute, synchronised-step:")
+    assert undeclared.startswith("in served runs it has no compute, subgroups, synchronised-step:")
     (missing,) = missing_capabilities(Serving, host.backend("torch-ddp"))
-    assert missing.startswith("in served runs it has no all-gather, compute: one process holds")
+    assert missing.startswith("in served runs it has no compute, subgroups: one process holds")
     assert not missing_capabilities(Wanting, host.backend("torch-ddp"))
 
 

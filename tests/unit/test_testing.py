@@ -58,7 +58,7 @@ def test_a_watched_group_notes_what_is_used() -> None:
     assert watched.replicas == 2
     assert not used
     assert watched.all_reduce([3], "sum") == [6]
-    assert used == {Capability.ALL_REDUCE}
+    assert used == {Capability.COMPUTE}
 
 
 def test_the_gradients_of_the_digits_are_those_of_their_loss() -> None:
@@ -121,11 +121,11 @@ def test_one_process_that_finds_a_fault_is_enough() -> None:
 
 def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
     can = Capabilities(
-        frozenset({Capability.BROADCAST}), {Capability.ALL_GATHER: "for want of a library"}
+        frozenset({Capability.COMPUTE}), {Capability.SUBGROUPS: "for want of a library"}
     )
-    assert Check(sums, frozenset({Capability.BROADCAST})).obstacle(can) is None
-    obstacle = Check(sums, frozenset({Capability.ALL_GATHER})).obstacle(can)
-    assert obstacle == "the backend has no all-gather: for want of a library"
+    assert Check(sums, frozenset({Capability.COMPUTE})).obstacle(can) is None
+    obstacle = Check(sums, frozenset({Capability.SUBGROUPS})).obstacle(can)
+    assert obstacle == "the backend has no subgroups: for want of a library"
 
 
 def test_a_scorecard_is_told_whole() -> None:

@@ -17,7 +17,6 @@ from isotrain.plugin import (
     Computation,
     LayerTrait,
     Phase,
-    ReduceOp,
     ReplicaGroup,
     StateInfo,
     StateKind,
@@ -73,8 +72,7 @@ class JaxReplicaGroup(ReplicaGroup):
         """Makes all replicas' weights those of replica 0, and the seeds each replica's own."""
         if self.replicas > 1:
             weights = (self._state.trainable, self._state.others)
-            from_first = functools.partial(mesh.broadcast, root=0)
-            alike = self._mesh.compile(functools.partial(jax.tree.map, from_first))(weights)
+            alike = self._mesh.compile(functools.partial(jax.tree.map, mesh.of_first))(weights)
             self._state = self._state._replace(trainable=alike[0], others=alike[1])
         as_first_has_them = Names(self._program.variables, rank=0)
         self.write_state(as_first_has_them.read(self._local_state(), ("non-trainable",)))
@@ -134,13 +132,13 @@ class JaxReplicaGroup(ReplicaGroup):
         given = (_pieces(batch), self._weights(batch), self._rate(learning_rate))
         state, loss = self._local_update(self._local_state(), *given)
         self._state = self._mesh.lift(state)
-        return self._mesh.exchange(mesh.all_reduce, loss, "mean")
+        return self._mesh.mean(loss)
 
     def gradients(self, batch: Batch) -> tuple[list[list[jax.Array]], jax.Array]:
         given = (_pieces(batch), self._weights(batch))
         loss, gradients, state = self._contribution(self._local_state(), *given)
         self._state = self._mesh.lift(state)
-        mean = self._mesh.exchange(mesh.all_reduce, loss, "mean")
+        mean = self._mesh.mean(loss)
         return [self._unscaled(state, gradients)], mean
 
     def apply(self, gradients: Sequence[Sequence[jax.Array]], learning_rate: float) -> None:
@@ -236,26 +234,6 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def numpy(self, tensor: jax.Array) -> np.ndarray:
         return to_numpy(tensor)
-
-    def all_reduce(self, values: Sequence[jax.Array], op: ReduceOp = "sum") -> list[jax.Array]:
-        return [self._mesh.exchange(mesh.all_reduce, values[0], op)]
-
-    def all_gather(self, values: Sequence[jax.Array]) -> list[jax.Array]:
-        return [self._mesh.exchange(mesh.all_gather, values[0])]
-
-    def broadcast(self, values: Sequence[jax.Array], root: int = 0) -> list[jax.Array]:
-        return [self._mesh.exchange(mesh.broadcast, values[0], root)]
-
-    def reduce_scatter(self, values: Sequence[jax.Array], op: ReduceOp = "sum") -> list[jax.Array]:
-        return [self._mesh.exchange(mesh.reduce_scatter, values[0], op, gives=EACH)]
-
-    def send_receive(
-        self, values: Sequence[jax.Array], destinations: Sequence[int], sources: Sequence[int]
-    ) -> list[jax.Array]:
-        # All processes compile the exchange together, so each must know where everybody sends to.
-        own = self._numbers_of((destinations[0],))
-        routes = tuple(np.asarray(self._mesh.exchange(mesh.all_gather, own)).ravel().tolist())
-        return [self._mesh.exchange(mesh.permute, values[0], routes, gives=EACH)]
 
     def barrier(self) -> None:
         self.all_reduce([self._numbers_of((1.0,))])[0].block_until_ready()

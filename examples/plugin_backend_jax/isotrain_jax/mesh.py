@@ -116,7 +116,7 @@ class ReplicaMesh:
         self._device = devices[self.rank]
         self._mesh = Mesh(devices, (AXIS,))
         self._sharding = NamedSharding(self._mesh, EACH)
-        self._exchanges: dict[Any, Callable[[Tree], Tree]] = {}
+        self._mean = self.compile(functools.partial(all_reduce, op="mean"), EQUAL)
 
     def place(self, array: Any) -> jax.Array:
         """Copies a NumPy array to this process's device."""
@@ -152,30 +152,12 @@ class ReplicaMesh:
         )
         return jax.jit(mapped, donate_argnums=donated)
 
-    def exchange(
-        self, collective: Callable[..., jax.Array], value: jax.Array, *how: Any, gives: Any = EQUAL
-    ) -> jax.Array:
-        """Runs one of this module's collectives on a local array; called by every process.
-
-        Args:
-            collective: Which.
-            value: Of any shape.
-            how: Its other arguments, the same in every process.
-            gives: `EACH` where replicas get different results, else `EQUAL`.
-        """
-        key = (collective, how)
-        if key not in self._exchanges:
-
-            def function(part: Tree) -> Tree:
-                result = collective(unpacked(part), *how)
-                return packed(result) if gives == EACH else result
-
-            self._exchanges[key] = self.compile(function, gives)
-        return unpacked(self.lower(self._exchanges[key](self.lift(packed(value)))))
+    def mean(self, number: jax.Array) -> jax.Array:
+        """The mean over all replicas of a number (shape `[]`); called by every process."""
+        return self.lower(self._mean(self.lift(number.reshape(1)))).reshape(())
 
     def close(self) -> None:
         """Leaves the other processes; called by every process, once nobody waits for anybody."""
-        self._exchanges.clear()
         if self.replicas > 1:
             jax.distributed.shutdown()
 
@@ -190,9 +172,9 @@ def all_gather(value: jax.Array) -> jax.Array:
     return lax.all_gather(value, AXIS)
 
 
-def broadcast(value: jax.Array, root: int) -> jax.Array:
-    """Gives the array of replica `root`; within a compiled function."""
-    return broadcast_within(value, [[root, *(set(range(lax.axis_size(AXIS))) - {root})]])
+def of_first(value: jax.Array) -> jax.Array:
+    """Gives every replica the array of replica 0; within a compiled function."""
+    return broadcast_within(value, [range(lax.axis_size(AXIS))])
 
 
 def sum_within(value: jax.Array, parts: Parts) -> jax.Array:
@@ -219,15 +201,6 @@ def _groups(parts: Parts) -> list[list[int]]:
 
 def _as_bits(value: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(value, _BITS[value.dtype.itemsize])
-
-
-def reduce_scatter(value: jax.Array, op: ReduceOp) -> jax.Array:
-    """Reduces, and gives this replica its part of the first axis; within a compiled function."""
-    replicas = lax.axis_size(AXIS)
-    if op == "max":
-        return jnp.split(all_reduce(value, op), replicas)[lax.axis_index(AXIS)]
-    total = lax.psum_scatter(value, AXIS, tiled=True)
-    return total / replicas if op == "mean" else total
 
 
 def permute(value: jax.Array, destinations: tuple[int, ...]) -> jax.Array:
