@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Replica, Tensor
+from isotrain.core.contracts.replica import Parts, Replica, Tensor, own_part
 from isotrain.testing import collectives
 from isotrain.testing.bench import CLOSE, Bench, assert_same
 
@@ -32,9 +33,12 @@ def _compare(
     expected: Callable[[int], np.ndarray],
     static: Hashable = None,
 ) -> None:
-    results = [bench.group.numpy(t) for t in _computed(bench, computation, static)]
-    for replica, result in zip(bench.group.local_replicas, results, strict=True):
-        assert_same(result, expected(replica), f"replica {replica}")
+    _assert_are(bench, _computed(bench, computation, static), expected)
+
+
+def _assert_are(bench: Bench, found: list[Any], expected: Callable[[int], np.ndarray]) -> None:
+    for replica, tensor in zip(bench.group.local_replicas, found, strict=True):
+        assert_same(bench.group.numpy(tensor), expected(replica), f"replica {replica}")
 
 
 def _inputs(bench: Bench) -> np.ndarray:
@@ -120,15 +124,16 @@ def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
 def computation_within_parts(bench: Bench) -> None:
     """Sums and broadcasts within parts of the replicas; one that is in no part keeps its own."""
     n = bench.group.replicas
-    for parts in (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n)))):
-        belongs = {r: part for part in parts for r in part}
+    divisions = (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n))))
+    found = [_computed(bench, _sum_and_share, parts) for parts in divisions]
+    for parts, results in zip(divisions, found, strict=True):
+        _assert_are(bench, results, partial(_sum_of_part, parts))
 
-        def expected(replica: int, belongs: Any = belongs) -> np.ndarray:
-            part = belongs.get(replica, (replica,))
-            total: np.ndarray = sum(given(r) for r in part) + part[0]
-            return total
 
-        _compare(bench, _sum_and_share, expected, parts)
+def _sum_of_part(parts: Parts, replica: int) -> np.ndarray:
+    part = own_part(replica, parts) or (replica,)
+    total: np.ndarray = np.sum([given(r) for r in part], axis=0) + part[0]
+    return total
 
 
 def _short_sum(replica: Replica, tensor: Tensor) -> Tensor:
