@@ -62,7 +62,11 @@ class RunResult:
 
     @functools.cached_property
     def history(self) -> History:
-        """Step by step and epoch by epoch, read from the run directory on first use."""
+        """Step by step and epoch by epoch, read from the run directory on first use.
+
+        Raises:
+            IsotrainError: The run directory, or a file in it, is gone.
+        """
         return read_history(self.run_directory)
 
     @functools.cached_property
@@ -83,7 +87,8 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
     """Reads the result that a finished run left in its directory.
 
     Raises:
-        IsotrainError: There is none: the run is not finished, or it was one of `isotrain.launch`.
+        IsotrainError: There is none: the run is not finished, or it was one of `isotrain.launch`. Or it
+            is none that this version of isotrain writes.
     """
     path = Path(run_directory) / RESULT_FILE
     try:
@@ -93,7 +98,23 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
             f"{path} cannot be read: {error}. Only a run that `isotrain run` or isotrain.run finished"
             " has one; its events.jsonl says how far another got."
         ) from error
+    _require_result(plain, path)
     return result_from_dict(plain, Path(run_directory))
+
+
+def _require_result(plain: Any, path: Path) -> None:
+    found = plain.get("format") if isinstance(plain, dict) else None
+    if found != FORMAT:
+        raise IsotrainError(
+            f"{path}: expected an object with `format` {FORMAT}, received {found!r}. Read it with the"
+            " isotrain that wrote it, which versions.json beside it names."
+        )
+    missing = [each.name for each in fields(RunResult) if each.name not in plain]
+    if missing:
+        raise IsotrainError(
+            f"{path} lacks {', '.join(missing)}: it is not as the run left it. Copy the run directory"
+            " anew, or make the run again."
+        )
 
 
 def result_from_dict(plain: Mapping[str, Any], run_directory: Path) -> RunResult:
@@ -115,7 +136,18 @@ def result_from_dict(plain: Mapping[str, Any], run_directory: Path) -> RunResult
 
 
 def read_history(run_directory: Path) -> History:
-    """Reads the steps and epochs that a run has told of so far."""
+    """Reads the steps and epochs that a run has told of.
+
+    Raises:
+        IsotrainError: A file with them is gone.
+    """
+    for name in (STEPS_FILE, EVENTS_FILE):
+        if not (run_directory / name).is_file():
+            raise IsotrainError(
+                f"{run_directory / name} is missing, which the history is read from. Was the run"
+                " directory moved or removed? isotrain.read_result(DIR) reads it where it is now; read"
+                " `history` before you remove it."
+            )
     history = History()
     for event in read_events(run_directory / STEPS_FILE):
         if isinstance(event, Steps):

@@ -1,0 +1,56 @@
+"""What is read back of a run is whole, or there is an error that says what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isotrain.core.errors import IsotrainError
+from isotrain.core.running.result import FORMAT, RESULT_FILE, RunResult, read_result
+
+WHOLE = RunResult(
+    0.5, {"accuracy": 0.75}, {}, {"train_s": 1.0}, {}, {}, Path("elsewhere")
+).to_dict()
+STEPS = {"event": "steps", "first": 0, "losses": [1.0, 0.5], "learning_rates": [0.25, 0.125]}
+
+
+def left(folder: Path, result: Any = WHOLE) -> Path:
+    """A run directory as a run of two steps leaves it."""
+    (folder / RESULT_FILE).write_text(json.dumps(result))
+    (folder / "steps.jsonl").write_text(json.dumps(STEPS) + "\n")
+    (folder / "events.jsonl").touch()
+    return folder
+
+
+def test_what_was_left_is_read(tmp_path: Path) -> None:
+    found = read_result(left(tmp_path))
+    assert found.run_directory == tmp_path
+    assert found.history.loss == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "events.jsonl"])
+def test_a_history_whose_file_is_gone_is_not_empty(tmp_path: Path, name: str) -> None:
+    found = read_result(left(tmp_path))
+    (tmp_path / name).unlink()
+    with pytest.raises(IsotrainError, match=rf"{name} is missing.*read_result"):
+        _ = found.history
+
+
+@pytest.mark.parametrize(
+    ("result", "received"), [(WHOLE | {"format": FORMAT + 1}, f"{FORMAT + 1}"), ([], "None")]
+)
+def test_another_format_is_refused(tmp_path: Path, result: Any, received: str) -> None:
+    with pytest.raises(
+        IsotrainError, match=rf"result\.json: expected .* {FORMAT}, received {received}"
+    ):
+        read_result(left(tmp_path, result))
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "format"])
+def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
+    result = {key: value for key, value in WHOLE.items() if key != name}
+    with pytest.raises(IsotrainError, match=rf"result\.json lacks {name}:"):
+        read_result(left(tmp_path, result))
