@@ -105,6 +105,9 @@ def _fill(view: memoryview, connection: socket.socket) -> None:
 def connect(service: Service) -> Wire:
     """Connects to the coordinator as soon as it listens; the launcher ends whom it leaves waiting.
 
+    A caller that is too slow to answer is dropped, so it calls again while the coordinator listens, for
+    as long as that waits for its workers.
+
     Args:
         service: Of the process that connects; tells where to, with which key, and as which rank.
 
@@ -112,8 +115,14 @@ def connect(service: Service) -> Wire:
         WireError: The coordinator has another key, or is gone.
     """
     connection = _reached(service.door)
+    deadline = time.monotonic() + service.start_timeout
     try:
-        _shake_hands(connection, service)
+        while not _is_let_in(connection, service):
+            connection.close()
+            if time.monotonic() > deadline:
+                raise WireError(f"it let nobody in for {service.start_timeout:g} s")
+            time.sleep(_RETRY_SECONDS)
+            connection = socket.create_connection(service.door)
     except (WireError, OSError) as error:
         connection.close()
         raise WireError(f"the coordinator at {service.door} is gone, or of another run") from error
@@ -128,13 +137,22 @@ def _reached(address: tuple[str, int]) -> socket.socket:
             time.sleep(_RETRY_SECONDS)
 
 
-def _shake_hands(connection: socket.socket, service: Service) -> None:
-    greeting = _receive_exactly(connection, handshake.GREETING_BYTES)
-    answer = handshake.answer_to(greeting, service.key, service.context.rank)
-    connection.sendall(answer)
-    confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
+def _is_let_in(connection: socket.socket, service: Service) -> bool:
+    """Shakes hands; False where the other end hung up before that was done.
+
+    Raises:
+        WireError: It is no coordinator of this run.
+    """
+    try:
+        greeting = _receive_exactly(connection, handshake.GREETING_BYTES)
+        answer = handshake.answer_to(greeting, service.key, service.context.rank)
+        connection.sendall(answer)
+        confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
+    except (WireError, OSError):
+        return False
     if not handshake.is_confirmed(confirmation, greeting, answer, service.key):
         raise WireError("it does not have the key")
+    return True
 
 
 def packed(tree: Any, arrays: list[np.ndarray]) -> Any:

@@ -25,10 +25,7 @@ def serve(service: Service, build: Any) -> None:
         build: Makes its group of one replica.
     """
     service.reporter.enter("join")
-    try:
-        wire = connect(service)
-    except WireError:
-        return  # as below
+    wire = connect(service)
     try:
         service.reporter.enter("build model")
         group: ReplicaGroup = build()

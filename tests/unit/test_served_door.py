@@ -16,9 +16,11 @@ import pytest
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.service import Service
+from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
 from isotrain.core.served.door import Door
 from isotrain.core.served.wire import Wire, WireError, connect, packed, unpacked
+from isotrain.core.served.worker import serve
 
 KEY = b"the secret of one run, 32 bytes."
 LOOPBACK = ("127.0.0.1", 0)
@@ -35,11 +37,18 @@ def door(patience: float = LONG, places: int = 256) -> Iterator[Door]:
     made.close()
 
 
-def call(address: tuple[str, int], rank: int = 1, key: bytes = KEY) -> Wire:
-    """Connects as a worker does."""
+def service(
+    address: tuple[str, int], rank: int = 1, key: bytes = KEY, patience: float = IN_TIME
+) -> Service:
+    """A worker's, which calls again for so many seconds."""
     host, port = address
     context = ProcessContext(rank, 5, 0, 1, 4, (), (f"{host}:{port}",), "", "worker")
-    return connect(Service(context, key, 1.0, 1.0, Reporter()))
+    return Service(context, key, patience, 1.0, Reporter())
+
+
+def call(address: tuple[str, int], rank: int = 1) -> Wire:
+    """Connects as a worker does."""
+    return connect(service(address, rank))
 
 
 def arrived(at: Door, count: int) -> dict[int, Wire]:
@@ -198,8 +207,36 @@ def test_what_was_overheard_lets_nobody_in() -> None:
 def test_who_has_another_key_stays_outside() -> None:
     with door() as at:
         with pytest.raises(WireError, match="of another run"):
-            call(at.address, key=b"a guess")
+            connect(service(at.address, key=b"a guess", patience=0.2))
         assert at.arrivals() == []
+
+
+def test_a_worker_that_was_dropped_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, stalls = handshake.answer_to, [1.0]
+
+    def answer_to(greeting: bytes, key: bytes, rank: int) -> bytes:
+        if stalls:
+            time.sleep(stalls.pop())
+        return prompt(greeting, key, rank)
+
+    monkeypatch.setattr(handshake, "answer_to", answer_to)
+    with door(patience=0.1) as at:
+        outside = call(at.address, rank=3)
+        (inside,) = arrived(at, 1).items()
+        assert inside[0] == 3
+        outside.close()
+        inside[1].close()
+
+
+def test_a_worker_that_is_not_let_in_has_not_finished() -> None:
+    """The coordinator ends in the middle of the handshake."""
+    with socket.create_server(LOOPBACK) as listener, ThreadPoolExecutor(1) as pool:
+        work = pool.submit(serve, service(listener.getsockname()), build=None)
+        connection, _ = listener.accept()
+        listener.close()
+        connection.close()
+        with pytest.raises(PeerLostError, match="is gone"):
+            work.result(IN_TIME)
 
 
 @pytest.mark.parametrize("reply", [bytes(32), None], ids=["zeros", "its own proof"])
