@@ -59,6 +59,11 @@ class ProcessContext:
         host, _, port = self.addresses[0].rpartition(":")
         return host, int(port)
 
+    @property
+    def has_session(self) -> bool:
+        """Whether it runs the loop; workers and servers of a served run do not."""
+        return self.role in ("replica", "coordinator")
+
     def to_variables(self) -> dict[str, str]:
         """The environment variables from which `from_variables` makes this context again."""
         return {VARIABLE: json.dumps(asdict(self))}

@@ -105,7 +105,7 @@ class Reporter:
             _write_all(self._descriptor, told.to_line())
 
     def wait_for_others(self) -> None:
-        """Returns once all processes of the run have finished; their launcher watches those it waits for.
+        """Returns once all processes with a session have finished; their launcher watches those it waits for.
 
         A process that ended while another still received the last of its messages would break its connection.
         """

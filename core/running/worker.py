@@ -56,7 +56,8 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
         adapter = host.backend(job.plan.backend)
         _do_job(job, host, context, reporter)
         reporter.emit(Finished())
-        reporter.wait_for_others()
+        if context.has_session:
+            reporter.wait_for_others()
         return 0
     except BaseException as error:  # whatever ends a process must be reported
         _report_failure(error, reporter, adapter)
@@ -113,7 +114,7 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
     from isotrain.core.running.session import Session
 
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
-    if context.role in ("worker", "server"):
+    if not context.has_session:
         spec = with_named_model(job.spec, host)
         host.backend(job.plan.backend).serve(spec, job.plan.setting, service)
         return

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,26 @@ def test_it_converges_though_a_worker_is_suspended(tmp_path: Path) -> None:
     assert report["staleness_bound"] is None
     assert [loss["rank"] for loss in report["workers_lost"]] == [1] == lost_in(tmp_path / "run")
     assert sum(report["slices_by_worker"].values()) == report["slices"]
+
+
+def give_up_a_worker(session: isotrain.Session) -> dict[str, Any]:
+    """Whether the worker's process has ended while this one still trains."""
+    other = psutil.Process(pid_of(session, 2))
+    batches = session.batches()
+    session.step(next(batches))
+    workforce: Any = session.group
+    workforce._workforce._lose(1, "given up by the test")
+    end = time.monotonic() + 30.0
+    while other.is_running() and other.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+        time.sleep(0.05)
+    return {"ended": time.monotonic() < end, "rest": len([session.step(b) for b in batches])}
+
+
+def test_a_worker_that_was_given_up_ends_before_the_run(tmp_path: Path) -> None:
+    found = launch(give_up_a_worker, served(0), "reference", tmp_path / "run")
+    assert found["ended"]
+    assert found["rest"] > 0
+    assert lost_in(tmp_path / "run") == [2]
 
 
 def test_without_the_coordinator_the_run_ends(tmp_path: Path) -> None:
