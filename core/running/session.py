@@ -207,7 +207,8 @@ class Session:
         return dict(self._strategy.report())
 
     def report_no_progress(self) -> None:
-        """Tells of no step from here on: reading the losses waits for the device. Local."""
+        """Tells of all steps so far, and of none from here on: reading losses waits for the device. Local."""
+        self._flush_step_reports()
         self._step_reports = None
 
     def metrics(self) -> dict[str, float]:

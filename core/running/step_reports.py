@@ -18,7 +18,9 @@ _PROGRESS_SECONDS = 0.2
 class StepReports:
     """Tells the launcher of every step, in blocks of 500 steps or two seconds, and how far the run is.
 
-    A loss is read when it is told, and not in its step, which would have to wait for the device.
+    To read a loss is to wait for the device. So none is read for each step: those of a block are read when it
+    is told, and the newest one for the progress, five times a second at most. Only the steps in which that
+    happens wait; a loss that comes later than its step is left for a later one.
     """
 
     def __init__(self, reporter: Reporter, stopwatch: Stopwatch, total_steps: int) -> None:

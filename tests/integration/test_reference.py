@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,13 @@ def saved_late(session: isotrain.Session) -> Any:
         number.write_text(str(os.getpid()))
     session.barrier()
     return None if session.is_main else SlowToSave(number)
+
+
+def quiet_from_the_third_step(session: isotrain.Session) -> None:
+    for batch in session.batches():
+        if batch.step == 2:
+            session.report_no_progress()
+        session.step(batch)
 
 
 def run(folder: Path, backend: str, replicas: int = 2, **changes: Any) -> isotrain.RunResult:
@@ -221,3 +229,16 @@ def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
         saved_late, spec(), backend="reference", replicas=2, run_directory=tmp_path, on_event=print
     )
     assert returned == [None, [True]]
+
+
+def test_steps_before_progress_is_not_reported_are_told(tmp_path: Path) -> None:
+    isotrain.launch(
+        quiet_from_the_third_step,
+        spec(),
+        backend="reference",
+        replicas=1,
+        run_directory=tmp_path,
+        on_event=lambda event: None,
+    )
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert sum(len(json.loads(line)["losses"]) for line in lines) == 2
