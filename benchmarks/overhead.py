@@ -79,7 +79,7 @@ def _timed(session: isotrain.Session, train: by_hand.Train, steps: int) -> float
 
 
 def measured_cell(backend: str, replicas: int, size: str, pairs: int) -> dict[str, Any]:
-    """Runs one cell in fresh processes."""
+    """Runs one cell in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         times = isotrain.launch(
             functools.partial(measure, pairs=pairs),

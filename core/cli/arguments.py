@@ -135,7 +135,7 @@ _DESCRIPTIONS = {
     " standard error, the result to standard output.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
-    "compare": "Measures every backend with every number of replicas, in fresh processes, in turn and\n"
+    "compare": "Measures every backend with every number of replicas, in new processes, in turn and\n"
     "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
     "report": "Makes the report of a comparison again from its stored results, and prints its tables.",
     "check": "Says before anything is trained what will make results differ between backends or numbers of\n"

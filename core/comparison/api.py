@@ -33,7 +33,7 @@ def compare(
 ) -> Comparison:
     """Measures backends against each other on this machine.
 
-    Every run is made in fresh processes; `docs/compare.md` tells what each number means.
+    Every run is made in new processes; `docs/compare.md` tells what each number means.
 
     Args:
         spec: As for `isotrain.run`.

@@ -54,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Repeat:
-    """One run of a cell in fresh processes.
+    """One run of a cell in new processes.
 
     Attributes:
         order: Position among all runs of the comparison, from 0, in the order they were made.

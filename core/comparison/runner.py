@@ -77,7 +77,7 @@ class Runner:
         measurement: Measurement,
         folder: Path,
     ) -> dict[str, Any]:
-        """Makes one run in fresh processes.
+        """Makes one run in new processes, with a template of their own where they are forked.
 
         Args:
             spec: What to train.
