@@ -57,14 +57,17 @@ class RankProcess:
             begin: A way to start it.
         """
         stdin, feed = _pipe()
-        with stdin, self.log.open("ab") as log, self._stdout_beside(log) as stdout:
-            self._process = begin(
-                Beginning(
-                    {**environment, **self.context.to_variables()},
-                    (stdin.fileno(), stdout.fileno(), log.fileno()),
-                    (self._writing, self._status, payload.descriptor),
+        with contextlib.ExitStack() as undoing, stdin, self.log.open("ab") as log:
+            undoing.enter_context(feed)
+            with self._stdout_beside(log) as stdout:
+                self._process = begin(
+                    Beginning(
+                        {**environment, **self.context.to_variables()},
+                        (stdin.fileno(), stdout.fileno(), log.fileno()),
+                        (self._writing, self._status, payload.descriptor),
+                    )
                 )
-            )
+            undoing.pop_all()
         os.close(self._writing)
         self._writing = -1
         start = {"path": sys.path, "argv": sys.argv}  # the run's modules may read it on import
@@ -202,11 +205,7 @@ def _everyone(processes: Sequence[RankProcess]) -> list[psutil.Process]:
 
 
 def _is_marked(member: psutil.Process, directories: set[str], sessions: set[int | None]) -> bool:
-    """Whether it inherited a run's variable or session, though its parent may be gone.
-
-    A process that was forked shows the variables that its ancestor was started with, which are not
-    the run's where that is a template: it is known by its session.
-    """
+    """Whether it inherited a run's variable or session, though its parent may be gone."""
     with contextlib.suppress(psutil.Error, OSError):
         if os.getsid(member.pid) in sessions:
             return True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from isotrain.core.contracts.events import OnEvent, Remark
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.errors import RunFailedError
 from isotrain.core.launching import templates
 from isotrain.core.launching.beginning import Beginning, Begun, FreshProcess
 from isotrain.core.launching.template import Template, TemplateError
@@ -34,6 +35,7 @@ class Starter:
         }
         self._timeouts = plan.timeouts
         self._on_event = on_event
+        self._begun = 0
         self._template: Template | None = None
         if plan.start.way == "forked":
             try:
@@ -43,16 +45,41 @@ class Starter:
                 self._remark(error)
 
     def begin(self, beginning: Beginning) -> Begun:
-        """Starts a process; where its template is broken, by itself."""
-        if self._template is not None:
-            limits = self._timeouts["silence"], self._timeouts["start"]
-            try:
-                return self._template.fork(beginning, *limits)
-            except TemplateError as error:
-                templates.OF_THIS_PROGRAM.drop(self._template, str(error))
-                self._template = None
-                self._remark(error)
-        return FreshProcess(beginning)
+        """Starts a process; by itself where the template turned out to be broken at the first one.
+
+        Raises:
+            RunFailedError: It cannot be started.
+        """
+        try:
+            begun = self._forked(beginning) or FreshProcess(beginning)
+        except (OSError, TemplateError) as error:
+            raise RunFailedError(
+                f"a process of the run cannot be started, after {self._begun} of them were: {error}."
+                " The run was ended. See whether this machine has memory left, and how many"
+                " processes and open files it allows (`ulimit -a`)."
+            ) from error
+        self._begun += 1
+        return begun
+
+    def _forked(self, beginning: Beginning) -> Begun | None:
+        """Forks a process; None where they start by themselves.
+
+        Raises:
+            TemplateError: The template is broken, and others of the run live or lived on it.
+        """
+        if self._template is None:
+            return None
+        try:
+            return self._template.fork(
+                beginning, self._timeouts["silence"], self._timeouts["start"]
+            )
+        except TemplateError as error:
+            templates.OF_THIS_PROGRAM.drop(self._template, str(error))
+            if self._begun:
+                raise TemplateError(f"the template they are forked from failed: {error}") from error
+            self._template = None
+            self._remark(error)
+            return None
 
     def _remark(self, error: TemplateError) -> None:
         text = f"every process starts by itself, for the one to fork from cannot be used: {error}"

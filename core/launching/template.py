@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import isotrain
+from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import Beginning
 from isotrain.core.launching.effort import effort
@@ -33,6 +34,8 @@ _EFFORT_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 _SEND_LIMIT = struct.pack("@ll", int(_ANSWER_SECONDS), 0)  # one that is suspended takes nothing
 _SAID_LINES = 5
+_ROOM = " " * (1 << 16)
+"""Where a forked process shows its place, see `template_process`; longer ones are cut."""
 
 
 class TemplateError(Exception):
@@ -57,26 +60,36 @@ class Template:
             environment: All of its variables.
         """
         self._door, theirs = socket.socketpair()
-        self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        number = theirs.fileno()
-        order = {"home": _HOME, "door": number, "launcher": os.getpid(), "imports": list(imports)}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, json.dumps(order)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
-                env=environment,
-                pass_fds=[number],
-                start_new_session=True,
-            )
+        with theirs, contextlib.ExitStack() as undoing:
+            undoing.enter_context(self._door)
+            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
+            self._said = undoing.enter_context(tempfile.TemporaryFile())
+            self._process = self._started(theirs.fileno(), imports, environment)
+            undoing.pop_all()  # `end` closes them
         self._lock = threading.RLock()
-        self._codes: dict[int, int | None] = {}
+        self._living: set[int] = set()
+        """Processes that were not released yet."""
+        self._codes: dict[int, int] = {}
+        """How processes have ended, by number."""
         self._answers: list[dict[str, Any]] = []
         self.is_ready = False
         self._is_retired = False
+        self._is_mute = False
         self._is_gone = False
+
+    def _started(
+        self, door: int, imports: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        order = {"home": _HOME, "door": door, "launcher": os.getpid(), "imports": list(imports)}
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            env={**environment, VARIABLE: _ROOM},
+            pass_fds=[door],
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -101,7 +114,7 @@ class Template:
             limit: Seconds that it may import.
 
         Raises:
-            TemplateError: It could not import, or is gone.
+            TemplateError: It could not import, cannot fork, or is gone.
         """
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
@@ -109,26 +122,27 @@ class Template:
                 self._await_imports(silence, limit)
                 descriptors = (*beginning.streams, *beginning.inherited, folder)
                 request = {"fork": dict(beginning.environment)}
-                pid: int = self._asked(request, silence, descriptors)["forked"]
-                self._codes.setdefault(pid, None)  # its end may have been told already
+                answer = self._asked(request, silence, descriptors)
+                if "refused" in answer:
+                    raise TemplateError(f"it cannot fork: {answer['refused']}")
+                self._living.add(answer["forked"])
         finally:
             os.close(folder)
-        return ForkedProcess(pid, self)
+        return ForkedProcess(answer["forked"], self)
 
     def exit_code(self, pid: int) -> int | None:
         """Of a process that it forked: when the template dies, the system kills them all."""
         with self._lock:
             self._read(0)
-            code = self._codes[pid]
-            return -signal.SIGKILL if code is None and self._is_gone else code
+            return self._codes.get(pid, -signal.SIGKILL if self._is_gone else None)
 
     def release(self, pid: int) -> None:
         """Lets the system forget a process, once it has ended; the last one may free the template."""
         with self._lock:
             with contextlib.suppress(TemplateError):
-                if not self._is_gone:
-                    self._asked({"release": pid}, _ANSWER_SECONDS)
-            del self._codes[pid]
+                self._asked({"release": pid}, _ANSWER_SECONDS)
+            self._living.remove(pid)
+            self._codes.pop(pid, None)
             self._end_if_idle()
 
     def retire(self) -> None:
@@ -145,7 +159,7 @@ class Template:
         self._said.close()
 
     def _end_if_idle(self) -> None:
-        if self._is_retired and not self._codes:
+        if self._is_retired and not self._living:
             self.end()
 
     def end(self) -> None:
@@ -175,22 +189,30 @@ class Template:
     def _asked(
         self, request: Mapping[str, Any], patience: float, descriptors: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Sends a request and waits for its answer; one that does not come breaks the template."""
+        """Sends a request and waits for its answer.
+
+        Where none comes, nothing can be asked any more: a late answer would be taken for that of
+        another request. Processes that live on it are left alone.
+        """
+        if self._is_gone or self._is_mute:
+            raise TemplateError("it is gone, or does not answer")
         deadline = time.monotonic() + patience
         try:
             doorway.send(self._door, request, descriptors)
             while not self._answers and not self._is_gone and time.monotonic() < deadline:
                 self._read(_LOOK_SECONDS)
-        except OSError:
-            self._is_gone = True
-        except BaseException:
-            self._process.kill()  # the answer would be taken for that of another request
-            raise
-        if self._answers:
             return self._answers.pop()
-        self._process.kill()
-        self._is_gone = True
-        raise TemplateError("it is gone, or does not answer")
+        except (OSError, IndexError) as error:
+            self._silence()
+            raise TemplateError("it is gone, or does not answer") from error
+        except BaseException:
+            self._silence()
+            raise
+
+    def _silence(self) -> None:
+        """Asks it nothing any more, and ends it with the last process that lives on it."""
+        self._is_mute = True
+        self.retire()
 
     def _read(self, patience: float) -> None:
         """Takes over what it has told, waiting at most so many seconds for the first of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import code_of
 
@@ -29,6 +31,8 @@ _OWN_IMPORTS = (
 )
 """What every process of a run needs of isotrain, whatever its backend."""
 _STREAMS = 3
+_GIVEN = 7
+"""Descriptors of a request to fork: streams, what is inherited, and the working directory."""
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LAUNCHER = "launcher"
 _DOOR = "door"
@@ -88,8 +92,7 @@ class _Template:
             return False
         request, descriptors = received
         if "fork" in request:
-            pid = self._fork(request["fork"], descriptors)
-            doorway.send(self._door, {"forked": pid})
+            doorway.send(self._door, self._attempt(request["fork"], descriptors))
         elif "release" in request:
             self._unwatch(request["release"])
             os.waitpid(request["release"], 0)
@@ -112,21 +115,42 @@ class _Template:
         assert ended is not None
         doorway.send(self._door, {"ended": pid, "code": code_of(ended)})
 
+    def _attempt(
+        self, environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> dict[str, Any]:
+        """Forks, or says why the system did not let it: its other children live on."""
+        try:
+            if len(descriptors) < _GIVEN:  # the system drops those that there is no room for
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return {"forked": self._fork(environment, descriptors)}
+        except OSError as error:
+            return {"refused": str(error)}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
     def _fork(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
         """Forks a child, and waits until it leads a session of its own."""
         waiting, ready = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads: adapters vouch for them
-            pid = os.fork()
-        if pid == 0:
-            self._become(environment, descriptors, (waiting, ready))
-        for descriptor in (*descriptors, ready):
-            os.close(descriptor)
-        os.read(waiting, 1)
-        os.close(waiting)
-        self._children[pid] = os.pidfd_open(pid)
-        self._selector.register(self._children[pid], selectors.EVENT_READ, pid)
+        try:
+            pid = _forked()
+            if pid == 0:
+                self._become(environment, descriptors, (waiting, ready))
+        finally:
+            os.close(ready)
+            with open(waiting, "rb", buffering=0) as reading:
+                reading.read(1)  # the end of it, also where there is no child
+        self._watch(pid)
         return pid
+
+    def _watch(self, pid: int) -> None:
+        try:
+            self._children[pid] = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._selector.register(self._children[pid], selectors.EVENT_READ, pid)
 
     def _become(
         self, environment: Mapping[str, str], descriptors: Sequence[int], pipe: Sequence[int]
@@ -162,6 +186,12 @@ class _Template:
         self._door.detach()
 
 
+def _forked() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads: adapters vouch for them
+        return os.fork()
+
+
 def _die_with(parent: int) -> None:
     """Has the system end this process when its parent does."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -176,10 +206,23 @@ def _take_over(streams: Sequence[int], environment: Mapping[str, str], folder: i
         os.close(descriptor)
     os.fchdir(folder)
     os.close(folder)
+    _show(os.fsencode(environment.get(VARIABLE, "")))
     os.environ.clear()
     os.environ.update(environment)
     if "numpy" in sys.modules:  # Python's own generator is seeded anew by `fork`
         sys.modules["numpy"].random.seed()
+
+
+def _show(place: bytes) -> None:
+    """Has the system show this process's place in its run as a variable, as of a fresh process.
+
+    By that whatever it forks is found, though it may leave its session. The system shows the memory
+    that held the variables a process was started with; the template was given room there.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    room = os.environ[VARIABLE]
+    ctypes.memmove(getenv(VARIABLE.encode()), place, min(len(place), len(room)))
 
 
 def _changeable_files() -> dict[str, Any]:

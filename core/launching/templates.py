@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import threading
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from isotrain.core.launching.template import Template, TemplateError
 
 _MOST = 4
 """Each keeps a framework in memory; the one that was not used for longest goes first."""
+_REFUSED_SECONDS = 60.0
+"""One that could not import is not tried again at once: it may have taken long to fail."""
 _READ_BY_NO_IMPORT = frozenset(
     ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES")
 )
@@ -26,7 +29,8 @@ class Templates:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._found: dict[Hashable, Template] = {}
-        self._refused: dict[Hashable, str] = {}
+        self._refused: dict[Hashable, tuple[str, float]] = {}
+        """Why there can be none, and until when nobody tries again (`time.monotonic`)."""
         self._is_closed = False
 
     def get(self, imports: Sequence[str], environment: Mapping[str, str]) -> Template:
@@ -40,35 +44,49 @@ class Templates:
             TemplateError: There can be none.
         """
         key = (tuple(imports), _circumstances(environment))
+        former = self._found.get(key)
+        if former is not None and not former.is_current():  # without the lock: it may be slow
+            self.drop(former)
         with self._lock:
-            if self._is_closed:
-                raise TemplateError("this program is ending")
-            if key in self._refused:
-                raise TemplateError(self._refused[key])
-            template = self._found.pop(key, None)
-            if template is not None and not template.is_current():
-                template.retire()
-                template = None
-            self._found[key] = template or _started(imports, environment)
-            while len(self._found) > _MOST:
-                self._found.pop(next(iter(self._found))).retire()
-            return self._found[key]
+            self._refuse(key)
+            given = self._found.pop(key, None) or _started(imports, environment)
+            self._found[key] = given
+            surplus = [self._found.pop(each) for each in list(self._found)[:-_MOST]]
+        for each in surplus:
+            each.retire()
+        return given
 
-    def drop(self, template: Template, reason: str) -> None:
-        """Keeps a broken template from being used again, and one like it from being started."""
+    def _refuse(self, key: Hashable) -> None:
+        if self._is_closed:
+            raise TemplateError("this program is ending")
+        reason, until = self._refused.get(key, ("", 0.0))
+        if time.monotonic() < until:
+            raise TemplateError(reason)
+
+    def drop(self, template: Template, reason: str | None = None) -> None:
+        """Keeps a template from being used again.
+
+        Args:
+            template: One that is broken, or no longer what a new one would be.
+            reason: Why one like it would be broken too, if it could not even import: for a while,
+                none is started.
+        """
         with self._lock:
             for key, found in list(self._found.items()):
                 if found is template:
                     del self._found[key]
-                    if not template.is_ready:
-                        self._refused[key] = reason
-            template.retire()
+                    if reason is not None and not template.is_ready:
+                        self._refused[key] = reason, time.monotonic() + _REFUSED_SECONDS
+        template.retire()
 
     def retire(self) -> None:
         """Has the next run start a new template; those that no run uses end now."""
         with self._lock:
-            while self._found:
-                self._found.popitem()[1].retire()
+            retired = list(self._found.values())
+            self._found.clear()
+            self._refused.clear()
+        for template in retired:
+            template.retire()
 
     def pids(self) -> list[int]:
         """Numbers of the templates that are kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -201,9 +202,9 @@ def looks(session: Any) -> list[Any]:
 
 def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
     planted = launch(plants, tmp_path / "a")
-    template = OF_THIS_PROGRAM.pids()[-1]
+    before = templates()
     found = launch(looks, tmp_path / "b")
-    assert OF_THIS_PROGRAM.pids()[-1] == template
+    assert templates() == before
     assert [each[0] for each in found] == [False, False]
     draws = [tuple(drawn) for drawn in (*planted, *(each[1:] for each in found))]
     assert len({first for first, _ in draws}) == len(draws)
@@ -226,8 +227,9 @@ def test_a_module_that_was_changed_between_two_runs(
 
 
 def falls_over(session: Any) -> None:
-    """Leaves a process behind that has neither its parent nor other variables, then dies."""
+    """Leaves a process behind that has neither its parent nor its session, then dies."""
     if os.fork() == 0:
+        os.setsid()
         if os.fork() == 0:
             (session.run_directory / f"left-{session.rank}").write_text(str(os.getpid()))
             time.sleep(600)
@@ -319,10 +321,9 @@ def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> 
         first = kept.get((), variables(PYTEST_CURRENT_TEST="another"))
         assert kept.get((), variables()) is first
         assert kept.get(("wave",), variables()) is not first
-        for number in range(4):
-            kept.get((), variables(NUMBER=str(number)))
-        assert len(kept.pids()) == 4
+        others = [kept.get((), variables(NUMBER=str(number))) for number in range(4)]
         wait_until(lambda: not is_alive(first.pid))
+        assert all(is_alive(other.pid) for other in others)
     finally:
         kept.close()
     with pytest.raises(TemplateError, match="this program is ending"):
@@ -333,7 +334,8 @@ def test_a_process_that_is_forked_from_the_program_leaves_its_templates_alone() 
     template = OF_THIS_PROGRAM.get((), variables())
     pid = os.fork()
     if pid == 0:
-        os._exit(len(OF_THIS_PROGRAM.pids()))
+        OF_THIS_PROGRAM.close()
+        os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert template.is_current()
@@ -358,6 +360,70 @@ def test_a_template_that_is_suspended_is_replaced() -> None:
         wait_until(lambda: not is_alive(first.pid))
     finally:
         kept.close()
+
+
+def test_a_template_that_does_not_answer_one_run_lives_on_for_another() -> None:
+    kept = Templates()
+    waiting, nothing_comes = os.pipe()
+    try:
+        first = kept.get((), variables())
+        with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
+            of_another_run = forked(first, (waiting, null.fileno(), null.fileno()))
+            os.kill(first.pid, signal.SIGSTOP)
+            with pytest.raises(TemplateError, match="it is gone, or does not answer"):
+                first.fork(Beginning(variables(), (null.fileno(),) * 3, ()), 0.1, LIMIT)
+            os.kill(first.pid, signal.SIGCONT)
+            assert kept.get((), variables()) is not first
+            assert is_alive(of_another_run.pid)
+            assert of_another_run.exit_code is None
+        wait_until(lambda: of_another_run.exit_code == 1)  # its input ended, and had no job
+        of_another_run.release()
+        assert not is_alive(first.pid)
+    finally:
+        kept.close()
+
+
+def test_a_template_that_cannot_fork_says_so_and_its_processes_live_on() -> None:
+    template = Template((), variables())
+    waiting, nothing_comes = os.pipe()
+    try:
+        with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
+            process = forked(template, (waiting, null.fileno(), null.fileno()))
+            psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
+            with pytest.raises(TemplateError, match=r"it cannot fork: .* Too many open files"):
+                forked(template, (null.fileno(),) * 3)
+            assert template.is_current()
+            assert is_alive(process.pid)
+        wait_until(lambda: process.exit_code == 1)
+        process.release()
+    finally:
+        template.retire()
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_run_whose_template_cannot_fork(
+    begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    fork = Template.fork
+
+    def runs_out(template: Template, *given: Any) -> Any:
+        calls.append(template.pid)
+        if len(calls) > begun:
+            template._await_imports(SILENCE, LIMIT)
+            psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
+        return fork(template, *given)
+
+    OF_THIS_PROGRAM.retire()
+    monkeypatch.setattr(Template, "fork", runs_out)
+    told: list[Mapping[str, Any]] = []
+    if begun:
+        with pytest.raises(RunFailedError, match=r"after 1 of them were: the template .* Too many"):
+            launch(parameters, tmp_path, told.append)
+    else:
+        assert launch(parameters, tmp_path, told.append) == [10, 10]
+        (remark,) = (event["text"] for event in told if event["event"] == "remark")
+        assert "Too many open files" in remark
 
 
 def test_what_was_forked_ends_with_its_template() -> None:
@@ -398,12 +464,21 @@ def test_an_imported_file_that_changes_makes_a_template_useless(
 
 def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
     launch(parameters, tmp_path / "warm")
-    warm = OF_THIS_PROGRAM.pids()
+    warm = templates()
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
     given = isotrain.TrainingSpec.model_validate(spec())
     found = run_here(given, "torch-ddp", 1, measurement, tmp_path / "cold")
     assert found["ranks"][0]["plan"]["start"]["way"] == "forked"
-    assert not set(warm) & set(OF_THIS_PROGRAM.pids())
+    assert not warm & templates()
+
+
+def templates() -> set[int]:
+    """Numbers of the templates of this program."""
+    return {
+        child.pid
+        for child in psutil.Process().children()
+        if is_alive(child.pid) and "template_process" in " ".join(child.cmdline())
+    }
 
 
 def is_alive(pid: int) -> bool:
