@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import pytest
-from conformance.backends import param
 
 REPLICAS = 2
 
@@ -92,7 +91,8 @@ def cards(program: str, *faults: str) -> dict[str, Any]:
     return dict(zip(faults, json.loads(completed.stdout.splitlines()[-1]), strict=True))
 
 
-@pytest.mark.parametrize("fault", [param(fault, slow=fault in ALONE) for fault in EXPECTED])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", EXPECTED)
 def test_exactly_the_expected_checks_fail(fault: str) -> None:
     """All others pass."""
     together = [name for name in EXPECTED if name not in ALONE]

@@ -7,15 +7,13 @@ import itertools
 import numpy as np
 import pytest
 from conformance import runs
-from conformance.backends import BACKENDS, param
+from conformance.backends import BACKENDS
 from conformance.nearness import EXACT, NEAR, assert_equal_runs
 
 CASES = ("sgd-float64", "adam-float64", "adamw-float64")
-QUICK = ("torch-ddp", "tf-mirrored")
-PAIRS = [
-    param(one, other, slow=(one, other) != QUICK)
-    for one, other in itertools.combinations(BACKENDS, 2)
-]
+PAIRS = list(itertools.combinations(BACKENDS, 2))
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -25,7 +23,6 @@ def test_two_backends_agree(case: str, one: str, other: str) -> None:
     assert_equal_runs(runs.trained(one, 2, case), runs.trained(other, 2, case), EXACT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_replicas_agree_with_one(case: str) -> None:
     """In float64; the other backends follow by their agreement with this one."""
@@ -33,7 +30,6 @@ def test_two_replicas_agree_with_one(case: str) -> None:
     assert_equal_runs(two, alone, EXACT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_training_gets_somewhere(case: str) -> None:
     """The comparison means something: the loss falls, and every weight moves."""

@@ -172,6 +172,7 @@ def isotrain_register_backends(register):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "framework", "part"),
     [
@@ -185,13 +186,10 @@ def isotrain_register_backends(register):
             "tensorflow",
             "TensorFlow .* has changed parts .*: Module._flatten .RuntimeError",
         ),
-        pytest.param(
-            *(
-                "changed-horovod",
-                "torch",
-                "Horovod .* has changed parts .*: the names in its library",
-            ),
-            marks=pytest.mark.slow,
+        (
+            "changed-horovod",
+            "torch",
+            "Horovod .* has changed parts .*: the names in its library",
         ),
     ],
 )

@@ -283,6 +283,7 @@ def test_missing_peer_is_named(tmp_path: Path) -> None:
     assert "rank 1 did not come within 15 s" in said
 
 
+@SLOW
 def test_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "sgd"},
     {"name": "sgd", "momentum": 0.5},

@@ -138,7 +138,9 @@ def test_a_native_loss_does_not_broadcast(tmp_path: Path, kind: str) -> None:
         trained(tmp_path, loss=y_then_prediction, data_args=args)
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+)
 def test_a_portable_loss_gets_equal_shapes_as_in_keras(tmp_path: Path, backend: str) -> None:
     losses = [
         isotrain.run(

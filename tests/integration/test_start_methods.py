@@ -31,7 +31,9 @@ from isotrain.plugin import Start
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAYS = ("forked", "fresh")
-BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
+BOTH_WAYS = pytest.mark.parametrize(
+    "way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)]
+)
 LIMIT_SECONDS = 15.0
 SILENCE, LIMIT = 30.0, 120.0
 PLANTED_SEED = 987654321
@@ -143,6 +145,7 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_forked_process_finds_what_a_fresh_one_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -391,7 +391,8 @@ def test_collectives_that_cannot_work_are_refused() -> None:
 def test_options_are_checked() -> None:
     def remarks(options: dict[str, Any]) -> list[str]:
         spec = load_spec(make_spec(backend_options={"tf-multiworker": options}))
-        return TFMultiWorker().check(spec, options, replicas=2)
+        adapter = TFMultiWorker()
+        return adapter.check(spec, adapter.check_options(spec), replicas=2)
 
     assert len(remarks({"bucket_bytes": 1024})) == 1
     with pytest.raises(PlanError, match="at least 1, got 0"):
