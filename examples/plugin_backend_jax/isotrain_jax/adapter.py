@@ -127,7 +127,8 @@ class JaxMesh(ServedOverTcp):
             return False
         import jax
 
-        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        # A failed exchange is told by either, whether it is computed at once or waited for.
+        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         return is_of_jax and any(words in str(error) for words in _LOST_PEER)
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
