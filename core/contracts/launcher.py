@@ -22,12 +22,10 @@ class Launcher(ABC):
     Attributes:
         name: The name it is registered under.
         summary: One line for listings.
-        forks: Whether it can fork processes from one that has imported the framework.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    forks: ClassVar[bool] = False
 
     def usability(self) -> Usability:
         """Looks whether it can be used here, starting nothing."""

@@ -11,6 +11,7 @@ from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.launching.rank_process import RankProcess
+from isotrain.core.system.last_words import signal_name
 
 _LOG_LINES = 30
 _EFFORT_SECONDS = 0.05
@@ -134,7 +135,7 @@ def _ending(code: int) -> str:
     if code == -signal.SIGKILL:
         return "was ended by SIGKILL (kill -9, or the system had no memory left)"
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by {signal_name(-code)}"
     return f"ended with exit code {code} before its work was done"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
-from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError, RunFailedError
@@ -27,9 +27,8 @@ _EXIT_SECONDS = 5.0
 class LocalLauncher(Launcher):
     """Starts every process on this machine."""
 
-    name = "local"
+    name = LOCAL
     summary = "processes on this machine"
-    forks = True
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None

@@ -23,6 +23,7 @@ from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import Beginning
 from isotrain.core.launching.effort import effort
+from isotrain.core.system.last_words import last_words
 
 _START = (
     "import json, sys; order = json.loads(sys.argv.pop()); sys.path.append(order.pop('home'));"
@@ -33,7 +34,6 @@ _LOOK_SECONDS = 0.2
 _EFFORT_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 _SEND_LIMIT = struct.pack("@ll", int(_ANSWER_SECONDS), 0)  # one that is suspended takes nothing
-_SAID_LINES = 5
 _ROOM = " " * (1 << 16)
 """Where a forked process shows its place, see `template_process`; longer ones are cut."""
 
@@ -241,8 +241,7 @@ class Template:
     def _words(self) -> str:
         """The end of what it has said, in one line."""
         self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return " / ".join(line.strip() for line in lines[-_SAID_LINES:]) or "nothing"
+        return last_words(self._said.read().decode(errors="replace"))
 
 
 def _is_readable(door: socket.socket, patience: float) -> bool:

@@ -14,12 +14,12 @@ import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import code_of
+from isotrain.core.system.environments import is_of_environment
 
 _OWN_IMPORTS = (
     "isotrain.core.running.worker",
@@ -227,12 +227,11 @@ def _show(place: bytes) -> None:
 
 def _changeable_files() -> dict[str, Any]:
     """The imported files that lie in no environment, and may change while this process lives."""
-    environments = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     found = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return {
         name: _stamp(name)
         for name in map(os.path.abspath, filter(None, found))
-        if not any(Path(name).is_relative_to(prefix) for prefix in environments)
+        if not is_of_environment(name)
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 from isotrain.core.launching.template import Template, TemplateError
+from isotrain.core.system.environments import is_of_environment
 
 _MOST = 4
 """Each keeps a framework in memory; the one that was not used for longest goes first."""
@@ -125,7 +126,7 @@ def _circumstances(environment: Mapping[str, str]) -> Hashable:
         tuple(resource.getrlimit(each) for each in limits if each >= 0),
         os.getpriority(os.PRIO_PROCESS, 0),
         _mask(),
-        tuple(map(_changed, filter(_is_of_environment, sys.path))),
+        tuple(map(_changed, filter(is_of_environment, sys.path))),
     )
 
 
@@ -133,10 +134,6 @@ def _mask() -> str:
     """The permissions that new files are denied, read without setting them."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next((line for line in lines if line.startswith("Umask")), "")
-
-
-def _is_of_environment(folder: str) -> bool:
-    return any(Path(folder).is_relative_to(root) for root in {sys.prefix, sys.base_prefix})
 
 
 def _changed(folder: str) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError
@@ -26,7 +26,7 @@ def resolve_start(adapter: Adapter, launcher: Launcher, device: DeviceKind) -> S
         raise PlanError(f"{VARIABLE}: expected one of {', '.join(_WAYS)}, received {asked!r}.")
     if asked == "fresh":
         return Start(why_fresh=f"{VARIABLE}=fresh")
-    if not launcher.forks:
+    if launcher.name != LOCAL:
         return Start(why_fresh=f"launcher {launcher.name!r} starts each process by itself")
     obstacle = forking.obstacle()
     return adapter.preload(device=device) if obstacle is None else Start(why_fresh=obstacle)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from isotrain.core.system.environments import is_of_environment
+from isotrain.core.system.last_words import last_words, signal_name
 from isotrain.core.system.whole_file import write_whole
 
 END_SECONDS = 10.0
@@ -26,7 +28,6 @@ _PROGRAM = (
     " sys.path[:] = [*(sys.path if call['is_elsewhere'] else ()), *call['path']];"
     " from isotrain.core.system.child_process import main; main(call)"
 )
-_SAID_LINES = 5
 
 
 class ChildRaisedError(Exception):
@@ -154,30 +155,21 @@ class ChildProcess:
         try:
             answer = json.loads(self._answer.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ChildEndedError(_ending(self._process.returncode), self._last_words()) from None
+            said = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
+            raise ChildEndedError(_ending(self._process.returncode), said) from None
         self._answer.unlink()
         if "raised" in answer:
             raise ChildRaisedError(answer["raised"], answer["message"])
         return answer["returned"]
 
-    def _last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        words = [line.strip() for line in lines if line.strip()]
-        return " / ".join(words[-_SAID_LINES:]) or "nothing"
-
 
 def _ending(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
 
 
 def _own_folders() -> Sequence[str]:
     """Where this program finds modules that belong to no environment: a person's own."""
-    environments = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    return [
-        folder
-        for folder in map(os.path.abspath, sys.path)
-        if not any(Path(folder).is_relative_to(prefix) for prefix in environments)
-    ]
+    return [each for each in map(os.path.abspath, sys.path) if not is_of_environment(each)]
 
 
 def main(call: Mapping[str, Any]) -> NoReturn:

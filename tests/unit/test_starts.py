@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from isotrain.core.errors import PlanError
 from isotrain.core.launching.local import LocalLauncher
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.system import forking
+from isotrain.core.system.last_words import signal_name
 
 ADAPTERS = (TorchDDP, TFMirrored, TFMultiWorker, HorovodTorch, HorovodTF)
 
@@ -79,3 +81,8 @@ def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_START", "slowly")
     with pytest.raises(PlanError, match="expected one of forked, fresh, received 'slowly'"):
         resolve_start(TorchDDP(), LocalLauncher(), "cpu")
+
+
+def test_an_ending_by_a_signal_without_a_name() -> None:
+    assert signal_name(signal.SIGABRT) == "SIGABRT"
+    assert signal_name(signal.SIGRTMIN + 1) == f"signal {signal.SIGRTMIN + 1}"
