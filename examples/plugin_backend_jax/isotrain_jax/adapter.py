@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from isotrain.plugin import ReplicaGroup, TrainingSpec
 
 INSTALL_HINT = "install JAX and Keras: pip install jax keras"
-_LOST_PEER = ("gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+_LOST_PEER = ("gloo", "Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 """In what XLA says of a peer that is gone: its errors all have one class."""
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _REPLICATED = Capabilities(
