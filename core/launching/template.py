@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import isotrain
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import Beginning
@@ -29,7 +28,7 @@ _START = (
     "import json, sys; order = json.loads(sys.argv.pop()); sys.path.append(order.pop('home'));"
     " from isotrain.core.launching.template_process import main; main(**order)"
 )
-_HOME = str(Path(isotrain.__path__[0]).parent)
+_HOME = str(Path(sys.modules["isotrain"].__path__[0]).parent)
 _LOOK_SECONDS = 0.2
 _EFFORT_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
