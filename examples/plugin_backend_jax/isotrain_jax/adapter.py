@@ -21,8 +21,6 @@ from isotrain.plugin import (
     UnsupportedError,
     Usability,
     keras_backend,
-    keras_private,
-    private_parts,
     visible_gpus,
 )
 
@@ -77,6 +75,7 @@ class JaxMesh(ServedOverTcp):
         import jaxlib
         import keras
 
+        from isotrain.plugin import keras_private, private_parts
         from isotrain_jax import attention
 
         versions = {
