@@ -29,7 +29,7 @@ PYTEST := $(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadsco
 test: environment ## all tests
 	$(PYTEST)
 
-test-quick: environment ## the everyday tests, about 90 seconds
+test-quick: environment ## the everyday tests: the quick part of all tests
 	$(PYTEST) -m "not slow"
 
 lint: environment ## style, types, and who imports whom
