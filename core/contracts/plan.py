@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from isotrain.core.contracts.capabilities import Placement
-from isotrain.core.contracts.process import Role
+from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.start import Start
 
 DeviceKind = Literal["cpu", "gpu"]
@@ -45,7 +45,7 @@ class ProcessPlan:
     @property
     def has_session(self) -> bool:
         """Whether it runs the loop; the others serve one that does."""
-        return self.role in ("replica", "coordinator")
+        return runs_the_loop(self.role)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,11 @@ Role = Literal["replica", "coordinator", "worker", "server"]
 which computes gradients; `server`, which holds parameters where the framework has such processes."""
 
 
+def runs_the_loop(role: Role) -> bool:
+    """Whether a process of this role has a session; workers and servers serve one that does."""
+    return role in ("replica", "coordinator")
+
+
 def rank_of(worker: int) -> int:
     """The rank of a worker of a served run, which has its replica's number: rank 0 is the coordinator."""
     return worker + 1
@@ -62,7 +67,7 @@ class ProcessContext:
     @property
     def has_session(self) -> bool:
         """Whether it runs the loop; workers and servers of a served run do not."""
-        return self.role in ("replica", "coordinator")
+        return runs_the_loop(self.role)
 
     def to_variables(self) -> dict[str, str]:
         """The environment variables from which `from_variables` makes this context again."""

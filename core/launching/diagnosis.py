@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
-from isotrain.core.contracts.process import Role
+from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.launching.rank_process import RankProcess
 from isotrain.core.system.last_words import signal_name
@@ -61,7 +61,7 @@ class Watched:
     @property
     def has_session(self) -> bool:
         """Whether it runs the loop; the others serve one that does."""
-        return self.role in ("replica", "coordinator")
+        return runs_the_loop(self.role)
 
     @property
     def is_needed(self) -> bool:
