@@ -14,7 +14,6 @@ import numpy as np
 from keras.src import backend
 from keras.src.backend.common import dtypes
 from keras.src.losses import loss as loss_module
-from keras.src.utils import naming
 
 from isotrain.adapters.private_parts import PrivatePart, require
 from isotrain.plugin import UnsupportedError
@@ -68,15 +67,6 @@ def _draws_otherwise() -> None:
         for name, maker in makers.items():
             drawn = keras.ops.convert_to_numpy(maker(seed=1)((2,)))
             require(bool((drawn == 1).all()), f"initializers draw with backend.random.{name}")
-
-
-def snake_case(name: str) -> str:
-    """A class's name as Keras writes it in small letters."""
-    return str(naming.to_snake_case(name))
-
-
-def _writes_small_letters() -> None:
-    require(snake_case("MeanSquaredError") == "mean_squared_error", "mean_squared_error")
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -231,7 +221,6 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 PARTS = (
     PrivatePart("backend.common.dtypes.BIT64_TO_BIT32_DTYPE", _keeps_64_bits),
     PrivatePart("backend.random", _draws_otherwise),
-    PrivatePart("utils.naming.to_snake_case", _writes_small_letters),
     PrivatePart("Layer._flatten_layers", _finds_inner_layers),
     PrivatePart("Layer._seed_generators", _knows_who_draws),
     PrivatePart("Layer._non_trainable_variables", _knows_who_moves),

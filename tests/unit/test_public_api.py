@@ -34,9 +34,8 @@ def public_api() -> str:
 
 def described(name: str, value: Any) -> Iterator[str]:
     if inspect.ismodule(value):
-        for member in sorted(n for n in vars(value) if not n.startswith("_")):
-            if getattr(vars(value)[member], "__module__", None) == value.__name__:
-                yield from described(f"{name}.{member}", vars(value)[member])
+        for member in sorted(getattr(value, "__all__", None) or own_names(value)):
+            yield from described(f"{name}.{member}", vars(value)[member])
     elif inspect.isclass(value):
         yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
         for member in members(value):
@@ -45,6 +44,12 @@ def described(name: str, value: Any) -> Iterator[str]:
         yield f"{name}{signature(value)}"
     else:
         yield f"{name}: {type(value).__name__}"
+
+
+def own_names(module: Any) -> list[str]:
+    """What a module without `__all__` defines itself."""
+    own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+    return [name for name in own if not name.startswith("_")]
 
 
 def signature(value: Any) -> str:
