@@ -38,6 +38,14 @@ class RunFailedError(IsotrainError):
     """A run ended early: which rank, at which step, in which call, and its traceback."""
 
 
+class NotANumberError(RunFailedError):
+    """A loss was NaN: at which step, and what is to blame as far as can be seen."""
+
+
+class EndedError(RunFailedError):
+    """This process of a run was asked to end."""
+
+
 class PeerLostError(RunFailedError):
     """Another process of the run is gone, has failed, or did not come: it is to blame, not this one."""
 

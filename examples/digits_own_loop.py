@@ -30,7 +30,7 @@ def train(session: isotrain.Session) -> dict[str, float]:
             print(f"epoch {batch.epoch + 1}: validation accuracy {measured['accuracy']:.4f}")
         if measured["accuracy"] > best:
             best, best_epoch = measured["accuracy"], batch.epoch
-            weights = session.read_state(["trainable"])
+            weights = session.read_state(["trainable", "non-trainable"])  # moving averages too
         elif batch.epoch - best_epoch >= PATIENCE:
             break
     session.write_state(weights)

@@ -23,6 +23,7 @@ from isotrain.core.data.batches import DataSet as DataSet
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError
+from isotrain.core.errors import NotANumberError as NotANumberError
 from isotrain.core.errors import PlanError as PlanError
 from isotrain.core.errors import PluginError as PluginError
 from isotrain.core.errors import RunFailedError as RunFailedError

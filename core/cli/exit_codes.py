@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     FINDINGS = 4
     SLOWER = 5
     DIFFERENT = 6
+    NOT_A_NUMBER = 7
     HANGUP = 129
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141

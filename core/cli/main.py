@@ -16,7 +16,12 @@ from typing import Any
 
 from isotrain.core.cli.arguments import parser
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.errors import BackendUnavailableError, IsotrainError, RunFailedError
+from isotrain.core.errors import (
+    BackendUnavailableError,
+    IsotrainError,
+    NotANumberError,
+    RunFailedError,
+)
 
 _ENDING_SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -105,6 +110,8 @@ def _plugins_of(options: argparse.Namespace) -> contextlib.AbstractContextManage
 
 def exit_code_of(error: IsotrainError) -> ExitCode:
     """The exit code that an error ends the program with."""
+    if isinstance(error, NotANumberError):
+        return ExitCode.NOT_A_NUMBER
     if isinstance(error, RunFailedError):
         return ExitCode.RUN_FAILED
     if isinstance(error, BackendUnavailableError):

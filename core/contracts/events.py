@@ -162,6 +162,18 @@ class WorkerLost(ProcessEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Warned(ProcessEvent):
+    """The run goes on, but a person should know of something.
+
+    Attributes:
+        text: What.
+    """
+
+    kind = "warning"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failed(ProcessEvent):
     """The process has raised.
 
@@ -235,6 +247,7 @@ _OF_PROCESSES: tuple[type[ProcessEvent], ...] = (
     Evaluating,
     EpochEnded,
     WorkerLost,
+    Warned,
     Failed,
     Finished,
 )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from isotrain.core.contracts.events import Heartbeat, ProcessEvent
+from isotrain.core.errors import EndedError
 
 HEARTBEAT_SECONDS = 0.5
 BETWEEN_CALLS = "between calls"
@@ -77,6 +78,7 @@ class Reporter:
         """
         self.rank = rank
         self.step: int | None = None
+        self._is_asked_to_end = False
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
@@ -90,6 +92,19 @@ class Reporter:
         step = 0 if self.step is None else self.step + 1
         # Not pack_into: it clears the page first, and the launcher would at times read zeros.
         self._page[: _PAGE.size] = _PAGE.pack(step, time.monotonic(), call.encode())
+        if self._is_asked_to_end:
+            self._is_asked_to_end = False
+            raise EndedError("this process was asked to end: the run was ended")
+
+    def ask_to_end(self) -> None:
+        """Makes the main thread, which calls this, raise: at once, or at the end of the step it is in.
+
+        Raises:
+            EndedError: It is in no step.
+        """
+        self._is_asked_to_end = True
+        if self.call != "step":
+            self.enter(self.call)
 
     @property
     def is_heard(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.reporter import Status
+from isotrain.core.errors import NotANumberError, RunFailedError
 from isotrain.core.launching.rank_process import RankProcess
 from isotrain.core.system.last_words import signal_name
 
@@ -137,6 +138,14 @@ def _ending(code: int) -> str:
     if code < 0:
         return f"was ended by {signal_name(-code)}"
     return f"ended with exit code {code} before its work was done"
+
+
+def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
+    """The error that the run ends with, in the words of `describe_failure`."""
+    text = describe_failure(culprit, everyone)
+    if culprit.failure is not None and culprit.failure.error == NotANumberError.__name__:
+        return NotANumberError(text)
+    return RunFailedError(text)
 
 
 def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:

@@ -13,7 +13,7 @@ from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import VARIABLE, ProcessContext
-from isotrain.core.errors import IsotrainError, RunFailedError
+from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.guard import Guard
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.ports import Ports
@@ -62,7 +62,7 @@ def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> Non
     supervisor = Supervisor(processes, job.plan.timeouts, on_event)
     failure = supervisor.run()
     if failure is not None:
-        raise RunFailedError(failure)
+        raise failure
     for process in processes:
         process.let_leave()
     wait_for_exit(processes, _EXIT_SECONDS)

@@ -85,6 +85,17 @@ def read_events(path: Path) -> Iterator[ProcessEvent]:
                 yield event
 
 
+def weights_after(folder: Path, steps: int) -> Path:
+    """The file with the weights that a run had after so many steps, until it has finished."""
+    return folder / f"weights-after-{steps}-steps.npz"
+
+
+def kept_weights(folder: Path) -> Path | None:
+    """The newest weights of a run that has not finished."""
+    found = folder.glob("weights-after-*-steps.npz")
+    return max(found, key=lambda path: int(path.name.split("-")[2]), default=None)
+
+
 def log_of(folder: Path, rank: int) -> Path:
     """The file with the output of a rank."""
     return folder / f"rank-{rank}.log"

@@ -12,7 +12,7 @@ from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, Run
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import RunFailedError
-from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.launching.run_directory import RunDirectory, kept_weights
 from isotrain.core.plugins import choice
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -79,10 +79,11 @@ def _told_as_failure(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except RunFailedError as failure:
-        event = RunFailed(time=time.time(), message=str(failure))
+        kept = kept_weights(directory.path)
+        text = f"{failure}\nthe weights so far: {kept}" if kept else str(failure)
         with contextlib.suppress(OSError):  # the failure itself is what has to be told
-            directory.append_event(event)
-        raise
+            directory.append_event(RunFailed(time=time.time(), message=text))
+        raise type(failure)(text) from failure.__cause__
     except OSError as error:
         raise RunFailedError(
             f"the run's files in {directory.path} cannot be written or read: {error}. The run was"

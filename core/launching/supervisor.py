@@ -20,10 +20,11 @@ from isotrain.core.contracts.events import (
     read_event,
 )
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
+from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.diagnosis import (
     PEERS_FAILED,
     Watched,
-    describe_failure,
+    error_of,
     suspicion,
     verdict,
 )
@@ -70,11 +71,11 @@ class Supervisor:
             os.set_blocking(self._output.fileno(), False)
             self._selector.register(self._output, selectors.EVENT_READ, None)
 
-    def run(self) -> str | None:
+    def run(self) -> RunFailedError | None:
         """Watches to the end.
 
         Returns:
-            None when all finished; otherwise what happened, in words. The processes still run then.
+            None when all finished; otherwise what happened. The processes still run then.
         """
         while True:
             self._poll(_POLL_SECONDS)
@@ -237,7 +238,7 @@ class Supervisor:
         """All but workers that may be lost and have not failed."""
         return [watched for watched in self._watched if watched.is_needed or watched.failure]
 
-    def _explain(self) -> str:
+    def _explain(self) -> RunFailedError:
         if not any(watched.lost for watched in self._suspects()):
             self._gather()
             if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
@@ -247,7 +248,7 @@ class Supervisor:
             if watched.started and (watched is not culprit or watched.failure is None):
                 watched.process.ask_for_stacks()
         self._read_for(_STACKS_SECONDS)
-        return describe_failure(culprit, self._watched)
+        return error_of(culprit, self._watched)
 
     def _gather(self) -> None:
         """Lets the other processes report what the failure did to them."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
 
 
-def fit(session: Session) -> dict[str, float]:
+def _nothing() -> None:
+    """For callers who have nothing to do at the end of an epoch."""
+
+
+def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[str, float]:
     """Trains to the end of the run, with metrics and evaluation at the ends of epochs.
+
+    Args:
+        session: To train in.
+        epoch_ended: Called after each epoch.
 
     Returns:
         The metrics of the last epoch, evaluation's as `validation_<name>`.
@@ -25,4 +34,5 @@ def fit(session: Session) -> dict[str, float]:
             evaluated = session.evaluate()
             metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
         session.end_epoch(batch.epoch, metrics)
+        epoch_ended()
     return metrics

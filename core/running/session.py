@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,14 @@ from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.contracts.service import Service
-from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
+from isotrain.core.data.batches import Batch, DataSet, Loader, Place, as_dataset
 from isotrain.core.data.sources import ShardedStream, as_source, map_tree
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.planning.make_plan import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
 from isotrain.core.spec import references
@@ -35,7 +37,8 @@ from isotrain.core.system.versions import versions
 class Session:
     """Trains and evaluates, on every process of the run alike.
 
-    Every method but the properties is called by every process at the same point.
+    Every method but the properties is called by every process at the same point. Nothing can be set that
+    is not there.
 
     Attributes:
         spec: What is trained.
@@ -44,6 +47,8 @@ class Session:
         rank: Of this process.
         run_directory: Where the run keeps its files.
     """
+
+    _is_open = False
 
     def __init__(
         self,
@@ -89,17 +94,32 @@ class Session:
         self._strategy.started(self.group)
         self._strategy_finished = False
         self._last_loss: Tensor | None = None
-        self._training = self._training_loader()
+        self._training = self._training_loader(self.group.local_replicas, self._place)
         self._rates = LearningRates(
             spec,
             global_batch=plan.global_batch,
             steps_per_epoch=self._training.steps_per_epoch,
             total_steps=self._training.total_steps,
         )
+        self._rate_factor = 1.0
         self._steps_done = 0
         self._step_reports = self._heard_step_reports()
         self._closed = False
+        self._is_open = True
         reporter.enter(BETWEEN_CALLS)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what would be set and never read.
+
+        Raises:
+            IsotrainError: A session has no attribute of that name that can be set.
+        """
+        if self._is_open and name not in self.__dict__:
+            raise IsotrainError(
+                f"session.{name} cannot be set, and would change nothing. scale_learning_rate(factor)"
+                " changes the rate, write_state(state) weights and slots; all else is in the spec."
+            )
+        super().__setattr__(name, value)
 
     def __enter__(self) -> Self:
         return self
@@ -149,8 +169,23 @@ class Session:
         return None if self._last_loss is None else float(self._last_loss)
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step, counted from 0 over the whole run. Local."""
-        return self._rates(step)
+        """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local."""
+        return self._rates(step) * self._rate_factor
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiplies the rates of all steps from here on, on top of the spec's schedule. Local.
+
+        Args:
+            factor: Above 0; every process passes the same. Factors multiply: 0.5 twice is a quarter.
+
+        Raises:
+            IsotrainError: It is no such number.
+        """
+        if not 0 < factor < math.inf:
+            raise IsotrainError(
+                f"scale_learning_rate: expected a number above 0, received {factor!r}."
+            )
+        self._rate_factor *= factor
 
     def batches(self) -> Iterator[Batch]:
         """Yields this process's part of every global batch from the next step to the run's end."""
@@ -180,7 +215,7 @@ class Session:
         reporter = self._reporter
         reporter.step = batch.step
         reporter.enter("step")
-        rate = self._rates(batch.step)
+        rate = self._rates(batch.step) * self._rate_factor
         loss = self._strategy.step(self.group, batch, rate)
         self._last_loss = loss
         self._steps_done = batch.step + 1
@@ -239,6 +274,7 @@ class Session:
                 self._reporter.emit(Evaluating())
             with self._strategy.evaluating(self.group):
                 for batch in self._evaluation_loader(source):
+                    self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
                     self.group.evaluation_step(batch)
             return self.group.collect_metrics("evaluation")
 
@@ -292,18 +328,29 @@ class Session:
         """Only rank 0 tells of its steps, and only where somebody listens."""
         if not (self.is_main and self._reporter.is_heard):
             return None
-        return StepReports(self._reporter, self.stopwatch, self.total_steps)
+        watch = LossWatch(self.spec.on_nan, self._reporter, self._culprit)
+        return StepReports(self._reporter, self.stopwatch, self.total_steps, watch)
+
+    def _culprit(self, step: int) -> str:
+        return culprit(step, self._samples, self.plan, self.group)
+
+    def _samples(self, step: int) -> Batch | None:
+        """What all replicas train on in a step."""
+        if isinstance(self._data.train, ShardedStream):
+            return None
+        loader = self._training_loader(tuple(range(self.replicas)), place=None)
+        return next(loader.from_step(step))
 
     def _flush_step_reports(self) -> None:
         if self._step_reports is not None:
             self._step_reports.flush()
 
-    def _training_loader(self) -> Loader:
+    def _training_loader(self, local_replicas: Sequence[int], place: Place | None) -> Loader:
         return Loader(
             self._data.train,
             global_batch=self.plan.global_batch,
             replicas=self.group.replicas,
-            local_replicas=self.group.local_replicas,
+            local_replicas=local_replicas,
             seed=self.spec.seed,
             shuffle=self.spec.shuffle,
             drop_remainder=self.spec.drop_remainder,
@@ -311,7 +358,7 @@ class Session:
             transform=self._transform,
             epochs=self.spec.epochs,
             steps=self.spec.steps,
-            place=self._place,
+            place=place,
         )
 
     def _evaluation_loader(self, source: Any) -> Loader:

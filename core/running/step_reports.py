@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from math import isnan
 
 from isotrain.core.contracts.events import Progress, Steps
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batches import Batch
+from isotrain.core.running.loss_watch import LossWatch
 from isotrain.core.running.stopwatch import Stopwatch
 
 STEPS_AT_ONCE = 500
@@ -23,8 +25,11 @@ class StepReports:
     happens wait; a loss that comes later than its step is left for a later one.
     """
 
-    def __init__(self, reporter: Reporter, stopwatch: Stopwatch, total_steps: int) -> None:
+    def __init__(
+        self, reporter: Reporter, stopwatch: Stopwatch, total_steps: int, watch: LossWatch
+    ) -> None:
         self._reporter = reporter
+        self._watch = watch
         self._stopwatch = stopwatch
         self._total = total_steps
         self._first = 0
@@ -61,6 +66,8 @@ class StepReports:
         loss = self._newest_loss()
         if loss is None:
             return
+        if isnan(loss):
+            self._tell_steps(self._known())
         self._progress_due = time.monotonic() + _PROGRESS_SECONDS
         self._reporter.emit(
             Progress(
@@ -93,6 +100,7 @@ class StepReports:
         del self._losses[:count], self._rates[:count]
         self._first += count
         self._newest = losses[-1]
+        self._watch.look(self._first - count, losses)
 
 
 def _is_known(loss: Tensor) -> bool:

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Failed, Finished, Ready, Started
@@ -38,6 +39,8 @@ def main(events: int, status: int, arrays: int) -> None:
         os.set_inheritable(descriptor, False)
     _dump_stacks_on_request()
     reporter = Reporter(context.rank, events, status)
+    if context.rank == 0:
+        _end_after_the_step(reporter)
     reporter.emit(Started(pid=os.getpid()))
     _leave(_attempt(context, reporter, arrays))
 
@@ -46,6 +49,19 @@ def _dump_stacks_on_request() -> None:
     """Lets the launcher ask, by a signal, where every thread of this process is."""
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def _end_after_the_step(reporter: Reporter) -> None:
+    """Lets the first SIGTERM end this process where the weights are whole, so that they can be kept."""
+    own = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != own:  # a process that this one has forked
+            os.kill(os.getpid(), number)
+        reporter.ask_to_end()
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:

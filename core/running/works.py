@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.errors import NotANumberError
+from isotrain.core.running.kept_weights import KeptWeights, save_weights
 from isotrain.core.running.loop import fit
 from isotrain.core.running.result import WEIGHTS_FILE, RunResult
 
@@ -16,17 +18,23 @@ if TYPE_CHECKING:
 
 
 def train(session: Session) -> dict[str, Any] | None:
-    """Trains to the end; rank 0 leaves the weights in the run directory and gives the plain result."""
-    import numpy as np
+    """Trains to the end; rank 0 leaves the weights in the run directory and gives the plain result.
 
-    from isotrain.core.system.whole_file import whole_file
-
-    metrics = fit(session)
+    Rank 0 leaves its last weights there too where the run fails or is ended.
+    """
     if not session.is_main:
+        fit(session)
         return None
-    weights = session.read_state(("trainable", "non-trainable"))
-    with whole_file(session.run_directory / WEIGHTS_FILE) as stream:
-        np.savez(stream, **weights)  # type: ignore[arg-type]
+    kept = KeptWeights(session)
+    try:
+        metrics = fit(session, kept.keep_if_due)
+    except NotANumberError:
+        raise  # its weights are of no use
+    except BaseException:
+        kept.keep_if_possible()
+        raise
+    save_weights(session, session.run_directory / WEIGHTS_FILE)
+    kept.forget()
     assert session.last_loss is not None
     return RunResult(
         final_loss=session.last_loss,

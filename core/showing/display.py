@@ -18,6 +18,7 @@ from isotrain.core.contracts.events import (
     Ready,
     Remark,
     Started,
+    Warned,
     WorkerLost,
 )
 from isotrain.core.contracts.plan import Plan
@@ -105,6 +106,8 @@ class Story:
                 return self._note_epoch(event)
             case Remark():
                 return event.text
+            case Warned():
+                return f"warning: {event.text}"
             case WorkerLost():
                 return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
         return None

@@ -171,6 +171,9 @@ class TrainingSpec(
         default=(),
         description="What writes down how the run goes: names, or {name: ..., options: {...}}.",
     )
+    on_nan: Literal["stop", "warn", "ignore"] = Field(
+        default="stop", description="What to do when a loss is NaN: not a number."
+    )
     timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
     ignore: Codes = Field(
         default=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import psutil
 import pytest
 
 import isotrain
-from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
 
 pytestmark = pytest.mark.usefixtures("reference")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
@@ -132,6 +135,77 @@ def test_frozen_weights_keep_every_bit(tmp_path: Path, backend: str) -> None:
     assert sorted(kernels.values()) == [False, True]
     for name, is_frozen in kernels.items():
         assert np.array_equal(before[name], after[name]) == is_frozen, name
+
+
+def test_what_a_session_lacks_cannot_be_set() -> None:
+    with isotrain.open_session(spec(), backend="reference") as session:
+        for name in ("learning_rate", "lerning_rate", "is_done"):
+            with pytest.raises(isotrain.IsotrainError, match=r"scale_learning_rate\(factor\)"):
+                setattr(session, name, 1e-4)
+
+
+def test_a_loop_scales_the_rate_on_top_of_the_schedule(tmp_path: Path) -> None:
+    def on_plateau(session: isotrain.Session) -> list[float]:
+        for batch in session.batches():
+            session.step(batch)
+            if batch.is_last_of_epoch:
+                session.scale_learning_rate(0.5)
+        return [session.learning_rate(0)]
+
+    schedule = {"name": "step", "every_steps": 4, "factor": 0.5}
+    assert launch(on_plateau, tmp_path, schedule=schedule) == [0.0625 / 8]
+    told = map(json.loads, (tmp_path / "run" / "steps.jsonl").read_text().splitlines())
+    rates = [rate for event in told for rate in event["learning_rates"]]
+    factors = [1, 1, 1, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
+    assert rates == [0.0625 * factor for factor in factors]
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_the_rate_is_scaled_by_a_number_above_0(factor: float) -> None:
+    with (
+        isotrain.open_session(spec(), backend="reference") as session,
+        pytest.raises(isotrain.IsotrainError, match="expected a number above 0"),
+    ):
+        session.scale_learning_rate(factor)
+
+
+def normalised() -> Network:
+    return Network([Dense(3, 5, name="first"), BatchNormalization(5), Dense(5, 1, name="last")])
+
+
+def test_early_stopping_goes_back_to_the_best_model_with_moving_statistics_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the loop of the example, and measures that the model becomes worse and worse."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = runpy.run_path(str(EXAMPLES / "digits_own_loop.py"))
+    fields = spec(
+        model=normalised,
+        data=lambda: isotrain.DataSet(samples(), samples()),
+        epochs=9,
+    )
+    with isotrain.open_session(fields, backend="reference") as session:
+        measured: list[dict[str, float]] = []
+        evaluate = session.evaluate
+
+        def noted() -> dict[str, float]:
+            found = evaluate()
+            measured.append({**found, "accuracy": -len(measured) + 10.0})
+            return measured[-1]
+
+        session.__dict__["evaluate"] = noted
+        example["train"](session)
+    assert len(measured) == 1 + 2 + 1, "one is best, two bring nothing, and the best is asked again"
+    assert measured[-1]["loss"] == measured[0]["loss"] != measured[1]["loss"]
+
+
+def test_each_batch_of_an_evaluation_is_progress() -> None:
+    with isotrain.open_session(spec(), backend="reference") as session:
+        entered: list[str] = []
+        reporter = session._reporter
+        reporter.enter = entered.append  # type: ignore[method-assign]
+        session.evaluate(samples())
+    assert entered.count("evaluate") == 1 + 3
 
 
 def test_a_data_set_class_is_called(tmp_path: Path) -> None:
@@ -284,7 +358,7 @@ def test_a_result_that_diverged_is_strict_json_and_read_back(tmp_path: Path) -> 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    fields = spec(optimizer={"name": "sgd", "lr": 1e30})
+    fields = spec(optimizer={"name": "sgd", "lr": 1e30}, on_nan="warn")
     directory = tmp_path / "run"
     result = isotrain.run(
         fields, backend="reference", run_directory=directory, on_event=lambda event: None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.events import ProcessEvent, Progress, Steps
+from isotrain.core.contracts.events import ProcessEvent, Progress, Steps, Warned
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batches import Batch
+from isotrain.core.errors import NotANumberError
 from isotrain.core.running import step_reports
+from isotrain.core.running.loss_watch import LossWatch, OnNan
 from isotrain.core.running.step_reports import STEPS_AT_ONCE, StepReports
 from isotrain.core.running.stopwatch import Stopwatch
 
@@ -49,12 +53,18 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return Heard()
 
 
-def reports(heard: Heard) -> StepReports:
-    return StepReports(heard, Stopwatch(), total_steps=10**7)
+def reports(heard: Heard, action: OnNan = "stop") -> StepReports:
+    watch = LossWatch(action, heard, lambda step: f"(of step {step})")
+    return StepReports(heard, Stopwatch(), 10**7, watch)
 
 
 def batch(step: int) -> Batch:
     return Batch(0, 0, step, 8, False, True, ())
+
+
+def add_all(own: StepReports, losses: Sequence[float]) -> None:
+    for step, loss in enumerate(losses):
+        own.add(batch(step), loss, 0.1)
 
 
 def told(heard: Heard) -> list[tuple[int, float, float]]:
@@ -116,6 +126,29 @@ def test_progress_is_told_with_the_newest_known_loss(
         own.add(batch(step), loss, 0.1)
     progress = [event for event in heard.events if isinstance(event, Progress)]
     assert [(event.done, event.loss) for event in progress] == [(1, 3.0), (2, 2.0), (3, 2.0)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_a_loss_that_is_nan_stops_the_run_once_it_is_told_of(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """By the first progress that reads it, or with its block."""
+    monkeypatch.setattr(step_reports, "_PROGRESS_SECONDS", seconds)
+    own, losses = reports(heard), [1.0] * 20 + [math.nan] * STEPS_AT_ONCE
+    with pytest.raises(NotANumberError, match=r"step 20 is NaN .*\(of step 20\).*on_nan: warn"):
+        add_all(own, losses)
+    assert len(told(heard)) == (21 if seconds == 0.0 else 1 + STEPS_AT_ONCE)
+
+
+def test_a_loss_that_is_nan_is_warned_of_once_or_ignored(heard: Heard) -> None:
+    for action in ("warn", "ignore"):
+        own = reports(heard, action)
+        for step in range(3):
+            own.add(batch(step), math.nan, 0.1)
+            own.flush()
+    warnings = [event for event in heard.events if isinstance(event, Warned)]
+    assert ["step 0 is NaN" in event.text for event in warnings] == [True]
+    assert len(told(heard)) == 6
 
 
 def test_memory_does_not_grow_with_the_steps() -> None:

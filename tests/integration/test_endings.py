@@ -1,0 +1,148 @@
+"""How runs end before their time: a loss that is NaN, and the weights of runs that fail or are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import exit_code_of
+from isotrain.core.errors import NotANumberError
+from isotrain.core.launching.run_directory import kept_weights
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+SAMPLES = 12
+STEPS = 9
+BROKEN = 6
+"""The place of the sample that is not finite: in the second step, in the slice of replica 1."""
+
+
+def network() -> Network:
+    return Network([Dense(3, 5, "tanh", name="first"), Dense(5, 1, name="last")])
+
+
+def data(broken: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(5)
+    inputs = generator.standard_normal((SAMPLES, 3))
+    if broken:
+        inputs[BROKEN, 1] = np.nan
+    return inputs, generator.standard_normal((SAMPLES, 1))
+
+
+def fails(inputs: Any, targets: Any, random: Any) -> Any:
+    """Fails in rank 1 once it sees the last samples, in the third step."""
+    if (inputs == data()[0][-1]).all(1).any():
+        raise ValueError("planted")
+    return inputs, targets
+
+
+def run(folder: Path, **changes: Any) -> isotrain.RunResult:
+    fields = {
+        "model": network,
+        "data": data,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "global_batch": 4,
+        "epochs": 3,
+        "shuffle": False,
+    }
+    return isotrain.run(
+        fields | changes,
+        backend="reference",
+        replicas=2,
+        run_directory=folder / "run",
+        on_event=lambda event: None,
+    )
+
+
+def test_a_loss_that_is_nan_stops_the_run_and_says_which_data_are_to_blame(tmp_path: Path) -> None:
+    with pytest.raises(NotANumberError) as failure:
+        run(tmp_path, data_args={"broken": True})
+    text = str(failure.value)
+    assert "the loss of step 1 is NaN" in text
+    assert "in the data: inputs in the slice of replica 1 (rank 1)" in text
+    assert exit_code_of(failure.value) == ExitCode.NOT_A_NUMBER
+    assert kept_weights(tmp_path / "run") is None, "weights that are NaN are of no use"
+
+
+def test_a_rate_that_is_too_high_is_told_from_broken_data(tmp_path: Path) -> None:
+    with pytest.raises(NotANumberError) as failure:
+        run(tmp_path, optimizer={"name": "sgd", "lr": 1e30})
+    assert "samples of that step are all finite" in str(failure.value)
+    assert "4 of 4 weights are not, 'first/kernel' first" in str(failure.value)
+
+
+@pytest.mark.parametrize("action", ["warn", "ignore"])
+def test_a_loss_that_is_nan_may_be_let_go_on(tmp_path: Path, action: str) -> None:
+    result = run(tmp_path, data_args={"broken": True}, on_nan=action)
+    assert len(result.history.loss) == STEPS
+    told = (tmp_path / "run" / "events.jsonl").read_text()
+    assert ('"warning"' in told) == (action == "warn")
+
+
+def test_the_weights_survive_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match="planted") as failure:
+        run(tmp_path, transform=fails)
+    kept = kept_weights(tmp_path / "run")
+    assert kept is not None
+    assert f"the weights so far: {kept}" in str(failure.value)
+    steps = int(kept.name.split("-")[2])
+    assert 0 < steps <= 2
+    until_then = run(tmp_path / "again", steps=steps, epochs=None)
+    with np.load(kept) as archive:
+        for name, value in until_then.weights.items():
+            np.testing.assert_array_equal(archive[name], value)
+
+
+def test_a_finished_run_leaves_its_final_weights_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path)
+    assert [path.name for path in (tmp_path / "run").glob("weights*")] == ["weights.npz"]
+
+
+SCRIPT = """
+import time
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+def model(): return Network([Dense(3, 1)])
+def data():
+    import numpy as np
+    return np.ones((4, 3)), np.ones((4, 1))
+"""
+SPEC = (
+    "{model: 'net.py:model', data: 'net.py:data', optimizer: {name: sgd, lr: 0.001},"
+    " loss: mean_squared_error, global_batch: 4, steps: 100000000}"
+)
+
+
+def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SCRIPT)
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    command = [sys.executable, "-m", "isotrain", "run", "spec.yaml", "--backend", "reference"]
+    options = ["--replicas=2", "--plugin=isotrain.testing.reference", "--run-dir=run"]
+    process = subprocess.Popen([*command, *options], cwd=tmp_path, env=os.environ)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run" / "steps.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == ExitCode.INTERRUPTED
+    finally:
+        process.kill()
+    kept = kept_weights(tmp_path / "run")
+    assert kept is not None
+    with np.load(kept) as archive:
+        assert all(np.isfinite(archive[name]).all() for name in archive.files)
