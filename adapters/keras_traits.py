@@ -15,6 +15,7 @@ from isotrain.plugin import LayerTrait, Trait
 
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _WIDE = "float64"
+_FOR_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def model_traits(model: keras.Layer, precision: str) -> list[LayerTrait]:
@@ -24,7 +25,20 @@ def model_traits(model: keras.Layer, precision: str) -> list[LayerTrait]:
         model: The built model.
         precision: The spec's.
     """
-    return layer_traits(keras_private.layers_of(model), precision)
+    kind = type(model).__name__
+    own = [LayerTrait(Trait.OWN_TRAINING, name, kind) for name in _own_training(model)]
+    return layer_traits(keras_private.layers_of(model), precision) + own
+
+
+def _own_training(model: keras.Layer) -> Iterator[str]:
+    """What the model brings for Keras' own loop."""
+    if not isinstance(model, keras.Model):
+        return
+    for name in _FOR_FIT:
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            yield name
+    if model.compiled:
+        yield "compile(...)"
 
 
 def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTrait]:

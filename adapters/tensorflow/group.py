@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from isotrain.adapters.remarks import remarks
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
 from isotrain.adapters.tensorflow.private import copies
@@ -62,7 +63,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             holder: Where the variables are to be created, if not by `strategy`.
         """
         self.strategy = strategy
-        self._precision = spec.precision
+        self._spec = spec
         self._exchange = exchange
         self.replicas = exchange.replicas
         self.local_replicas = exchange.local_replicas
@@ -247,7 +248,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._on_replicas(replica)
 
     def traits(self) -> list[LayerTrait]:
-        return model_traits(self.model, self._precision)
+        return model_traits(self.model, self._spec.precision)
+
+    def remarks(self) -> list[str]:
+        return remarks(self._spec, "tensorflow", self.traits())
 
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         return self._program.state.describe(kinds)

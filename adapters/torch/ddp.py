@@ -23,6 +23,7 @@ from isotrain.plugin import (
     ProcessContext,
     ReduceOp,
     Setting,
+    SpecError,
     own_part,
 )
 
@@ -88,6 +89,9 @@ class DDPExchange(Exchange):
         self._process_groups: dict[tuple[int, ...], Any] = {}
 
     def attach(self, program: Program) -> None:
+        self._program = program
+        unused = ("find_unused_parameters", "static_graph")
+        self._expects_all = not any(self._options[name] for name in unused)
         self.module = DistributedDataParallel(
             program.objective,
             device_ids=self._device_ids,
@@ -109,7 +113,23 @@ class DDPExchange(Exchange):
         return wait
 
     def finish_gradients(self) -> None:
-        return
+        if self._expects_all:
+            self._expects_all = False
+            self._require_gradients()
+
+    def _require_gradients(self) -> None:
+        """Looks once whether DDP waits in vain: it has then not averaged what it keeps beside them either.
+
+        Raises:
+            SpecError: A weight got no gradient.
+        """
+        missing = [trait.layer for trait in self._program.without_gradient()]
+        if missing:
+            raise SpecError(
+                f"model: {', '.join(missing)}: the loss does not depend on {len(missing)} trainable"
+                " weights. Freeze them or leave them out; or, where they take part now and then, set"
+                " backend_options: {torch-ddp: {find_unused_parameters: true}}."
+            )
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         result = value.clone()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from isotrain.adapters import keras_traits, portable
+from isotrain.adapters.remarks import remarks
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.native_program import NativeProgram
@@ -282,8 +283,13 @@ class TorchReplicaGroup(ReplicaGroup):
     def traits(self) -> list[LayerTrait]:
         model = self.model
         if isinstance(model, keras.Layer):
-            return keras_traits.model_traits(model, self._spec.precision)
-        return model_traits(model)
+            found = keras_traits.model_traits(model, self._spec.precision)
+        else:
+            found = model_traits(model)
+        return found + self._program.without_gradient()
+
+    def remarks(self) -> list[str]:
+        return remarks(self._spec, "torch", self.traits())
 
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         return self._program.describe_state(kinds)

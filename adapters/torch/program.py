@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from isotrain.plugin import IsotrainError, StateInfo, StateKind, StatePart, unknown_name
+from isotrain.plugin import (
+    IsotrainError,
+    LayerTrait,
+    StateInfo,
+    StateKind,
+    StatePart,
+    Trait,
+    unknown_name,
+)
 
 
 class Objective(nn.Module):
@@ -51,6 +59,15 @@ class Program(ABC):
             return self.statistics
         slots = self.optimizer_state().values()
         return [slot for slot in slots if slot.is_floating_point() and slot.dim()]
+
+    def without_gradient(self) -> list[LayerTrait]:
+        """The trainable weights that the last step gave no gradient; none before the first."""
+        given = {name: weight.grad is not None for name, weight in self.trainable.items()}
+        if not any(given.values()):
+            return []
+        kind = type(self.model).__name__
+        missing = (name for name, has_gradient in given.items() if not has_gradient)
+        return [LayerTrait(Trait.WITHOUT_GRADIENT, name, kind) for name in missing]
 
     def zero_gradients(self) -> None:
         """Forgets the gradients."""

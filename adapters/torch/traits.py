@@ -10,14 +10,19 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from isotrain.plugin import LayerTrait, Trait
 
+_FOR_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
+
 
 def model_traits(model: nn.Module) -> list[LayerTrait]:
     """Lists the traits of a model; what its `forward` calls as plain functions is not seen."""
-    return [
+    found = [
         LayerTrait(trait, name or "model", type(module).__name__)
         for name, module in model.named_modules()
         for trait in _of_module(module)
     ]
+    kind = type(model).__name__
+    own = (name for name in _FOR_LIGHTNING if callable(getattr(model, name, None)))
+    return found + [LayerTrait(Trait.OWN_TRAINING, name, kind) for name in own]
 
 
 def _of_module(module: nn.Module) -> Iterator[Trait]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     model_rules.layers,
+    model_rules.own_training,
+    model_rules.without_gradient,
+    model_rules.first_step,
     model_rules.per_framework,
     model_rules.weight_decay,
     model_rules.loss,

@@ -128,6 +128,26 @@ _ALL = (
         "Use a layer that normalises each sample on its own, or accumulate: 1.",
     ),
     Rule(
+        "ISO109",
+        _WARNING,
+        "the model brings a training of its own, which is not called",
+        "A training step, a loss or metrics that the model's class defines, and what it was compiled with,"
+        " belong to its framework's own loop. Here the spec's loss, optimizer and metrics train and measure"
+        " the model, so what that code does besides (a second loss, a penalty) would be missing.",
+        "Write what the step computes as an objective, objective(model, (inputs, targets)), which may call"
+        " parts of the model; or remove that code, or silence this, where the spec says the same.",
+    ),
+    Rule(
+        "ISO110",
+        _WARNING,
+        "a trainable weight gets no gradient",
+        "The loss of a first step does not depend on it, so it stays as it was initialised (but for weight"
+        " decay). Backends that exchange gradients while they are computed wait for it in vain, unless they"
+        " are told.",
+        "Freeze the weight or take it out of the model; or, where it takes part now and then, say so in"
+        " backend_options (find_unused_parameters, where the backend has it).",
+    ),
+    Rule(
         "ISO201",
         _WARNING,
         "the global batch grows with the replicas",
@@ -357,6 +377,14 @@ _ALL = (
         "the backend honours the spec in its own way",
         "The backend's own remark, which a plan shows too.",
         "Read the remark; change the option that it is about if that matters to you.",
+    ),
+    Rule(
+        "ISO504",
+        _ERROR,
+        "the first step fails",
+        "A process of its own took one training step with the spec's loss and metrics, and failed as a run"
+        " would.",
+        "Mend what the finding quotes: most often shapes of targets and predictions, or what the loss gives.",
     ),
 )
 

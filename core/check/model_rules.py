@@ -32,6 +32,26 @@ def layers(subject: Subject) -> Iterator[Hit]:
         yield from _about_layers(subject, "ISO108", Trait.LOCAL_STATISTICS, subject.targets)
 
 
+def own_training(subject: Subject) -> Iterator[Hit]:
+    """What the model brings for training, and nobody calls."""
+    for found, where in subject.with_layers(Trait.OWN_TRAINING, subject.targets):
+        yield Hit("ISO109", "model", f"not called: {', '.join(found)}", labels(where))
+
+
+def without_gradient(subject: Subject) -> Iterator[Hit]:
+    """Trainable weights that do not take part in the loss."""
+    for found, where in subject.with_layers(Trait.WITHOUT_GRADIENT, subject.targets):
+        yield Hit("ISO110", "model", f"no gradient: {', '.join(found)}", labels(where))
+
+
+def first_step(subject: Subject) -> Iterator[Hit]:
+    """What went wrong in a first step."""
+    for framework, sight in subject.sights.items():
+        where = [target for target in subject.targets if target.plan.framework == framework]
+        if sight.fault:
+            yield Hit("ISO504", "loss", sight.fault, labels(where))
+
+
 def _about_layers(
     subject: Subject, code: str, trait: Trait, targets: Iterable[Target]
 ) -> Iterator[Hit]:

@@ -40,10 +40,12 @@ class Sight:
     Attributes:
         samples: In the training data; None for a stream.
         traits: Of the model's layers.
+        fault: What went wrong in a first step.
     """
 
     samples: int | None
     traits: tuple[LayerTrait, ...]
+    fault: str | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
@@ -52,7 +54,7 @@ class Sight:
             LayerTrait(Trait(each["trait"]), each["layer"], each["kind"])
             for each in fields["traits"]
         )
-        return cls(fields["samples"], tuple(traits))
+        return cls(fields["samples"], tuple(traits), fields["fault"])
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers that have a trait, each with its class."""

@@ -211,6 +211,10 @@ class ReplicaGroup(ABC):
         """Lists what the model's layers do that bears on whether runs agree. Local."""
         return [LayerTrait(Trait.HIDDEN, "model", type(self).__name__)]
 
+    def remarks(self) -> list[str]:
+        """What the model or the loss is used for in another way than one might think, for the plan. Local."""
+        return []
+
     @abstractmethod
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         """Tells what `read_state` would give, in the same order, and copies nothing. Local."""

@@ -17,6 +17,10 @@ class Trait(StrEnum):
     """Draws random numbers from the framework's generator."""
     NARROW = "narrow"
     """Computes in fewer bits than the spec's precision."""
+    OWN_TRAINING = "own-training"
+    """Brings a step, loss or optimizer of its own for training, which is not called."""
+    WITHOUT_GRADIENT = "without-gradient"
+    """Is a trainable weight that the last step gave no gradient."""
     HIDDEN = "hidden"
     """May do any of these: nobody can look inside."""
 
@@ -27,7 +31,7 @@ class LayerTrait:
 
     Attributes:
         trait: What it does.
-        layer: Its name in the model; the model's own class for the model as a whole.
+        layer: Its name in the model; of `OWN_TRAINING` what is not called, of `WITHOUT_GRADIENT` the weight.
         kind: Its class.
     """
 

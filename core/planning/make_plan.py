@@ -171,12 +171,14 @@ class Measured:
         parameters: Trainable numbers in the model.
         gradient_bytes: Bytes of all gradients of one replica.
         weight_shapes: Of the trainable weights, in order.
+        remarks: On the model and the loss.
     """
 
     samples: int | None
     parameters: int
     gradient_bytes: int
     weight_shapes: Sequence[Sequence[int]]
+    remarks: Sequence[str] = ()
 
 
 def with_measures(
@@ -204,6 +206,7 @@ def with_measures(
         parameters=found.parameters,
         gradient_bytes=found.gradient_bytes,
         weight_shapes=tuple(map(tuple, found.weight_shapes)),
+        remarks=(*plan.remarks, *found.remarks),
     )
     strategy.planned(spec, plan)
     exchanged: float | None = 0.0

@@ -392,6 +392,7 @@ class Session:
             parameters=sum(weight.size for weight in weights),
             gradient_bytes=sum(weight.nbytes for weight in weights),
             weight_shapes=[weight.shape for weight in weights],
+            remarks=self.group.remarks(),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.errors import NotANumberError
+from isotrain.core.errors import IsotrainError, NotANumberError
 from isotrain.core.running.kept_weights import KeptWeights, save_weights
 from isotrain.core.running.loop import fit
 from isotrain.core.running.result import WEIGHTS_FILE, RunResult
@@ -55,14 +55,28 @@ def describe(session: Session) -> dict[str, Any]:
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
+        "remarks": session.group.remarks(),
     }
 
 
 def examine(session: Session) -> dict[str, Any]:
-    """Gives what a check must know of the data and the model."""
+    """Gives what a check must know of the data, the model and a first step."""
     from dataclasses import asdict
 
+    fault = _tried(session)
     return {
         "samples": session.plan.samples,
         "traits": [asdict(trait) for trait in session.group.traits()],
+        "fault": fault,
     }
+
+
+def _tried(session: Session) -> str | None:
+    """Takes a step with loss and metrics, and says what goes wrong in it."""
+    try:
+        session.step(next(iter(session.batches())))
+        session.metrics()
+    except Exception as error:  # a person's functions raise anything
+        text = str(error).strip()
+        return text if isinstance(error, IsotrainError) else f"{type(error).__name__}: {text}"
+    return None

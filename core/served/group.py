@@ -226,6 +226,9 @@ class ServedGroup(ReplicaGroup):
     def traits(self) -> list[LayerTrait]:
         return self._own.traits()
 
+    def remarks(self) -> list[str]:
+        return self._own.remarks()
+
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         return self._own.describe_state(kinds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,67 @@ def test_a_model_that_cannot_be_built_is_a_finding() -> None:
     result = isotrain.check(spec, backends="reference", replicas=[1, 2])
     assert [found.code for found in result] == ["ISO502", "ISO214"]
     assert "ValueError: no such layer" in result.of(Severity.ERROR)[0].detail
+
+
+def with_own_training() -> Any:
+    import keras
+
+    class Own(keras.Model):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs)
+
+        def train_step(self, data: Any) -> Any:
+            raise AssertionError("nobody calls it")
+
+    inputs = keras.Input((4,))
+    model = Own(inputs, keras.layers.Dense(1, name="used")(inputs))
+    model.unused = model.add_weight(shape=(2,), name="unused")
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def distance(y_true: Any, y_pred: Any) -> Any:
+    return (y_true - y_pred) ** 2
+
+
+def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
+    spec = {**SPEC, "model": with_own_training, "loss": distance, "global_batch": 10}
+    result = isotrain.check(spec, backends="torch-ddp", replicas=2)
+    own, unused = (found for found in result if found.code in ("ISO109", "ISO110"))
+    assert own.detail == "not called: train_step (Own), compute_loss (Own), compile(...) (Own)"
+    assert "unused" in unused.detail
+    assert "used/kernel" not in unused.detail
+
+
+def test_a_plan_says_what_is_not_called_and_in_which_order_a_loss_is() -> None:
+    spec = {**SPEC, "model": with_own_training, "loss": distance}
+    model, loss = isotrain.measured_plan(spec, backend="tf-mirrored", replicas=2).remarks
+    assert "train_step, compute_loss, compile(...) of Own is not called" in model
+    assert loss.endswith("test_check:distance' is called with (targets, predictions)")
+
+
+def test_a_weight_without_a_gradient_ends_ddp_at_the_first_step(tmp_path: Path) -> None:
+    options = {"torch-ddp": {"find_unused_parameters": True}}
+    spec = {**SPEC, "model": with_own_training}
+    with pytest.raises(isotrain.RunFailedError, match=r"unused: .*find_unused_parameters: true"):
+        run(spec, tmp_path / "missing")
+    assert len(run({**spec, "backend_options": options}, tmp_path / "told").history.loss) == 3
+
+
+def run(spec: dict[str, Any], folder: Path) -> isotrain.RunResult:
+    return isotrain.run(
+        spec, backend="torch-ddp", replicas=2, run_directory=folder, on_event=lambda event: None
+    )
+
+
+def wrong_loss(targets: Any, predictions: Any) -> Any:
+    return None
+
+
+def test_a_first_step_that_fails_is_a_finding() -> None:
+    spec = {**SPEC, "model": network, "loss": wrong_loss, "global_batch": 10}
+    (found,) = isotrain.check(spec, backends="reference", replicas=[1, 2])
+    assert (found.code, found.targets) == ("ISO504", ("reference@1", "reference@2"))
 
 
 class Stream:

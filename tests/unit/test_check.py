@@ -135,6 +135,7 @@ class Scene:
         traits: Of the one layer that the model has.
         samples: In the data; None for a stream.
         fails: Whether the process that looks at data and model fails.
+        fault: What goes wrong in a first step.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -143,6 +144,7 @@ class Scene:
     traits: tuple[Trait, ...] = ()
     samples: int | None = 96
     fails: bool = False
+    fault: str | None = None
 
 
 Check = Callable[..., CheckResult]
@@ -165,7 +167,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             if scene.fails:
                 raise RunFailedError("no such layer")
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
-            return {"samples": scene.samples, "traits": traits}
+            return {"samples": scene.samples, "traits": traits, "fault": scene.fault}
 
         monkeypatch.setattr(checking, "look", look)
         return check(
@@ -215,6 +217,8 @@ CASES: dict[str, tuple[Scene, Scene]] = {
     "ISO106": (Scene({"model": TABLE}, BOTH), Scene({"model": TABLE})),
     "ISO107": (Scene(traits=(Trait.HIDDEN,)), Scene(traits=LOCAL)),
     "ISO108": (Scene({"accumulate": 2}, traits=LOCAL), Scene(traits=LOCAL)),
+    "ISO109": (Scene(traits=(Trait.OWN_TRAINING,)), Scene(traits=LOCAL)),
+    "ISO110": (Scene(traits=(Trait.WITHOUT_GRADIENT,)), Scene(traits=LOCAL)),
     "ISO201": (Scene({"global_batch": None, "local_batch": 8}), Scene()),
     "ISO202": (Scene(scaled("none")), Scene(scaled("none", 3), replicas=(1,))),
     "ISO203": (Scene(scaled("linear")), Scene(scaled("linear", schedule=WARM))),
@@ -253,6 +257,7 @@ CASES: dict[str, tuple[Scene, Scene]] = {
     "ISO501": (Scene({"strategy": "demanding"}), Scene()),
     "ISO502": (Scene(fails=True), Scene()),
     "ISO503": (Scene(backends=("remarking",)), Scene()),
+    "ISO504": (Scene(fault="the loss returned None"), Scene()),
 }
 
 
@@ -394,7 +399,9 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
     scene = Scene(replicas=(2,))
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
-    monkeypatch.setattr(checking, "look", lambda *given: {"samples": 96, "traits": traits})
+    monkeypatch.setattr(
+        checking, "look", lambda *given: {"samples": 96, "traits": traits, "fault": None}
+    )
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7
     assert finding.case.endswith("drop4 (X) and 2 more")

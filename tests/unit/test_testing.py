@@ -25,7 +25,15 @@ from isotrain.testing.watch import NEEDS, REPLICA_NEEDS, Watched
 
 WITHOUT_CAPABILITY = {
     *("place", "tensor", "numpy", "barrier", "synchronise_device", "close"),
-    *("evaluation_step", "collect_metrics", "traits", "compress", "take_metrics", "add_metrics"),
+    *(
+        "evaluation_step",
+        "collect_metrics",
+        "traits",
+        "remarks",
+        "compress",
+        "take_metrics",
+        "add_metrics",
+    ),
     *("undisturbed", "keep_gradients", "kept_gradients", "describe_state"),
 }
 
