@@ -42,9 +42,10 @@ format: environment ## rewrite the sources in the project's style
 	$(VENV_PYTHON) -m ruff check --fix
 	$(VENV_PYTHON) -m ruff format
 
-benchmark: environment ## isotrain against hand-written loops
-	$(VENV_PYTHON) -m benchmarks.overhead
+benchmark: environment ## isotrain beside what people would run instead: hours
+	test -e .venv-peers/complete || $(VENV_PYTHON) -m benchmarks.peers --setup
+	$(VENV_PYTHON) -m benchmarks.peers
 
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

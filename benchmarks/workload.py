@@ -1,4 +1,4 @@
-"""The models and data that the benchmarks train: the same for isotrain and for the loops by hand."""
+"""The models and data that the benchmarks train: for those that measure isotrain alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec(size: str, steps: int) -> dict[str, Any]:
     """The training spec of one size."""
     width, depth = SIZES[size]
     return {
-        "name": f"overhead-{size}",
+        "name": f"benchmark-{size}",
         "model": model,
         "model_args": {"width": width, "depth": depth},
         "data": arrays,

@@ -1,0 +1,112 @@
+"""isotrain beside what people would run instead, each as a program of its own.
+
+    python -m benchmarks.peers --setup                 # once: the environment of the peers
+    python -m benchmarks.peers                         # everything: hours
+    python -m benchmarks.peers --workload mlp-64 --contender 'torch-ddp*' --contender 'isotrain/torch-ddp/*'
+    python -m benchmarks.peers --markdown docs/peers-table.md --json peers.json
+
+Contenders train the same samples in the same order from the same weights, and it is an error when their
+losses do not agree. Each run is a program started as its documentation says; all runs of a round take place
+in a new random order. Reported are medians over the rounds with 95 % bootstrap intervals; a ratio is
+taken within each round, to the program by hand without a loader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+from benchmarks.peers import environment, machine, table
+from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.rounds import measure
+from benchmarks.peers.run import Cell, ContenderError
+from benchmarks.peers.workloads import WORKLOADS
+
+_OF_THE_PEERS = ("fabric", "accelerate", "ignite")
+
+
+def main() -> int:
+    """Measures what was asked for; 1 when a contender failed or trained something else."""
+    given = _options()
+    if given.setup:
+        environment.make()
+        return 0
+    if given.list:
+        print("\n".join(contender.name for contender in CONTENDERS))
+        return 0
+    try:
+        _measure(given)
+    except (ContenderError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--setup", action="store_true", help="make the environment of the peers")
+    parser.add_argument("--list", action="store_true", help="print the contenders")
+    parser.add_argument("--contender", action="append", help="a name or a pattern; repeatable")
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
+    parser.add_argument("--replicas", default="1,2", help="such as 1,2")
+    parser.add_argument("--threads", type=int, help="per replica; default: the cores shared out")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=10,
+        help="timed runs of each contender; 0: only see that each runs, and that the losses agree",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the runs")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    return parser.parse_args()
+
+
+def _measure(given: argparse.Namespace) -> None:
+    chosen = _chosen(given.contender or ["*"])
+    if any(contender.name in _OF_THE_PEERS for contender in chosen):
+        environment.require()
+    cells = [
+        Cell(contender, workload, replicas, given.threads or _threads(replicas))
+        for workload in given.workload or WORKLOADS
+        for replicas in map(int, given.replicas.split(","))
+        for contender in chosen
+    ]
+    facts = machine.described(given.rounds, given.seed)
+    first, timed = measure(
+        cells, given.rounds, given.seed, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    if not given.rounds:
+        print(f"All {len(cells)} train the same.")
+        return
+    found = table.rows(first, timed)
+    text = table.markdown(found, facts)
+    print(text)
+    if given.markdown:
+        given.markdown.write_text(text, encoding="utf-8")
+    if given.json:
+        records = {"machine": facts, "rows": [row.record() for row in found]}
+        given.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
+def _chosen(patterns: list[str]) -> list[Contender]:
+    chosen = [c for c in CONTENDERS if any(fnmatch(c.name, pattern) for pattern in patterns)]
+    if not chosen:
+        names = ", ".join(contender.name for contender in CONTENDERS)
+        raise ContenderError(f"--contender: none is called {patterns}. Available: {names}.")
+    return chosen
+
+
+def _threads(replicas: int) -> int:
+    """An equal share of the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // replicas)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Who competes, and the commands that start them, as their documentation says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import environment
+from benchmarks.peers.ports import free_ports
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line with variables of its own."""
+
+    line: tuple[str, ...]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+Commands = Callable[[str, int], list[Command]]
+"""From the program's name and the replicas to the commands that start it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """One way to train.
+
+    Attributes:
+        name: Of the contender.
+        reference: The contender that it is compared to: by hand, without a loader.
+        program: Name of its file in `programs`.
+        commands: What starts it.
+        options: What the program is told beyond its job.
+    """
+
+    name: str
+    reference: str
+    program: str
+    commands: Commands
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _module(program: str) -> tuple[str, ...]:
+    return ("-m", f"benchmarks.peers.programs.{program}")
+
+
+def plain(program: str, replicas: int) -> list[Command]:
+    """One process of this environment."""
+    return [Command((sys.executable, *_module(program)))]
+
+
+def torchrun(program: str, replicas: int, python: str = sys.executable) -> list[Command]:
+    """One process, or torch's launcher where there are several replicas."""
+    if replicas == 1:
+        return [Command((python, *_module(program)))]
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={replicas}")
+    return [Command((python, *launcher, *_module(program)))]
+
+
+def _peers_torchrun(program: str, replicas: int) -> list[Command]:
+    """The same in the peers' environment; `accelerate launch` starts one process without a GPU."""
+    return torchrun(program, replicas, str(environment.PYTHON))
+
+
+def _fabric(program: str, replicas: int) -> list[Command]:
+    if replicas == 1:
+        return [Command((str(environment.PYTHON), *_module(program)))]
+    run = (str(environment.PYTHON.parent / "fabric"), "run", "--accelerator=cpu", "--strategy=ddp")
+    where = (f"--devices={replicas}", f"--main-port={free_ports(1)[0]}")
+    return [Command((*run, *where, str(PROGRAMS / f"{program}.py")))]
+
+
+def _horovodrun(program: str, replicas: int) -> list[Command]:
+    run = (str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np", str(replicas))
+    return [Command((*run, sys.executable, *_module(program)))]
+
+
+def _workers(program: str, replicas: int) -> list[Command]:
+    """A process per worker, each told of all by TF_CONFIG."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(replicas)]
+    return [
+        Command(
+            (sys.executable, *_module(program)),
+            {
+                "RANK": str(rank),
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+                ),
+            },
+        )
+        for rank in range(replicas)
+    ]
+
+
+def _both(
+    name: str, program: str, commands: Commands, reference: str = "", **options: Any
+) -> list[Contender]:
+    """A program without and with its usual loader."""
+    reference = reference or name
+    return [
+        Contender(name, reference, program, commands, {"loader": False, **options}),
+        Contender(f"{name}/loader", reference, program, commands, {"loader": True, **options}),
+    ]
+
+
+def _isotrain(backend: str, framework: str) -> list[Contender]:
+    return [
+        Contender(
+            f"isotrain/{backend}/{model}",
+            backend,
+            "with_isotrain",
+            plain,
+            {"backend": backend, "framework": framework, "model": model},
+        )
+        for model in ("native", "portable")
+    ]
+
+
+CONTENDERS = (
+    *_both("torch-ddp", "torch_ddp", torchrun),
+    Contender("fabric", "torch-ddp", "with_fabric", _fabric),
+    Contender("accelerate", "torch-ddp", "with_accelerate", _peers_torchrun),
+    Contender("ignite", "torch-ddp", "with_ignite", _peers_torchrun),
+    *_isotrain("torch-ddp", "torch"),
+    *_both("horovod-torch", "horovod_torch", _horovodrun),
+    *_isotrain("horovod-torch", "torch"),
+    *_both("tf-mirrored", "tf_strategy", plain, workers=False),
+    *_both("keras-fit", "keras_fit", plain, reference="tf-mirrored"),
+    *_isotrain("tf-mirrored", "tensorflow"),
+    *_both("tf-multiworker", "tf_strategy", _workers, workers=True),
+    *_isotrain("tf-multiworker", "tensorflow"),
+    *_both("horovod-tf", "horovod_tf", _horovodrun),
+    *_isotrain("horovod-tf", "tensorflow"),
+)

@@ -1,0 +1,26 @@
+"""The devices that TensorFlow's programs run on."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from benchmarks.peers.job import Job
+
+
+def use_threads(job: Job) -> None:
+    """Sets the threads of this process, before TensorFlow's first operation.
+
+    MirroredStrategy holds all replicas in one process, whose threads they share.
+    """
+    tf.config.threading.set_intra_op_parallelism_threads(
+        job.threads * job.options.get("replicas_per_process", 1)
+    )
+
+
+def mirrored_strategy(replicas: int) -> tf.distribute.Strategy:
+    """One replica per logical CPU device."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
+    )
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])

@@ -1,0 +1,71 @@
+"""isotrain: a spec and a loop of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import isotrain
+from benchmarks.peers.job import Clock, Job
+from benchmarks.peers.workloads import MOMENTUM, RATE, SEED, WORKLOADS
+
+
+def torch_model(workload: str) -> Any:
+    """The native model of torch."""
+    from benchmarks.peers import torch_models
+
+    return torch_models.build(WORKLOADS[workload])
+
+
+def keras_model(workload: str) -> Any:
+    """The portable model; given for TensorFlow alone, it is the native one there."""
+    from benchmarks.peers import keras_models
+
+    return keras_models.build(WORKLOADS[workload])
+
+
+def arrays(workload: str, channels_first: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The samples."""
+    return WORKLOADS[workload].arrays(channels_first)
+
+
+def train(session: isotrain.Session) -> None:
+    """Trains as `isotrain.run` does, and takes the times."""
+    clock = Clock(Job.of_this_process())
+    for batch in session.batches():
+        clock.step_done(session.step(batch))
+    clock.write(session.rank)
+
+
+def main() -> None:
+    """Starts the replicas."""
+    job = Job.of_this_process()
+    native = job.options["model"] == "native"
+    on_torch = job.options["framework"] == "torch"
+    models = {"torch": torch_model} if on_torch else {"tensorflow": keras_model}
+    spec = isotrain.TrainingSpec(
+        name=job.workload,
+        model=models if native else keras_model,
+        model_args={"workload": job.workload},
+        data=arrays,
+        data_args={"workload": job.workload, "channels_first": native and on_torch},
+        loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
+        optimizer={"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
+        global_batch=job.work.global_batch,
+        epochs=job.work.epochs,
+        seed=SEED,
+        threads=job.threads,
+        device="cpu",
+    )
+    isotrain.launch(
+        train,
+        spec,
+        backend=job.options["backend"],
+        replicas=job.replicas,
+        run_directory=f"{job.folder}/run",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Runs all cells in rounds, each round in a new order, and sees that they train the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmarks.peers.run import Cell, ContenderError, Measured, run
+from benchmarks.peers.workloads import WORKLOADS
+
+Results = dict[Cell, list[Measured]]
+
+
+def measure(
+    cells: Sequence[Cell], rounds: int, seed: int, tell: Callable[[str], None]
+) -> tuple[Results, Results]:
+    """Runs every cell once for its memory and to fill the caches, then `rounds` times for its times.
+
+    Args:
+        cells: What to measure.
+        rounds: Timed runs of each.
+        seed: Of the orders.
+        tell: Takes one line per run.
+
+    Returns:
+        The first runs, of which only memory counts; and the timed ones, in the order of the rounds.
+
+    Raises:
+        ContenderError: One failed, or its losses are not those of the others.
+    """
+    order = np.random.default_rng(seed)
+    first: Results = {}
+    timed: Results = {cell: [] for cell in cells}
+    for number in range(rounds + 1):
+        for place in order.permutation(len(cells)):
+            cell = cells[place]
+            measured = run(cell, look_at_memory=number == 0)
+            tell(
+                f"{number}/{rounds} {cell}: {measured.step * 1e3:.3f} ms, {measured.first_step:.2f} s"
+            )
+            if number == 0:
+                first[cell] = [measured]
+            else:
+                timed[cell].append(measured)
+        see_that_losses_agree(first if number == 0 else timed)
+    return first, timed
+
+
+def see_that_losses_agree(results: Results) -> None:
+    """Compares all contenders of a workload with the middle one.
+
+    Raises:
+        ContenderError: Names those that trained something else.
+    """
+    for workload in sorted({cell.workload for cell in results}):
+        runs = [
+            (cell, measured.losses)
+            for cell, all_runs in results.items()
+            if cell.workload == workload
+            for measured in all_runs
+        ]
+        middle = np.median([losses for _, losses in runs], axis=0)
+        bound = WORKLOADS[workload].tolerance
+        apart = [
+            f"{cell}: {losses[0]:.6f}, then {losses[1]:.6f}"
+            for cell, losses in runs
+            if not np.allclose(losses, middle, rtol=bound, atol=0)
+        ]
+        if apart:
+            raise ContenderError(
+                f"{workload}: expected the mean losses of all contenders to be {middle[0]:.6f}, then"
+                f" {middle[1]:.6f} (each within {bound:g}), got\n" + "\n".join(apart)
+            )

@@ -1,0 +1,110 @@
+"""What every contender trains: the samples, their order, and the numbers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+CLASSES = 10
+RATE = 0.015625
+MOMENTUM = 0.875
+SEED = 0
+VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data.
+
+    Attributes:
+        name: Of the functions that build it, with `-` as `_`, up to the width.
+        width: Of an MLP's hidden layers; 0 where the model has but one size.
+        sample: Shape of one sample, channels last; of an int32 one when `tokens`.
+        global_batch: Samples of a step, over all replicas.
+        steps_per_epoch: Steps over all samples.
+        first_epochs: Epochs whose steps are not timed.
+        timed_epochs: Epochs after these, which are.
+        tolerance: Up to which the losses of two contenders agree, relative.
+        tokens: Whether samples are numbers of words.
+    """
+
+    name: str
+    width: int
+    sample: tuple[int, ...]
+    global_batch: int
+    steps_per_epoch: int
+    first_epochs: int
+    timed_epochs: int
+    tolerance: float
+    tokens: bool = False
+
+    @property
+    def samples(self) -> int:
+        """In the data set."""
+        return self.global_batch * self.steps_per_epoch
+
+    @property
+    def epochs(self) -> int:
+        """Of a whole run."""
+        return self.first_epochs + self.timed_epochs
+
+    @property
+    def first_steps(self) -> int:
+        """Steps that are not timed."""
+        return self.first_epochs * self.steps_per_epoch
+
+    @property
+    def steps(self) -> int:
+        """Of a whole run."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def function(self) -> str:
+        """The name of the function that builds the model."""
+        return self.name.removesuffix(f"-{self.width}").replace("-", "_")
+
+    def arrays(self, channels_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The samples, float32 or int32, and their classes, int64."""
+        generator = np.random.default_rng(SEED)
+        shape = (self.samples, *self.sample)
+        if self.tokens:
+            inputs = generator.integers(0, VOCABULARY, shape).astype(np.int32)
+        else:
+            inputs = generator.standard_normal(shape).astype(np.float32)
+        if channels_first and len(self.sample) == 3:
+            inputs = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+        return inputs, generator.integers(0, CLASSES, self.samples)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The samples of an epoch, in the order in which isotrain takes them too."""
+        sequence = np.random.SeedSequence(SEED, spawn_key=(epoch,))
+        return np.random.Generator(np.random.PCG64(sequence)).permutation(self.samples)
+
+    def local_batches(self, rank: int, replicas: int) -> Iterator[np.ndarray]:
+        """This replica's rows of every global batch of a whole run."""
+        share = self.global_batch // replicas
+        for epoch in range(self.epochs):
+            order = self.order(epoch)
+            for start in range(rank * share, self.samples, self.global_batch):
+                yield order[start : start + share]
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("mlp-64", 64, (64,), 64, 16, 4, 24, 1e-3),
+        Workload("mlp-1024", 1024, (64,), 64, 16, 2, 8, 1e-3),
+        Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 10, 1e-3),
+        Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True),
+        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 2e-2),
+    )
+}
+
+
+def start_value(layer: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The initial kernel of a layer, its inputs before its outputs: the same in every framework."""
+    generator = np.random.default_rng([SEED, *layer.encode()])
+    size = int(np.prod(shape))
+    return (generator.standard_normal(size) * size**-0.25).astype(np.float32).reshape(shape)

@@ -1,0 +1,87 @@
+"""The programs that measure isotrain beside others: they run, and believe no contender unseen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.contenders import Command, Contender
+from benchmarks.peers.rounds import measure
+from benchmarks.peers.run import Cell, ContenderError
+
+PLANTED = """
+import os
+from benchmarks.peers.job import Clock, Job
+job = Job.of_this_process()
+clock = Clock(job)
+for step in range(job.work.steps):
+    clock.step_done(float(os.environ["LOSS"]) / (step + 1))
+clock.write(0)
+"""
+
+
+def cell(name: str, program: str, loss: float = 2.0) -> Cell:
+    """A contender of one process that runs a program, and says that its losses are such."""
+    command = Command((sys.executable, "-c", program), {"LOSS": str(loss)})
+    return Cell(Contender(name, name, name, lambda *_: [command]), "mlp-64", 1, 1)
+
+
+def test_contenders_with_the_same_losses_are_measured() -> None:
+    cells = [cell(name, PLANTED) for name in ("one", "another")]
+    told: list[str] = []
+    first, timed = measure(cells, rounds=2, seed=0, tell=told.append)
+    assert [len(timed[each]) for each in cells] == [2, 2]
+    assert len(told) == 6
+    for each in cells:
+        assert first[each][0].memory > 1
+        assert all(0 < run.step < 1 and 0 < run.first_step < 60 for run in timed[each])
+
+
+def test_a_contender_with_another_loss_is_refused() -> None:
+    cells = [cell("one", PLANTED), cell("another", PLANTED), cell("astray", PLANTED, 2.01)]
+    with pytest.raises(ContenderError, match=r"got\nastray, mlp-64, 1 replica"):
+        measure(cells, rounds=1, seed=0, tell=lambda _: None)
+
+
+def test_a_contender_that_fails_is_named_with_what_it_said() -> None:
+    cells = [cell("one", PLANTED), cell("broken", "raise SystemExit('out of luck')")]
+    with pytest.raises(ContenderError, match=r"(?s)broken, mlp-64.*out of luck"):
+        measure(cells, rounds=1, seed=0, tell=lambda _: None)
+
+
+@pytest.mark.slow
+def test_smallest_selection(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.peers", "--workload", "mlp-64", "--replicas", "1"]
+    command += ["--contender", "torch-ddp", "--contender", "isotrain/torch-ddp/native"]
+    command += [
+        "--rounds",
+        "1",
+        "--json",
+        str(tmp_path / "rows"),
+        "--markdown",
+        str(tmp_path / "md"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    by_hand, ours = json.loads((tmp_path / "rows").read_text())["rows"]
+    assert by_hand["ratio"] is None
+    assert ours["ratio"]["value"] == pytest.approx(
+        ours["step_ms"]["value"] / by_hand["step_ms"]["value"]
+    )
+    text = (tmp_path / "md").read_text()
+    assert "### mlp-64, 1 replica" in text
+    assert "| isotrain/torch-ddp/native |" in text
+
+
+@pytest.mark.slow
+def test_exchange() -> None:
+    command = [sys.executable, "-m", "benchmarks.exchange", "--weights", "6", "--width", "64"]
+    done = subprocess.run(
+        [*command, "--pairs", "2"], capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 weights of 0.02 MiB, 2 replicas: TensorFlow's own" in done.stdout
