@@ -5,21 +5,20 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from isotrain.adapters import chosen as choices
-from isotrain.adapters import keras_private
+from isotrain.adapters import keras_names, keras_private
 from isotrain.plugin import (
     Component,
     SpecError,
     TrainingSpec,
     UnsupportedError,
-    unknown_name,
 )
 
 Loss = Callable[[Any, Any], Any]
@@ -35,7 +34,7 @@ def build_loss(spec: TrainingSpec, framework: str, squeeze: bool = True) -> Loss
         squeeze: Whether a callable gets targets and predictions without a last axis of length 1 that only
             one of them has, as Keras' own losses do; without it they are refused.
     """
-    return _component(spec.loss, framework, "loss", _loss_classes(), squeeze)
+    return _component(spec.loss, framework, "loss", squeeze)
 
 
 def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metric]:
@@ -45,7 +44,7 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
         if given.name in ("accuracy", "acc"):
             metrics.append(keras.metrics.MeanMetricWrapper(inferred_accuracy, name=given.name))
             continue
-        metric = _component(given, framework, "metrics", _metric_classes())
+        metric = _component(given, framework, "metrics")
         if not isinstance(metric, keras.metrics.Metric):
             metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
         metrics.append(metric)
@@ -92,7 +91,46 @@ def update_metrics(metrics: Sequence[keras.metrics.Metric], targets: Any, predic
             " pair (losses, predictions), or leave the metrics out."
         )
     for metric in metrics:
-        metric.update_state(targets, predictions)
+        metric.update_state(*_in_rows(metric, targets, predictions))
+
+
+def _in_rows(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:
+    """Gives Keras' own metrics one number per sample as a column: a row they would take for one sample."""
+    is_keras = type(metric).__module__.partition(".")[0] == "keras"
+    if not is_keras or type(metric) is keras.metrics.MeanMetricWrapper:
+        return targets, predictions
+    if all(len(getattr(each, "shape", ())) == 1 for each in (targets, predictions)):
+        return targets[:, None], predictions[:, None]
+    return targets, predictions
+
+
+def make_ready(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:
+    """Has metrics make variables that they lack from a placeholder, which does not count."""
+    for metric in metrics:
+        if not keras_private.is_built(metric):
+            update_metrics([metric], targets, predictions)
+            metric.reset_state()
+
+
+def readings(name: str, result: Any) -> dict[str, float]:
+    """The numbers that a metric gives: one by its name, or several as `name/place`.
+
+    Args:
+        name: Of the metric.
+        result: A number, an array, or a dict of these.
+    """
+    if isinstance(result, Mapping):
+        return {
+            place: value
+            for key, part in result.items()
+            for place, value in readings(f"{name}/{key}", part).items()
+        }
+    values = np.asarray(keras.ops.convert_to_numpy(result))
+    if values.size == 1:
+        return {name: float(values.item())}
+    return {
+        "/".join([name, *map(str, place)]): float(value) for place, value in np.ndenumerate(values)
+    }
 
 
 def inferred_accuracy(targets: Any, predictions: Any) -> Any:
@@ -107,13 +145,11 @@ def inferred_accuracy(targets: Any, predictions: Any) -> Any:
     return keras.metrics.categorical_accuracy(targets, predictions)
 
 
-def _component(
-    given: Any, framework: str, field: str, classes: Mapping[str, type], squeeze: bool = True
-) -> Any:
+def _component(given: Any, framework: str, field: keras_names.Field, squeeze: bool = True) -> Any:
     """Makes a loss or metric from a Keras name, or from the person's own callable or class."""
     chosen: Component = choices.select(given, framework, field)
     if not chosen.is_reference:
-        cls = _named(chosen.name, field, classes)
+        cls = _named(chosen.name, field)
         return choices.constructed(cls, chosen, field, **_own_name(cls))
     found = choices.found(chosen, field)
     if isinstance(found, keras.losses.Loss | keras.metrics.Metric):
@@ -121,15 +157,17 @@ def _component(
     return choices.as_function(found, chosen, field, squeeze=squeeze)
 
 
-def _named(name: str, field: str, classes: Mapping[str, type]) -> type:
-    """The Keras class of that name; abbreviations such as `mse` stand for functions named as a class."""
-    if name in classes:
-        return classes[name]
-    with contextlib.suppress(ValueError):
-        full = getattr(keras.losses.get(name), "__name__", "")
-        if full in classes:
-            return classes[full]
-    raise SpecError(f"{field}: " + unknown_name(f"Keras {field} name", name, classes))
+def _named(name: str, field: keras_names.Field) -> type:
+    """The Keras class that a name in a spec stands for.
+
+    Raises:
+        SpecError: There is none, or not in the Keras that is installed.
+    """
+    wanted = keras_names.class_name(name, field)
+    found: type | None = getattr(keras.losses if field == "loss" else keras.metrics, wanted, None)
+    if found is None:
+        raise SpecError(f"{field}: Keras {keras.__version__} has no {wanted}; later versions have.")
+    return found
 
 
 def _own_name(cls: type) -> dict[str, str]:
@@ -137,22 +175,3 @@ def _own_name(cls: type) -> dict[str, str]:
     name = inspect.signature(cls).parameters.get("name")
     counts = name is not None and name.default is None
     return {"name": choices.snake_case(cls.__name__)} if counts else {}
-
-
-def _loss_classes() -> dict[str, type]:
-    return _by_every_name(vars(keras.losses).values(), keras.losses.Loss)
-
-
-def _metric_classes() -> dict[str, type]:
-    return _by_every_name(vars(keras.metrics).values(), keras.metrics.Metric)
-
-
-def _by_every_name(objects: Iterable[Any], base: type) -> dict[str, type]:
-    """Class names and their snake-case forms, for the concrete subclasses of `base`."""
-    classes = {
-        item.__name__: item
-        for item in objects
-        if isinstance(item, type) and issubclass(item, base) and item is not base
-    }
-    snake = {choices.snake_case(name): cls for name, cls in classes.items()}
-    return {**snake, **classes}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters import keras_backend
+from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
@@ -204,6 +204,7 @@ class _Horovod(ServedOverTcp):
         return name
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
+        keras_names.require_known(spec, self.framework)
         where = f"backend_options.{self.name}"
         compression = options.get("compression", "none")
         if compression not in COMPRESSIONS:

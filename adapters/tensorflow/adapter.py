@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.adapters import keras_backend
+from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.tensorflow.build import is_cuda_build
 from isotrain.plugin import (
     NO_WORKERS,
@@ -110,6 +110,7 @@ class _TensorFlowAdapter(Adapter):
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         bucket_bytes(options, self.name)
+        keras_names.require_known(spec, self.framework)
         return []
 
     def preload(self, *, device: DeviceKind) -> Start:

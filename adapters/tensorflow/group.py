@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from isotrain.adapters import portable
 from isotrain.adapters.remarks import remarks
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
@@ -221,7 +222,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         function = self._function(("collect", phase), lambda: lambda: self._trace_collect(phase))
-        return {name: float(value) for name, value in function().items()}
+        found: dict[str, float] = {}
+        for name, result in function().items():
+            found |= portable.readings(name, result)
+        return found
 
     def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
         def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

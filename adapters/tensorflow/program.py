@@ -294,7 +294,7 @@ class Program:
             self._evaluated.assign(tf.zeros(2, tf.float64))
         for metric in self._metrics[phase]:
             sums = total([value_of(native(v)) for v in metric.variables])
-            results[metric.name] = tf.identity(metric.stateless_result(sums))
+            results[metric.name] = tf.nest.map_structure(tf.identity, metric.stateless_result(sums))
             metric.reset_state()
         return results
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters import keras_backend
+from isotrain.adapters import keras_backend, keras_names
 from isotrain.plugin import (
     NO_WORKERS,
     SERVED_GROUP,
@@ -103,6 +103,7 @@ class TorchDDP(ServedOverTcp):
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         _check_values(options, self.name)
+        keras_names.require_known(spec, self.framework)
         return weight_decay_remarks(spec)
 
     def accelerators(self) -> int:

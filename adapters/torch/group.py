@@ -148,7 +148,7 @@ class TorchReplicaGroup(ReplicaGroup):
                 loss, predictions = module(piece.inputs, piece.targets)
         if piece.weight != 1.0:
             loss = loss * piece.weight
-        if self._training_metrics and piece.count:
+        if self._training_metrics:
             _update(self._training_metrics, piece, predictions)
         return _add(before, loss.detach()), loss
 
@@ -240,13 +240,14 @@ class TorchReplicaGroup(ReplicaGroup):
         return self._exchange.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
+        metrics = self._metrics["evaluation"]
         for piece in batch.slices[0]:
-            if piece.count == 0:
+            if piece.count == 0 and not portable.built_late(metrics):
                 continue
             loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
             self._evaluated[0] += loss.double() * piece.count
             self._evaluated[1] += piece.count
-            _update(self._metrics["evaluation"], piece, predictions)
+            _update(metrics, piece, predictions)
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         metrics = self._metrics[phase]
@@ -258,7 +259,7 @@ class TorchReplicaGroup(ReplicaGroup):
         for metric in metrics:
             for variable in metric.variables:
                 variable.assign(self._exchange.all_reduce(variable.value.detach(), "sum"))
-            results[metric.name] = float(metric.result())
+            results |= portable.readings(metric.name, metric.result())
             metric.reset_state()
         return results
 
@@ -340,4 +341,7 @@ def _weight_of_replica(pieces: Sequence[Slice]) -> float:
 
 def _update(metrics: Sequence[keras.metrics.Metric], piece: Slice, predictions: Any) -> None:
     with torch.no_grad():
-        portable.update_metrics(metrics, piece.targets, predictions)
+        if piece.count:
+            portable.update_metrics(metrics, piece.targets, predictions)
+        else:
+            portable.make_ready(metrics, piece.targets, predictions)
