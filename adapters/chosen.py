@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isotrain.adapters import called
@@ -53,11 +54,18 @@ def constructed(make: Any, chosen: Component, field: str, **defaults: Any) -> An
         ) from error
 
 
+def own_name(cls: type) -> dict[str, str]:
+    """The option `name` of a class that would count its objects instead: auc, auc_1, ..."""
+    name = inspect.signature(cls).parameters.get("name")
+    counts = name is not None and name.default is None
+    return {"name": snake_case(cls.__name__)} if counts else {}
+
+
 def found(chosen: Component, field: str) -> Any:
     """A person's own loss or metric, its options given to it: an object of a class, or a function."""
     own = references.resolve(chosen.name)
     if isinstance(own, type):
-        return constructed(own, chosen, field)
+        return constructed(own, chosen, field, **own_name(own))
     return functools.partial(own, **chosen.options) if chosen.options else own
 
 
@@ -75,3 +83,31 @@ def as_function(
     """
     function = called.arranged(own, chosen.order, field)
     return called.aligned(function, f"{field}: {chosen.label!r}", squeeze)
+
+
+def require_different_names(names: Sequence[str]) -> None:
+    """Makes sure that each metric, and the loss beside them, is given under a name of its own.
+
+    Raises:
+        SpecError: One is not.
+    """
+    double = sorted({name for name in names if names.count(name) > 1 or name == "loss"})
+    if double:
+        raise SpecError(
+            f"metrics: more than one result would be called {', '.join(double)} (the loss is always"
+            " given as `loss`). Give one of them another name: the option `name`, or a callable of"
+            " your own."
+        )
+
+
+def require_predictions(metrics: Sequence[Any], predictions: Any) -> None:
+    """Makes sure that metrics, where there are any, get predictions.
+
+    Raises:
+        SpecError: There are metrics, and an objective that gave no predictions.
+    """
+    if metrics and predictions is None:
+        raise SpecError(
+            "metrics: they need predictions, and the objective gave losses only. Let it return the"
+            " pair (losses, predictions), or leave the metrics out."
+        )

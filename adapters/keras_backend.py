@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any, Literal
 
 from isotrain.plugin import PlanError
 
@@ -27,3 +28,9 @@ def claim(framework: str) -> None:
             )
         return
     os.environ[VARIABLE] = framework
+
+
+def is_a(value: Any, kind: Literal["Layer", "Loss", "Metric"]) -> bool:
+    """Whether a value is of a class of Keras; imports nothing: without Keras there is none."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(value, getattr(keras, kind))

@@ -5,7 +5,6 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,16 +24,9 @@ Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
 
 
-def build_loss(spec: TrainingSpec, framework: str, squeeze: bool = True) -> Loss:
-    """Makes the spec's loss: a Keras loss by name, or the person's own callable.
-
-    Args:
-        spec: Names it.
-        framework: Whose entry of the spec is taken.
-        squeeze: Whether a callable gets targets and predictions without a last axis of length 1 that only
-            one of them has, as Keras' own losses do; without it they are refused.
-    """
-    return _component(spec.loss, framework, "loss", squeeze)
+def build_loss(spec: TrainingSpec, framework: str) -> Loss:
+    """Makes the spec's loss: a Keras loss by name, or the person's own callable."""
+    return _component(spec.loss, framework, "loss")
 
 
 def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metric]:
@@ -48,15 +40,17 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
         if not isinstance(metric, keras.metrics.Metric):
             metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
         metrics.append(metric)
-    names = [metric.name for metric in metrics]
-    double = sorted({name for name in names if names.count(name) > 1 or name == "loss"})
-    if double:
-        raise SpecError(
-            f"metrics: more than one result would be called {', '.join(double)} (the loss is always"
-            " given as `loss`). Give one of them another name: the option `name`, or a callable of"
-            " your own."
-        )
+    choices.require_different_names([metric.name for metric in metrics])
     return metrics
+
+
+def named_metric(chosen: Component) -> keras.metrics.Metric:
+    """Makes a Keras metric from its name.
+
+    Raises:
+        SpecError: Keras has none of that name, or it refuses the options.
+    """
+    return _constructed(chosen, "metrics")
 
 
 def built_late(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
@@ -85,11 +79,7 @@ def update_metrics(metrics: Sequence[keras.metrics.Metric], targets: Any, predic
     Raises:
         SpecError: There are metrics, and an objective that gave no predictions.
     """
-    if metrics and predictions is None:
-        raise SpecError(
-            "metrics: they need predictions, and the objective gave losses only. Let it return the"
-            " pair (losses, predictions), or leave the metrics out."
-        )
+    choices.require_predictions(metrics, predictions)
     for metric in metrics:
         metric.update_state(*_in_rows(metric, targets, predictions))
 
@@ -145,16 +135,20 @@ def inferred_accuracy(targets: Any, predictions: Any) -> Any:
     return keras.metrics.categorical_accuracy(targets, predictions)
 
 
-def _component(given: Any, framework: str, field: keras_names.Field, squeeze: bool = True) -> Any:
+def _component(given: Any, framework: str, field: keras_names.Field) -> Any:
     """Makes a loss or metric from a Keras name, or from the person's own callable or class."""
     chosen: Component = choices.select(given, framework, field)
     if not chosen.is_reference:
-        cls = _named(chosen.name, field)
-        return choices.constructed(cls, chosen, field, **_own_name(cls))
+        return _constructed(chosen, field)
     found = choices.found(chosen, field)
     if isinstance(found, keras.losses.Loss | keras.metrics.Metric):
         return found
-    return choices.as_function(found, chosen, field, squeeze=squeeze)
+    return choices.as_function(found, chosen, field)
+
+
+def _constructed(chosen: Component, field: keras_names.Field) -> Any:
+    cls = _named(chosen.name, field)
+    return choices.constructed(cls, chosen, field, **choices.own_name(cls))
 
 
 def _named(name: str, field: keras_names.Field) -> type:
@@ -168,10 +162,3 @@ def _named(name: str, field: keras_names.Field) -> type:
     if found is None:
         raise SpecError(f"{field}: Keras {keras.__version__} has no {wanted}; later versions have.")
     return found
-
-
-def _own_name(cls: type) -> dict[str, str]:
-    """The option `name` of a class that would count its objects instead: auc, auc_1, ..."""
-    name = inspect.signature(cls).parameters.get("name")
-    counts = name is not None and name.default is None
-    return {"name": choices.snake_case(cls.__name__)} if counts else {}

@@ -236,10 +236,10 @@ class HorovodTorch(_Horovod):
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return torch_environment(device, threads)
 
-    def preload(self, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         if self._with_mpi():
             return _FRESH_UNDER_MPI
-        return torch_preload(device, "isotrain.adapters.horovod.torch_exchange")
+        return torch_preload(spec, device, "isotrain.adapters.horovod.torch_exchange")
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
@@ -270,7 +270,7 @@ class HorovodTF(_Horovod):
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return tensorflow_environment(device, threads)
 
-    def preload(self, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         if self._with_mpi():
             return _FRESH_UNDER_MPI
         return tensorflow_preload(device, "isotrain.adapters.horovod.tf_exchange")

@@ -113,7 +113,7 @@ class _TensorFlowAdapter(Adapter):
         keras_names.require_known(spec, self.framework)
         return []
 
-    def preload(self, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         return tensorflow_preload(device)
 
     def blames_peer(self, error: BaseException) -> bool:

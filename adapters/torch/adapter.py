@@ -130,8 +130,8 @@ class TorchDDP(ServedOverTcp):
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return torch_environment(device, threads)
 
-    def preload(self, *, device: DeviceKind) -> Start:
-        return torch_preload(device, "isotrain.adapters.torch.ddp")
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+        return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
 
     def blames_peer(self, error: BaseException) -> bool:
         return torch_blames_peer(error)
@@ -196,11 +196,17 @@ def torch_environment(device: DeviceKind, threads: int) -> dict[str, str]:
     return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def torch_preload(device: DeviceKind, *modules: str) -> Start:
-    """What a process with torch replicas imports, `modules` besides; GPUs are left to fresh ones."""
+def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Start:
+    """What a process with torch replicas imports, `modules` besides; GPUs are left to fresh ones.
+
+    A model that is given per framework is a native one, for which nobody needs Keras.
+    """
     if device == "gpu":
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
-    return Start(("torch", "keras", "isotrain.adapters.torch.group", *modules))
+    own = ("isotrain.adapters.torch.group", *modules)
+    if isinstance(spec.model, Mapping):
+        return Start(("torch", *own))
+    return Start(("torch", "keras", *own, "isotrain.adapters.torch.keras_program"))
 
 
 def torch_usability() -> Usability:

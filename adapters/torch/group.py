@@ -6,19 +6,17 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import torch
-from torch import nn
 
-from isotrain.adapters import keras_traits, portable
+from isotrain.adapters import chosen as choices
 from isotrain.adapters.remarks import remarks
+from isotrain.adapters.torch import metrics
+from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
-from isotrain.adapters.torch.keras_program import KerasProgram
-from isotrain.adapters.torch.native_program import NativeProgram
-from isotrain.adapters.torch.program import Program, to_numpy
+from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.torch.program import to_numpy
 from isotrain.adapters.torch.replica import TorchReplica
-from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
     ALL_STATE,
     Batch,
@@ -30,31 +28,11 @@ from isotrain.plugin import (
     ReplicaGroup,
     Setting,
     Slice,
-    SpecError,
     StateInfo,
     StateKind,
     TrainingSpec,
     map_tree,
 )
-
-
-def build_program(spec: TrainingSpec, device: torch.device) -> Program:
-    """Builds the spec's model, portable or native, on this process's device.
-
-    Raises:
-        SpecError: The model function returned something that torch cannot train.
-    """
-    torch.manual_seed(spec.seed)
-    with torch.device(device):
-        model = portable.build_model(spec, "torch")
-    if isinstance(model, keras.Layer):
-        return KerasProgram(spec, model)
-    if isinstance(model, nn.Module):
-        return NativeProgram(spec, model, device)
-    raise SpecError(
-        f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
-        " torch.nn.Module or a Keras model."
-    )
 
 
 def replica_device(setting: Setting, context: ProcessContext) -> torch.device:
@@ -97,9 +75,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self._rate: float | None = None
         self._kept: list[torch.Tensor] | None = None
         self._statistics = self._program.statistics if self.replicas > 1 else []
-        self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
-            "train": portable.build_metrics(spec, "torch"),
-            "evaluation": portable.build_metrics(spec, "torch"),
+        self._metrics: dict[Phase, list[Metric]] = {
+            "train": self._program.build_metrics(),
+            "evaluation": self._program.build_metrics(),
         }
         self._training_metrics = self._metrics["train"]
         self._evaluated = torch.zeros(2, dtype=torch.float64, device=device)
@@ -216,9 +194,8 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        variables = [v.value for metric in self._training_metrics for v in metric.variables]
         devices = [self._device] if self._device.type == "cuda" else []
-        moved = [*self._program.frozen.values(), *variables]
+        moved = [*self._program.frozen.values(), *self._training_sums()]
         with _kept(moved), torch.random.fork_rng(devices):
             yield
 
@@ -242,7 +219,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def evaluation_step(self, batch: Batch) -> None:
         metrics = self._metrics["evaluation"]
         for piece in batch.slices[0]:
-            if piece.count == 0 and not portable.built_late(metrics):
+            if piece.count == 0 and not any(metric.is_late for metric in metrics):
                 continue
             loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
             self._evaluated[0] += loss.double() * piece.count
@@ -250,44 +227,36 @@ class TorchReplicaGroup(ReplicaGroup):
             _update(metrics, piece, predictions)
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        metrics = self._metrics[phase]
+        def total(tensor: torch.Tensor) -> torch.Tensor:
+            return self._exchange.all_reduce(tensor, "sum")
+
         results = {}
         if phase == "evaluation":
-            total, count = self._exchange.all_reduce(self._evaluated, "sum").tolist()
+            loss, count = total(self._evaluated).tolist()
             self._evaluated.zero_()
-            results["loss"] = total / count if count else float("nan")
-        for metric in metrics:
-            for variable in metric.variables:
-                variable.assign(self._exchange.all_reduce(variable.value.detach(), "sum"))
-            results |= portable.readings(metric.name, metric.result())
-            metric.reset_state()
-        return results
+            results["loss"] = loss / count if count else float("nan")
+        return results | metrics.collect(self._metrics[phase], total)
 
     def take_metrics(self) -> np.ndarray:
-        portable.require_sums(self._training_metrics)
-        sums = [to_numpy(variable.value).ravel() for variable in self._training_accumulators()]
         for metric in self._training_metrics:
-            metric.reset_state()
+            metric.require_sums()
+        sums = [to_numpy(total).ravel() for total in self._training_sums()]
+        for metric in self._training_metrics:
+            metric.reset()
         return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
 
     def add_metrics(self, sums: np.ndarray) -> None:
         start = 0
-        for variable in self._training_accumulators():
-            value = variable.value.detach()
-            part = torch.from_numpy(sums[start : start + value.numel()]).to(value)
-            variable.assign(value + part.reshape(value.shape))
-            start += value.numel()
+        for total in self._training_sums():
+            part = torch.from_numpy(sums[start : start + total.numel()]).to(total)
+            total += part.reshape(total.shape)
+            start += total.numel()
 
-    def _training_accumulators(self) -> list[Any]:
-        return [variable for metric in self._training_metrics for variable in metric.variables]
+    def _training_sums(self) -> list[torch.Tensor]:
+        return [total for metric in self._training_metrics for total in metric.sums]
 
     def traits(self) -> list[LayerTrait]:
-        model = self.model
-        if isinstance(model, keras.Layer):
-            found = keras_traits.model_traits(model, self._spec.precision)
-        else:
-            found = model_traits(model)
-        return found + self._program.without_gradient()
+        return self._program.traits() + self._program.without_gradient()
 
     def remarks(self) -> list[str]:
         return remarks(self._spec, "torch", self.traits())
@@ -339,9 +308,11 @@ def _weight_of_replica(pieces: Sequence[Slice]) -> float:
     return pieces[0].weight if len(pieces) == 1 else sum(piece.weight for piece in pieces)
 
 
-def _update(metrics: Sequence[keras.metrics.Metric], piece: Slice, predictions: Any) -> None:
+def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
+    choices.require_predictions(metrics, predictions)
     with torch.no_grad():
-        if piece.count:
-            portable.update_metrics(metrics, piece.targets, predictions)
-        else:
-            portable.make_ready(metrics, piece.targets, predictions)
+        for metric in metrics:
+            if piece.count:
+                metric.update(piece.targets, predictions, piece.count)
+            elif metric.is_late:
+                metric.make_ready(piece.targets, predictions)

@@ -9,9 +9,17 @@ import keras
 import numpy as np
 import torch
 
-from isotrain.adapters import keras_private, portable
+from isotrain.adapters import keras_private, keras_traits, portable
+from isotrain.adapters.torch import keras_metrics
+from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program, overwrite
-from isotrain.plugin import IsotrainError, StateKind, TrainingSpec, unknown_name
+from isotrain.plugin import (
+    IsotrainError,
+    LayerTrait,
+    StateKind,
+    TrainingSpec,
+    unknown_name,
+)
 
 
 class KerasProgram(Program):
@@ -19,6 +27,7 @@ class KerasProgram(Program):
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
         self.model = model
+        self._spec = spec
         self._variables = list(model.trainable_variables)
         self._others = list(model.non_trainable_variables)
         names = portable.canonical_names(self._variables + self._others)
@@ -35,6 +44,12 @@ class KerasProgram(Program):
         training = portable.loss_computer(spec, model, "torch", training=True)
         self.objective = Objective(model, training)
         self._seed_shift = 0
+
+    def build_metrics(self) -> list[Metric]:
+        return keras_metrics.build_all(self._spec)
+
+    def traits(self) -> list[LayerTrait]:
+        return keras_traits.model_traits(self.model, self._spec.precision)
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with torch.no_grad():

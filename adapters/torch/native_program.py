@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters import portable
+from isotrain.adapters import called
+from isotrain.adapters.chosen import select
 from isotrain.adapters.torch.lamb import Lamb
+from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.torch.named_loss import build_loss
+from isotrain.adapters.torch.named_metrics import build_metrics
 from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
     CustomOptimizer,
     IsotrainError,
+    LayerTrait,
     LossScale,
     SpecError,
     StatePart,
@@ -40,6 +46,7 @@ class NativeProgram(Program):
         self.model = model.to(device)
         if spec.precision == "float64":
             self.model = model.double()
+        self._spec = spec
         self._device = device
         self._mixed = _MIXED.get(spec.precision)
         self._clip = spec.clip
@@ -70,6 +77,12 @@ class NativeProgram(Program):
                 return compute(inputs, targets)
 
         return mixed
+
+    def build_metrics(self) -> list[Metric]:
+        return build_metrics(self._spec, self._device)
+
+    def traits(self) -> list[LayerTrait]:
+        return model_traits(self.model)
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         self.model.eval()
@@ -155,28 +168,38 @@ def loss_computer(
 ) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
     """Makes the function from (inputs, targets) to mean loss and predictions."""
     if spec.objective is not None:
-        objective = portable.select(spec.objective, "torch", "objective")
+        objective = select(spec.objective, "torch", "objective")
 
         def compute_objective(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
             given = objective(model, (inputs, targets))
             losses, predictions = given if isinstance(given, tuple) else (given, None)
-            return portable.mean_over_samples(losses), predictions
+            return mean_over_samples(losses), predictions
 
         return compute_objective
-    loss = portable.build_loss(spec, "torch", squeeze=False)
+    loss = build_loss(spec)
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         predictions = model(inputs)
-        return portable.mean_over_samples(loss(targets, predictions)), predictions
+        return mean_over_samples(loss(targets, predictions)), predictions
 
     return compute
+
+
+def mean_over_samples(loss: Any) -> torch.Tensor:
+    """Reduces what a loss callable gave to the mean over its samples.
+
+    Raises:
+        SpecError: It gave no tensor.
+    """
+    given: torch.Tensor = called.require_tensor(loss, "the loss or objective")
+    return given if given.dim() == 0 else given.mean()
 
 
 def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Makes the torch optimizer that the spec names, or the person's own."""
     settings = spec.optimizer
     if isinstance(settings, CustomOptimizer):
-        factory = portable.select(settings.custom, "torch", "optimizer.custom")
+        factory = select(settings.custom, "torch", "optimizer.custom")
         optimizer = factory(parameters, settings.lr, **settings.args)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise SpecError(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from isotrain.adapters.torch.metrics import Metric
 from isotrain.plugin import (
     IsotrainError,
     LayerTrait,
@@ -73,6 +74,14 @@ class Program(ABC):
         """Forgets the gradients."""
         for parameter in self.trainable.values():
             parameter.grad = None
+
+    @abstractmethod
+    def build_metrics(self) -> list[Metric]:
+        """Makes the spec's metrics anew."""
+
+    @abstractmethod
+    def traits(self) -> list[LayerTrait]:
+        """What the model's layers do that bears on whether runs agree."""
 
     @abstractmethod
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from keras import ops
 
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.program import Program
-from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
+from isotrain.plugin import Parts, ReduceOp, Replica, StatePart, TensorFunctions
 
 
 class TorchReplica(Replica):
     """Reads and writes a program's tensors; exchanges eagerly."""
-
-    ops = ops
 
     def __init__(self, program: Program, exchange: Exchange) -> None:
         self.index = exchange.rank
         self.replicas = exchange.replicas
         self._program = program
         self._exchange = exchange
+
+    @property
+    def ops(self) -> TensorFunctions:  # type: ignore[override]
+        """Keras' functions, imported for the strategies that use them."""
+        from keras import ops
+
+        return ops
 
     def read(self, parts: Sequence[StatePart]) -> torch.Tensor:
         tensors = self._tensors(parts)

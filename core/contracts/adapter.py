@@ -80,11 +80,12 @@ class Adapter(ABC):
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         """Variables that must be set before a process of this backend starts Python."""
 
-    def preload(self, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         """What a process of this backend imports before it knows its run, if it can be forked then.
 
         Nothing that is imported may run the framework: no runtime, no device, no thread that matters.
-        The variables of `environment` are set by then.
+        The variables of `environment` are set by then. Other runs of the same program are forked from the
+        same process if they import the same, so `spec` should bear on little.
         """
         return Start(why_fresh=f"backend {self.name!r} does not say that it can be forked")
 

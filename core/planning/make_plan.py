@@ -81,7 +81,7 @@ def make_plan(
         replicas=count,
         threads=threads,
         processes=processes,
-        start=resolve_start(adapter, host.launcher(launcher), device),
+        start=resolve_start(adapter, host.launcher(launcher), spec, device),
         environment=adapter.environment(device=device, threads=threads, replicas=count),
         precision=spec.precision,
         global_batch=global_batch,

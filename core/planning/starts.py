@@ -9,13 +9,16 @@ from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import forking
 
 VARIABLE = "ISOTRAIN_START"
 _WAYS = ("forked", "fresh")
 
 
-def resolve_start(adapter: Adapter, launcher: Launcher, device: DeviceKind) -> Start:
+def resolve_start(
+    adapter: Adapter, launcher: Launcher, spec: TrainingSpec, device: DeviceKind
+) -> Start:
     """Has processes forked where launcher, system and backend can, unless the person said no.
 
     Raises:
@@ -29,4 +32,4 @@ def resolve_start(adapter: Adapter, launcher: Launcher, device: DeviceKind) -> S
     if launcher.name != LOCAL:
         return Start(why_fresh=f"launcher {launcher.name!r} starts each process by itself")
     obstacle = forking.obstacle()
-    return adapter.preload(device=device) if obstacle is None else Start(why_fresh=obstacle)
+    return adapter.preload(spec, device=device) if obstacle is None else Start(why_fresh=obstacle)

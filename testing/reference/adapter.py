@@ -90,7 +90,7 @@ class Reference(ServedOverTcp):
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return dict.fromkeys(_POOLS, str(threads))
 
-    def preload(self, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         package = "isotrain.testing.reference"
         return Start(("numpy", f"{package}.exchange", f"{package}.group"))
 

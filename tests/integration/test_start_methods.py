@@ -281,7 +281,9 @@ def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_pat
 
 
 def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchDDP, "preload", lambda self, *, device: Start(("no_such_module",)))
+    monkeypatch.setattr(
+        TorchDDP, "preload", lambda self, spec, *, device: Start(("no_such_module",))
+    )
     for name in ("a", "b"):
         told: list[Mapping[str, Any]] = []
         assert launch(parameters, tmp_path / name, told.append) == [10, 10]

@@ -17,9 +17,20 @@ from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.local import LocalLauncher
 from isotrain.core.planning.starts import resolve_start
+from isotrain.core.spec.files import load_spec
 from isotrain.core.system import forking
 from isotrain.core.system.last_words import signal_name
 
+SPEC = load_spec(
+    {
+        "model": dict,
+        "data": dict,
+        "loss": "mse",
+        "optimizer": {"name": "sgd", "lr": 0.5},
+        "global_batch": 1,
+        "steps": 1,
+    }
+)
 ADAPTERS = (TorchDDP, TFMirrored, TFMultiWorker, HorovodTorch, HorovodTF)
 
 
@@ -46,10 +57,19 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
     adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
-    start = resolve_start(adapter(), LocalLauncher(), "cpu")
+    start = resolve_start(adapter(), LocalLauncher(), SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("forked", None)
     assert start.imports[:2] == (adapter.framework, "keras")
-    assert "GPU" in str(resolve_start(adapter(), LocalLauncher(), "gpu").why_fresh)
+    assert "GPU" in str(resolve_start(adapter(), LocalLauncher(), SPEC, "gpu").why_fresh)
+
+
+@pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
+def test_a_native_torch_model_needs_no_keras(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
+    native = SPEC.replace(model={"torch": dict})
+    imports = resolve_start(adapter(), LocalLauncher(), native, "cpu").imports
+    assert "torch" in imports
+    assert not any("keras" in name for name in imports)
 
 
 @pytest.mark.parametrize("adapter", [HorovodTorch, HorovodTF])
@@ -58,29 +78,29 @@ def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     object.__setattr__(found, "extension", "some.so")
     monkeypatch.setattr(build, "installed", lambda framework: found)
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name == "mpi")
-    assert "MPI" in str(adapter().preload(device="cpu").why_fresh)
+    assert "MPI" in str(adapter().preload(SPEC, device="cpu").why_fresh)
 
 
 def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
-    silent = resolve_start(SaysNothing(), LocalLauncher(), "cpu")
+    silent = resolve_start(SaysNothing(), LocalLauncher(), SPEC, "cpu")
     assert silent == Start(why_fresh="backend 'says-nothing' does not say that it can be forked")
-    alone = resolve_start(TorchDDP(), OneByOne(), "cpu")
+    alone = resolve_start(TorchDDP(), OneByOne(), SPEC, "cpu")
     assert alone.why_fresh == "launcher 'one-by-one' starts each process by itself"
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert "darwin" in str(forking.obstacle())
-    assert resolve_start(TorchDDP(), LocalLauncher(), "cpu").way == "fresh"
+    assert resolve_start(TorchDDP(), LocalLauncher(), SPEC, "cpu").way == "fresh"
 
 
 def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_START", "fresh")
-    start = resolve_start(TorchDDP(), LocalLauncher(), "cpu")
+    start = resolve_start(TorchDDP(), LocalLauncher(), SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("fresh", "ISOTRAIN_START=fresh")
     monkeypatch.setenv("ISOTRAIN_START", "slowly")
     with pytest.raises(PlanError, match="expected one of forked, fresh, received 'slowly'"):
-        resolve_start(TorchDDP(), LocalLauncher(), "cpu")
+        resolve_start(TorchDDP(), LocalLauncher(), SPEC, "cpu")
 
 
 def test_an_ending_by_a_signal_without_a_name() -> None:

@@ -118,7 +118,7 @@ class JaxMesh(ServedOverTcp):
         }
         return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
 
-    def preload(self, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         return Start(why_fresh="JAX has threads as soon as it is imported")
 
     def blames_peer(self, error: BaseException) -> bool:

@@ -1,0 +1,63 @@
+"""Builds the program of a spec's model, portable or native; imports Keras for the former alone."""
+
+from __future__ import annotations
+
+import random as python_random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from isotrain.adapters import chosen, keras_backend
+from isotrain.adapters.torch.native_program import NativeProgram
+from isotrain.adapters.torch.program import Program
+from isotrain.plugin import SpecError, TrainingSpec
+
+
+def build_program(spec: TrainingSpec, device: torch.device) -> Program:
+    """Builds the spec's model on this process's device.
+
+    Raises:
+        SpecError: The model function returned something that torch cannot train.
+    """
+    model = _seeded(spec, device, chosen.select(spec.model, "torch", "model"))
+    if keras_backend.is_a(model, "Layer"):
+        from isotrain.adapters.torch.keras_program import KerasProgram
+
+        return KerasProgram(spec, model)
+    if isinstance(model, nn.Module):
+        return NativeProgram(spec, model, device)
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
+        " torch.nn.Module or a Keras model."
+    )
+
+
+def _seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+    """Calls the model function with random numbers that depend on the seed alone.
+
+    Keras is prepared before a model is made of it. A function that imports it only when it is called is
+    called again.
+    """
+    if "keras" not in sys.modules:
+        model = _natively_seeded(spec, device, function)
+        if "keras" not in sys.modules:
+            return model
+    from isotrain.adapters import portable
+
+    torch.manual_seed(spec.seed)
+    with torch.device(device):
+        return portable.build_model(spec, "torch")
+
+
+def _natively_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+    state = python_random.getstate()
+    python_random.seed(spec.seed)
+    torch.manual_seed(spec.seed)
+    try:
+        with torch.device(device):
+            return function(**spec.model_args)
+    finally:
+        python_random.setstate(state)

@@ -1,0 +1,62 @@
+"""Metrics of Keras as a torch replica group adds them up.
+
+Imported only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from isotrain.adapters import keras_parts
+from isotrain.adapters.torch.metrics import Metric
+from isotrain.plugin import Component, TrainingSpec
+
+
+class KerasMetric(Metric):
+    """A Keras metric and its variables."""
+
+    def __init__(self, metric: keras.metrics.Metric) -> None:
+        self.name = metric.name
+        self._metric = metric
+
+    @property
+    def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
+        """Its variables: some metrics make them when they see the first samples."""
+        return [variable.value.detach() for variable in self._metric.variables]
+
+    @property
+    def is_late(self) -> bool:
+        return bool(keras_parts.built_late([self._metric]))
+
+    def make_ready(self, targets: Any, predictions: Any) -> None:
+        keras_parts.make_ready([self._metric], targets, predictions)
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        keras_parts.update_metrics([self._metric], targets, predictions)
+
+    def readings(self) -> dict[str, float]:
+        return keras_parts.readings(self.name, self._metric.result())
+
+    def reset(self) -> None:
+        self._metric.reset_state()
+
+    def require_sums(self) -> None:
+        keras_parts.require_sums([self._metric])
+
+
+def build(chosen: Component) -> Metric:
+    """Makes a named metric of Keras.
+
+    Raises:
+        SpecError: Keras has none of that name, or it refuses the options.
+    """
+    return KerasMetric(keras_parts.named_metric(chosen))
+
+
+def build_all(spec: TrainingSpec) -> list[Metric]:
+    """Makes the metrics of a portable model anew."""
+    return [KerasMetric(metric) for metric in keras_parts.build_metrics(spec, "torch")]

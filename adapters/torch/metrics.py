@@ -1,0 +1,275 @@
+"""The metrics of native models, in torch's own functions: the same numbers as Keras' of that name."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isotrain.adapters.torch.losses import Masked, same_rank
+
+
+class Metric(ABC):
+    """A number of all samples since the last `reset`.
+
+    Attributes:
+        name: Under which the number is given.
+        sums: What the samples add to: their sums over the replicas make the number of all samples.
+    """
+
+    name: str
+    sums: Sequence[Tensor]
+
+    @abstractmethod
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        """Adds so many samples."""
+
+    @abstractmethod
+    def readings(self) -> dict[str, float]:
+        """The number by its name, or several as `name/place`."""
+
+    def reset(self) -> None:
+        """Forgets all samples."""
+        for total in self.sums:
+            total.zero_()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it makes its sums only when it sees the first samples."""
+        return False
+
+    def make_ready(self, targets: Any, predictions: Any) -> None:
+        """Has it make its sums, if it is late, from a placeholder, which does not count."""
+        return
+
+    def require_sums(self) -> None:
+        """Makes sure that it is not late, for sums of other processes are added to it.
+
+        Raises:
+            UnsupportedError: It is.
+        """
+        return
+
+
+class MeanOf(Metric):
+    """The mean over the samples of what a function gives for each."""
+
+    def __init__(
+        self, function: Callable[[Any, Any], Any], name: str, device: torch.device
+    ) -> None:
+        self.name = name
+        self._function = function
+        self._total = torch.zeros(2, dtype=torch.float64, device=device)
+        self.sums = [self._total]
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        given = self._function(targets, predictions)
+        values = given.values if isinstance(given, Masked) else given
+        self._total[0] += values.mean(dtype=torch.float64) * count
+        self._total[1] += count
+
+    def readings(self) -> dict[str, float]:
+        total, count = self._total.tolist()
+        return {self.name: self._number(total / count if count else 0.0)}
+
+    def _number(self, mean: float) -> float:
+        return mean
+
+
+class RootMeanOf(MeanOf):
+    """The square root of such a mean."""
+
+    def _number(self, mean: float) -> float:
+        return math.sqrt(mean)
+
+
+class Counts(Metric):
+    """What is made of the true and false positives and negatives at one or several thresholds."""
+
+    def __init__(
+        self,
+        number: Callable[..., Tensor],
+        name: str,
+        device: torch.device,
+        thresholds: Sequence[float],
+        top_k: int | None = None,
+        class_id: int | None = None,
+    ) -> None:
+        """Starts with no samples.
+
+        Args:
+            number: From true positives, false positives, true negatives and false negatives, each of shape
+                `[thresholds]`, to the number.
+            name: Under which it is given.
+            device: Where to count.
+            thresholds: A prediction above one is positive.
+            top_k: Only so many of a sample's highest predictions can be positive.
+            class_id: The only class that counts.
+        """
+        self.name = name
+        self._number = number
+        self._top_k = top_k
+        self._class = class_id
+        self._thresholds = torch.tensor(thresholds, dtype=torch.float64, device=device)[:, None]
+        self.sums = [torch.zeros(4, len(thresholds), dtype=torch.float64, device=device)]
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        predictions, targets = same_rank(predictions, targets)
+        if self._top_k is not None:
+            predictions = _only_highest(predictions, self._top_k)
+        if self._class is not None:
+            targets, predictions = targets[..., self._class], predictions[..., self._class]
+        is_true = targets.reshape(1, -1).bool()
+        positive = predictions.reshape(1, -1) > self._thresholds.to(predictions.dtype)
+        pairs = (
+            (is_true, positive),
+            (~is_true, positive),
+            (~is_true, ~positive),
+            (is_true, ~positive),
+        )
+        self.sums[0].add_(torch.stack([(one & other).sum(1) for one, other in pairs]))
+
+    def readings(self) -> dict[str, float]:
+        numbers = self._number(*self.sums[0]).reshape(-1).tolist()
+        if len(numbers) == 1:
+            return {self.name: numbers[0]}
+        return {f"{self.name}/{place}": number for place, number in enumerate(numbers)}
+
+
+def _only_highest(predictions: Tensor, k: int) -> Tensor:
+    values, places = predictions.topk(k)
+    return torch.full_like(predictions, -1e10).scatter(-1, places, values)
+
+
+def ratio(part: Tensor, rest: Tensor) -> Tensor:
+    """part / (part + rest), 0 where both are 0."""
+    return torch.where(part > 0, part / (part + rest), 0.0)
+
+
+def precision(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
+    return ratio(tp, fp)
+
+
+def recall(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
+    return ratio(tp, fn)
+
+
+def specificity(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
+    return ratio(tn, fp)
+
+
+def highest(
+    number: Callable[..., Tensor], where: Callable[..., Tensor], least: float
+) -> Callable[..., Tensor]:
+    """The highest of a number over the thresholds at which another one is at least so high."""
+
+    def found(*counts: Tensor) -> Tensor:
+        return torch.where(where(*counts) >= least, number(*counts), 0.0).max()
+
+    return found
+
+
+def in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a function take one number per sample as a column: a row would be one sample to it."""
+
+    def call(targets: Tensor, predictions: Tensor, **options: Any) -> Any:
+        if targets.dim() == predictions.dim() == 1:
+            targets, predictions = targets.unsqueeze(1), predictions.unsqueeze(1)
+        return function(targets, predictions, **options)
+
+    return call
+
+
+def _matches(targets: Tensor, predictions: Tensor) -> Tensor:
+    return (targets == predictions).to(torch.float64)
+
+
+def accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    targets, predictions = same_rank(targets, predictions)
+    return _matches(targets.to(predictions.dtype), predictions)
+
+
+def binary_accuracy(targets: Tensor, predictions: Tensor, threshold: float = 0.5) -> Tensor:
+    targets, predictions = same_rank(targets, predictions)
+    return _matches(targets, (predictions > threshold).to(targets.dtype))
+
+
+def categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    return _matches(targets.argmax(-1), predictions.argmax(-1))
+
+
+def sparse_categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    return _matches(_classes(targets, predictions), predictions.argmax(-1))
+
+
+def _classes(targets: Tensor, predictions: Tensor) -> Tensor:
+    column = targets.dim() == predictions.dim() and targets.shape[-1] == 1
+    return targets.squeeze(-1) if column else targets
+
+
+def top_k_categorical_accuracy(targets: Tensor, predictions: Tensor, k: int = 5) -> Tensor:
+    return sparse_top_k_categorical_accuracy(targets.argmax(-1), predictions, k)
+
+
+def sparse_top_k_categorical_accuracy(
+    targets: Tensor, predictions: Tensor, k: int = 5, from_sorted_ids: bool = False
+) -> Tensor:
+    classes = _classes(targets, predictions).unsqueeze(-1)
+    if from_sorted_ids:
+        return (classes == predictions[..., :k]).any(-1).to(torch.float64)
+    own = predictions.gather(-1, classes.long())
+    return ((predictions > own).sum(-1) < k).to(torch.float64)
+
+
+def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Accuracy whose kind (binary, categorical, sparse categorical) follows from the shapes."""
+    if predictions.dim() == 1:
+        targets, predictions = targets.reshape(-1, 1), predictions.unsqueeze(1)
+    if predictions.shape[-1] == 1:
+        return binary_accuracy(targets, predictions)
+    sparse = targets.dim() < predictions.dim() or targets.shape[-1] == 1
+    kind = sparse_categorical_accuracy if sparse else categorical_accuracy
+    return kind(targets, predictions)
+
+
+def squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    targets, predictions = same_rank(targets, predictions)
+    return (targets.to(predictions.dtype) - predictions).square()
+
+
+def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
+    targets, predictions = same_rank(targets, predictions)
+    deviations = [tensor - tensor.mean(axis, keepdim=True) for tensor in (targets, predictions)]
+    one, other = (d / d.std(axis, correction=0, keepdim=True) for d in deviations)
+    return (one * other).mean(axis)
+
+
+def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
+    """As Keras has it: the covariance takes the predictions' mean from both."""
+    targets, predictions = same_rank(targets, predictions)
+    own, other = targets.mean(axis, keepdim=True), predictions.mean(axis, keepdim=True)
+    variances = targets.var(axis, correction=0, keepdim=True) + predictions.var(
+        axis, correction=0, keepdim=True
+    )
+    covariance = (targets - other) * (predictions - other)
+    return (2 * covariance / (variances + (own - other).square() + 1e-7)).mean(axis)
+
+
+def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """The numbers of all replicas; the metrics start anew.
+
+    Args:
+        metrics: Of this replica.
+        total: Sums a tensor over all replicas.
+    """
+    results: dict[str, float] = {}
+    for metric in metrics:
+        for own in metric.sums:
+            own.copy_(total(own))
+        results |= metric.readings()
+        metric.reset()
+    return results

@@ -1,0 +1,230 @@
+"""Computes named losses and metrics in torch's functions and in Keras', in float64; prints both as JSON.
+
+Run with KERAS_BACKEND=torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from isotrain.adapters import keras_names, keras_parts, portable
+from isotrain.adapters.torch import named_loss, named_metrics
+from isotrain.core.spec.files import load_spec
+
+Arrays = tuple[np.ndarray, np.ndarray]
+SMOOTH = {"label_smoothing": 0.25}
+LOGITS = {"from_logits": True}
+LOSSES: list[tuple[str, str, dict[str, Any]]] = [
+    *((kind, "mean_squared_error", {}) for kind in ("numbers", "columns", "flat", "images")),
+    *((kind, "mse", {}) for kind in ("numbers",)),
+    ("numbers", "MeanAbsoluteError", {}),
+    ("numbers", "MAE", {"reduction": "sum"}),
+    ("positive", "mean_absolute_percentage_error", {}),
+    ("positive", "msle", {}),
+    ("numbers", "huber", {}),
+    ("numbers", "huber", {"delta": 0.25}),
+    ("numbers", "log_cosh", {}),
+    ("numbers", "cosine_similarity", {}),
+    ("images", "cosine_similarity", {"axis": 1}),
+    ("yes_or_no", "hinge", {}),
+    ("numbers", "hinge", {}),
+    ("yes_or_no", "squared_hinge", {}),
+    ("one_hot", "categorical_hinge", {}),
+    ("one_hot", "kl_divergence", {}),
+    ("shares", "KLDivergence", {}),
+    ("positive", "poisson", {}),
+    ("yes_or_no", "binary_crossentropy", {}),
+    ("yes_or_no", "binary_crossentropy", SMOOTH),
+    ("yes_or_no", "binary_crossentropy", {"axis": 0}),
+    ("scored_yes", "binary_crossentropy", LOGITS),
+    ("scored_yes", "binary_crossentropy", {**LOGITS, **SMOOTH}),
+    ("yes_column", "binary_crossentropy", {}),
+    ("yes_or_no", "binary_focal_crossentropy", {}),
+    (
+        "yes_or_no",
+        "binary_focal_crossentropy",
+        {"gamma": 3.0, "alpha": 0.5, "apply_class_balancing": True, **SMOOTH},
+    ),
+    ("scored_yes", "binary_focal_crossentropy", LOGITS),
+    ("one_hot", "categorical_crossentropy", {}),
+    ("one_hot", "categorical_crossentropy", SMOOTH),
+    ("scored_one_hot", "categorical_crossentropy", {**LOGITS, **SMOOTH}),
+    ("one_hot", "categorical_focal_crossentropy", {}),
+    ("one_hot", "categorical_focal_crossentropy", {"alpha": [0.1, 0.2, 0.3, 0.4], "gamma": 1.0}),
+    ("scored_one_hot", "categorical_focal_crossentropy", {**LOGITS, **SMOOTH}),
+    ("classes", "sparse_categorical_crossentropy", {}),
+    ("scored_classes", "sparse_categorical_crossentropy", LOGITS),
+    ("scored_classes", "sparse_categorical_crossentropy", {**LOGITS, "reduction": "sum"}),
+    ("class_column", "sparse_categorical_crossentropy", LOGITS),
+    ("scored_classes", "sparse_categorical_crossentropy", {**LOGITS, "ignore_class": 2}),
+    ("letters", "sparse_categorical_crossentropy", LOGITS),
+    ("letters", "sparse_categorical_crossentropy", {**LOGITS, "ignore_class": 1}),
+    ("class_maps", "sparse_categorical_crossentropy", {**LOGITS, "axis": 1}),
+    ("classes", "categorical_generalized_cross_entropy", {}),
+    ("classes", "categorical_generalized_cross_entropy", {"q": 0.75}),
+    ("texts", "ctc", {}),
+    ("yes_or_no", "dice", {}),
+    ("images", "dice", {"axis": [1, 2]}),
+    ("yes_or_no", "tversky", {}),
+    ("yes_or_no", "tversky", {"alpha": 0.25, "beta": 0.75, "axis": -1}),
+    ("embedded", "circle", {}),
+    ("embedded", "circle", {"gamma": 16.0, "margin": 0.25, "remove_diagonal": False}),
+]
+METRICS: list[tuple[str, str, dict[str, Any]]] = [
+    *((kind, "accuracy", {}) for kind in ("yes_column", "one_hot", "classes", "class_column")),
+    ("whole", "Accuracy", {}),
+    ("yes_or_no", "binary_accuracy", {"threshold": 0.25}),
+    ("one_hot", "categorical_accuracy", {}),
+    ("letters", "sparse_categorical_accuracy", {}),
+    ("one_hot", "top_k_categorical_accuracy", {"k": 2}),
+    ("letters", "sparse_top_k_categorical_accuracy", {"k": 2}),
+    ("numbers", "root_mean_squared_error", {}),
+    ("numbers", "mse", {}),
+    ("numbers", "mean_absolute_error", {}),
+    ("positive", "mean_absolute_percentage_error", {}),
+    ("positive", "mean_squared_logarithmic_error", {}),
+    ("numbers", "log_cosh_error", {}),
+    ("numbers", "cosine_similarity", {"axis": 1}),
+    ("numbers", "pearson_correlation", {}),
+    ("numbers", "concordance_correlation", {}),
+    ("yes_or_no", "hinge", {}),
+    ("yes_or_no", "squared_hinge", {}),
+    ("one_hot", "categorical_hinge", {}),
+    ("shares", "kl_divergence", {}),
+    ("positive", "poisson", {}),
+    ("yes_or_no", "binary_crossentropy", SMOOTH),
+    ("one_hot", "categorical_crossentropy", SMOOTH),
+    ("letters", "sparse_categorical_crossentropy", LOGITS),
+    ("letters", "sparse_categorical_crossentropy", {**LOGITS, "ignore_class": 1}),
+    *(("yes_or_no", f"{which}_positives", {}) for which in ("true", "false")),
+    *(("yes_or_no", f"{which}_negatives", {}) for which in ("true", "false")),
+    ("yes_or_no", "true_positives", {"thresholds": [0.25, 0.75]}),
+    ("flat", "cosine_similarity", {}),
+    ("yes_or_no", "precision", {}),
+    ("yes_column", "recall", {}),
+    ("one_hot", "precision", {"top_k": 2}),
+    ("one_hot", "recall", {"class_id": 1}),
+    ("yes_or_no", "sensitivity_at_specificity", {"specificity": 0.5}),
+    ("yes_or_no", "specificity_at_sensitivity", {"sensitivity": 0.5, "num_thresholds": 50}),
+    ("yes_or_no", "precision_at_recall", {"recall": 0.75}),
+    ("yes_or_no", "recall_at_precision", {"precision": 0.5, "num_thresholds": 1}),
+]
+BY_KERAS: list[tuple[str, str, dict[str, Any]]] = [
+    ("yes_or_no", "auc", {}),
+    ("one_hot", "f1_score", {}),
+    ("one_hot", "f_beta_score", {"average": "macro", "beta": 2.0}),
+    ("yes_or_no", "binary_io_u", {}),
+    ("letters_read", "io_u", {"num_classes": 4, "target_class_ids": [1]}),
+    ("letters_read", "mean_io_u", {"num_classes": 4}),
+    ("one_hot", "one_hot_io_u", {"num_classes": 4, "target_class_ids": [1]}),
+    ("one_hot", "one_hot_mean_io_u", {"num_classes": 4}),
+    ("numbers", "r2_score", {}),
+]
+"""Those that torch has no functions for."""
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    exponents = np.exp(scores)
+    return exponents / exponents.sum(-1, keepdims=True)
+
+
+def arrays(seed: int) -> dict[str, Arrays]:
+    """Targets and predictions of each kind."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return draw.standard_normal(shape)
+
+    yes = draw.integers(2, size=(12, 5)).astype("f8")
+    classes = draw.integers(4, size=12)
+    letters = draw.integers(4, size=(6, 3))
+    hot = np.eye(4)[classes]
+    units = normal(12, 5)
+    return {
+        "numbers": (normal(12, 5), normal(12, 5)),
+        "columns": (normal(12), normal(12, 1)),
+        "flat": (normal(12), normal(12)),
+        "images": (draw.random((3, 4, 2)), draw.random((3, 4, 2))),
+        "positive": (draw.random((12, 5)) + 0.1, draw.random((12, 5)) + 0.1),
+        "yes_or_no": (yes, draw.random((12, 5))),
+        "yes_column": (yes[:, 0], draw.random((12, 1))),
+        "scored_yes": (yes, normal(12, 5)),
+        "one_hot": (hot, softmax(normal(12, 4))),
+        "shares": (softmax(normal(12, 4)), softmax(normal(12, 4))),
+        "scored_one_hot": (hot, normal(12, 4)),
+        "classes": (classes, softmax(normal(12, 4))),
+        "scored_classes": (classes, normal(12, 4)),
+        "class_column": (classes[:, None], normal(12, 4)),
+        "letters": (letters, normal(6, 3, 4)),
+        "letters_read": (letters, draw.integers(4, size=(6, 3))),
+        "class_maps": (letters, normal(6, 4, 3)),
+        "whole": (classes, draw.integers(4, size=12).astype("f8")),
+        "texts": (draw.integers(0, 4, size=(4, 3)), normal(4, 8, 5)),
+        "embedded": (classes, units / np.linalg.norm(units, axis=-1, keepdims=True)),
+    }
+
+
+def spec_with(**fields: Any) -> Any:
+    given = {
+        "model": dict,
+        "data": dict,
+        "loss": "mse",
+        "optimizer": {"name": "sgd", "lr": 0.5},
+        "global_batch": 1,
+        "steps": 1,
+    }
+    return load_spec({**given, "precision": "float64", **fields})
+
+
+def with_gradient(loss: Any, targets: np.ndarray, predictions: np.ndarray) -> list[Any]:
+    leaf = torch.tensor(predictions, requires_grad=True)
+    value = loss(torch.tensor(targets), leaf).sum()
+    value.backward()
+    return [float(value.detach()), leaf.grad.flatten().tolist()]
+
+
+def losses() -> Iterator[list[Any]]:
+    for kind, name, options in LOSSES:
+        spec = spec_with(loss={"name": name, **options})
+        pair = (named_loss.build_loss(spec), portable.build_loss(spec, "torch"))
+        yield [
+            f"{name} {options} {kind}",
+            *(with_gradient(each, *arrays(0)[kind]) for each in pair),
+        ]
+
+
+def metrics() -> Iterator[list[Any]]:
+    for kind, name, options in (*METRICS, *BY_KERAS):
+        spec = spec_with(metrics=[{"name": name, **options}])
+        (ours,) = named_metrics.build_metrics(spec, torch.device("cpu"))
+        (theirs,) = keras_parts.build_metrics(spec, "torch")
+        for seed in range(2):
+            targets, predictions = map(torch.tensor, arrays(seed)[kind])
+            ours.update(targets, predictions, len(targets))
+            keras_parts.update_metrics([theirs], targets, predictions)
+        wanted = keras_parts.readings(theirs.name, theirs.result())
+        yield [f"{name} {options} {kind}", ours.readings(), wanted]
+
+
+def main() -> None:
+    portable.configure_precision("float64")
+    found = {
+        "losses": list(losses()),
+        "metrics": list(metrics()),
+        "loss names": sorted(keras_names.LOSSES),
+        "losses tried": sorted({keras_names.class_name(name, "loss") for _, name, _ in LOSSES}),
+        "metric names": sorted(keras_names.METRICS),
+        "metrics tried": sorted(
+            {keras_names.class_name(name, "metrics") for _, name, _ in (*METRICS, *BY_KERAS)}
+        ),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
