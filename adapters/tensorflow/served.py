@@ -19,6 +19,7 @@ from isotrain.adapters.tensorflow import native
 from isotrain.adapters.tensorflow.exchange import SingleReplica
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, seed_shift
+from isotrain.adapters.tensorflow.peers import blames_peer
 from isotrain.adapters.tensorflow.program import Piece
 from isotrain.plugin import (
     Answer,
@@ -153,6 +154,7 @@ class _Cluster(Workforce):
         self.lost = attendance.lost
         self._waiting = ThreadPoolExecutor(service.context.replicas, "isotrain-closure")
         self._under_way: dict[int, tuple[Unit, Future[Any]]] = {}
+        self._lost_units: list[Unit] = []
         self._function = tf.function(self._trace, autograph=False)
 
     def _trace(self, pieces: list[Piece], weights: tf.Tensor, shift: tf.Tensor) -> Any:
@@ -176,14 +178,22 @@ class _Cluster(Workforce):
         futures = [future for _, future in self._under_way.values()]
         wait(futures, patience, FIRST_COMPLETED)
         done = [slot for slot, (_, future) in self._under_way.items() if future.done()]
-        return [self._answer(*self._under_way.pop(slot)) for slot in done]
+        found = [self._answer(*self._under_way.pop(slot)) for slot in done]
+        return [answer for answer in found if answer is not None]
 
-    def _answer(self, unit: Unit, future: Future[Any]) -> Answer:
+    def _answer(self, unit: Unit, future: Future[Any]) -> Answer | None:
+        """What a closure gave; None, and its unit is given back, if that was lost with its worker."""
+        error = future.exception()
+        if error is not None and blames_peer(error):
+            self._lost_units.append(unit)
+            return None
         version, loss, change, metrics = future.result()
         return Answer(unit, None, int(version), float(loss), np.asarray(change), metrics)
 
     def given_back(self) -> list[Unit]:
-        return []  # TensorFlow repeats the closures of lost workers
+        """Those whose result was lost before it was fetched; closures that have none TensorFlow repeats."""
+        units, self._lost_units = self._lost_units, []
+        return units
 
     def updated(self, version: int) -> None:
         self._version.assign(version)

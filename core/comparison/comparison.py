@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from isotrain.core.comparison import flat, report, text
 from isotrain.core.comparison.records import (
     COMPARISON_FILE,
+    ESTIMATES,
     FORMAT,
+    Cell,
+    Change,
     ComparisonRecord,
-    fields_from,
 )
 from isotrain.core.errors import IsotrainError
+from isotrain.core.plain_records import read_json, record
 from isotrain.core.showing.data_frame import data_frame
+
+_LATEST = 4e9
+"""Seconds since 1970: in the year 2096."""
+_MOST = 1e30
+_MOST_REPLICAS = 10**6
 
 
 class Comparison(ComparisonRecord):
@@ -43,9 +50,48 @@ class Comparison(ComparisonRecord):
         return text.html(self)
 
 
-def from_dict(fields: Mapping[str, Any]) -> Comparison:
-    """Makes a comparison of what `Comparison.to_dict` gave."""
-    return Comparison(**fields_from(fields))
+def from_dict(fields: Mapping[str, Any], where: str = "comparison") -> Comparison:
+    """Makes a comparison of what `Comparison.to_dict` gave.
+
+    Args:
+        fields: By name.
+        where: The file, for messages.
+
+    Raises:
+        IsotrainError: They are not as they were given: names the field.
+    """
+    own = {name: value for name, value in fields.items() if name != "format"}
+    found = record(Comparison, own, where)
+    for field, fault in _faults(found):
+        raise IsotrainError(f"{where}: {field}: {fault}.")
+    return found
+
+
+def _faults(found: Comparison) -> Iterator[tuple[str, str]]:
+    """Values that have the right type, and make no sense together."""
+    cells = {cell.name for cell in found.cells}
+    if len(cells) < len(found.cells):
+        yield "cells", "two of them have one name"
+    named = {"reference": found.reference, "verdict: pick": found.verdict.pick}
+    for field, name in [*named.items(), *(("verdict: tied", each) for each in found.verdict.tied)]:
+        if name is not None and name not in cells:
+            yield field, f"there is no cell {name!r}"
+    if not 0 <= found.created < _LATEST:
+        yield "created", f"expected a time in seconds since 1970, received {found.created!r}"
+    held: dict[str, Sequence[Cell | Change]] = {"cells": found.cells, "changes": found.changes}
+    for kind, holders in held.items():
+        for place, holder in enumerate(holders):
+            for name, fault in _faults_of(holder):
+                yield f"{kind}[{place}]: {name}", fault
+
+
+def _faults_of(holder: Cell | Change) -> Iterator[tuple[str, str]]:
+    for name in ESTIMATES:
+        estimate = getattr(holder, name, None)
+        if estimate is not None and not 0 <= estimate.low <= estimate.high < _MOST:
+            yield name, f"expected an interval of finite numbers from 0 on, received {estimate}"
+    if isinstance(holder, Cell) and not 1 <= holder.replicas < _MOST_REPLICAS:
+        yield "replicas", f"expected a number of replicas, received {holder.replicas}"
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -56,14 +102,12 @@ def read_comparison(path: Path) -> Comparison:
     """
     file = path / COMPARISON_FILE if path.is_dir() else path
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = read_json(file)
     except FileNotFoundError:
         raise IsotrainError(
             f"there is no comparison at {file}; `isotrain compare SPEC --output DIR` writes one."
         ) from None
-    except (OSError, ValueError) as error:
-        raise IsotrainError(f"{file} cannot be read as a comparison: {error}.") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
         raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {found!r}.")
-    return from_dict(fields)
+    return from_dict(fields, str(file))

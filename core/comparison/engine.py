@@ -30,6 +30,7 @@ from isotrain.core.comparison.verdict import decide
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.launching.local import refuse_nesting
+from isotrain.core.plain_records import value
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.files import Source, load_spec
 from isotrain.core.spec.parts import StrategyChoice
@@ -106,7 +107,7 @@ class Engine:
         folder = Path(request.output).resolve()
         stored = read_comparison(folder)
         store.check_same(stored, self.comparison, folder)
-        spent = stored.settings["spent_s"]
+        spent = value(float, stored.settings.get("spent_s"), f"{folder}: settings.spent_s")
         self._settings = replace(self._settings, spent_s=spent)
         cells = [_taken_up(old, new) for old, new in zip(stored.cells, self._cells, strict=True)]
         self.comparison = replace(self.comparison, created=stored.created, cells=cells)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -247,40 +246,6 @@ class ComparisonRecord:
     def to_json(self) -> str:
         """The comparison as JSON text: what `comparison.json` holds."""
         return json_page(self.to_dict()) + "\n"
-
-
-def fields_from(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a comparison, made of what its `to_dict` gave."""
-    plain = {name: value for name, value in fields.items() if name != "format"}
-    cells = [_cell(cell) for cell in plain.pop("cells")]
-    changes = [Change(**_estimated(change)) for change in plain.pop("changes", [])]
-    verdict = Verdict(**plain.pop("verdict"))
-    return {**plain, "cells": cells, "verdict": verdict, "changes": changes}
-
-
-def _cell(fields: Mapping[str, Any]) -> Cell:
-    plain = _estimated(fields)
-    repeats = [Repeat(**repeat) for repeat in plain.pop("repeats")]
-    spans = [Span(**span) for span in plain.pop("timeline")]
-    rows = [(row[0], row[1], row[2]) for row in plain.pop("plan_differences")]
-    plain["losses"] = [float(loss) for loss in plain["losses"]]
-    plain["metrics"] = {name: float(value) for name, value in plain["metrics"].items()}
-    plain["final_loss"] = _float(plain["final_loss"])
-    return Cell(repeats=repeats, timeline=spans, plan_differences=rows, **plain)
-
-
-def _estimated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the estimates among the fields of a cell or a change."""
-    found = {
-        name: Estimate(**value) if name in ESTIMATES and value is not None else value
-        for name, value in fields.items()
-    }
-    return {**found, "loss_difference": _float(fields["loss_difference"])}
-
-
-def _float(value: float | str | None) -> float | None:
-    """A number as it was before it became JSON, which has no NaN and writes it as text."""
-    return None if value is None else float(value)
 
 
 ESTIMATES = tuple(f.name for f in dataclasses.fields(Cell) if f.type == "Estimate | None")

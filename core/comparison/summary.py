@@ -13,6 +13,7 @@ import numpy as np
 from isotrain.core.comparison.records import ESTIMATES, LEAST_RUNS, Cell, Estimate, Repeat, Span
 from isotrain.core.comparison.statistics import Bootstrap, quantile, rate
 from isotrain.core.contracts.plan import plain_differences
+from isotrain.core.plain_records import value
 
 _NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
 _FEW_RUNS = (
@@ -175,7 +176,8 @@ def _communication(
     times = [r.communication_s for r in cell.repeats if r.communication_s]
     if not times:
         return None, None
-    carried = 2 * (cell.replicas - 1) / cell.replicas * cell.plan["gradient_bytes"]
+    size = value(float, cell.plan.get("gradient_bytes"), f"{cell.name}: plan.gradient_bytes")
+    carried = 2 * (cell.replicas - 1) / cell.replicas * size
     return each(times), each([carried / seconds for seconds in times])
 
 

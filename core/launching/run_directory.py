@@ -10,7 +10,7 @@ from typing import Any
 
 from isotrain.core.contracts.events import Event, ProcessEvent, Steps, read_event
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
@@ -75,12 +75,22 @@ class RunDirectory:
 
 
 def read_events(path: Path) -> Iterator[ProcessEvent]:
-    """Reads what processes told of a run from one of its files; a missing file has nothing."""
+    """Reads what processes told of a run from one of its files; a missing file has nothing.
+
+    Raises:
+        IsotrainError: A line is none that a run has written.
+    """
     if not path.exists():
         return
     with path.open("rb") as lines:
-        for line in lines:
-            event = read_event(line)
+        for number, line in enumerate(lines, 1):
+            try:
+                event = read_event(line)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                kind = type(error).__name__
+                raise IsotrainError(
+                    f"{path}, line {number}: it is no event of a run ({kind}: {error})."
+                ) from None
             if event is not None:
                 yield event
 

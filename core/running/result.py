@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.contracts.events import EpochEnded, Steps
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.run_directory import EVENTS_FILE, STEPS_FILE, read_events
+from isotrain.core.plain_records import read_json, record, value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +83,18 @@ class RunResult:
         return {"format": FORMAT, **plain, "run_directory": str(self.run_directory)}
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What of a result is read from its file; the rest is known from where that lies."""
+
+    final_loss: float
+    metrics: dict[str, float]
+    strategy_report: dict[str, Any]
+    timings: dict[str, float]
+    plan: dict[str, Any]
+    versions: dict[str, str]
+
+
 def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
     """Reads the result that a finished run left in its directory.
 
@@ -92,47 +104,38 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
     """
     path = Path(run_directory) / RESULT_FILE
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        plain = read_json(path)
+    except FileNotFoundError as error:
         raise IsotrainError(
             f"{path} cannot be read: {error}. Only a run that `isotrain run` or isotrain.run finished"
             " has one; its events.jsonl says how far another got."
         ) from error
-    _require_result(plain, path)
-    return result_from_dict(plain, Path(run_directory))
-
-
-def _require_result(plain: Any, path: Path) -> None:
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
         raise IsotrainError(
-            f"{path}: expected an object with `format` {FORMAT}, received {found!r}. Read it with the"
+            f"{path}: expected an object with `format` {FORMAT}, received {found!r:.60}. Read it with the"
             " isotrain that wrote it, which versions.json beside it names."
         )
-    missing = [each.name for each in fields(RunResult) if each.name not in plain]
-    if missing:
-        raise IsotrainError(
-            f"{path} lacks {', '.join(missing)}: it is not as the run left it. Copy the run directory"
-            " anew, or make the run again."
-        )
+    return result_from_dict(plain, Path(run_directory), str(path))
 
 
-def result_from_dict(plain: Mapping[str, Any], run_directory: Path) -> RunResult:
+def result_from_dict(
+    plain: Mapping[str, Any], run_directory: Path, where: str = "result"
+) -> RunResult:
     """Makes a result from its plain form.
 
     Args:
         plain: What `to_dict` gave, also by way of JSON.
         run_directory: Where the run's files are now.
+        where: The file that it is from, for messages.
+
+    Raises:
+        IsotrainError: It is not as it was given: names the field.
     """
-    given = {field.name: plain[field.name] for field in fields(RunResult)}
-    return RunResult(
-        **{
-            **given,
-            "final_loss": float(plain["final_loss"]),
-            "metrics": _floats(plain["metrics"]),
-            "run_directory": run_directory,
-        }
-    )
+    own = {name: part for name, part in plain.items() if name not in ("format", "run_directory")}
+    written = record(_Written, own, where)
+    value(str, plain.get("run_directory"), f"{where}: run_directory")
+    return RunResult(**vars(written), run_directory=run_directory)
 
 
 def read_history(run_directory: Path) -> History:
@@ -149,17 +152,14 @@ def read_history(run_directory: Path) -> History:
                 " `history` before you remove it."
             )
     history = History()
-    for event in read_events(run_directory / STEPS_FILE):
+    steps, epochs = run_directory / STEPS_FILE, run_directory / EVENTS_FILE
+    for event in read_events(steps):
         if isinstance(event, Steps):
-            history.loss.extend(map(float, event.losses))
-            history.learning_rate.extend(event.learning_rates)
-    for event in read_events(run_directory / EVENTS_FILE):
+            rates = value(list[float], event.learning_rates, f"{steps}: learning_rates")
+            history.loss.extend(value(list[float], event.losses, f"{steps}: losses"))
+            history.learning_rate.extend(rates)
+    for event in read_events(epochs):
         if isinstance(event, EpochEnded):
-            record = {"epoch": event.epoch, "step": event.done, **_floats(event.metrics)}
-            history.epochs.append(record)
+            metrics = value(dict[str, float], event.metrics, f"{epochs}: metrics")
+            history.epochs.append({"epoch": event.epoch, "step": event.done, **metrics})
     return history
-
-
-def _floats(record: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers as they were before they became JSON, which has no NaN and writes it as text."""
-    return {name: float(v) if isinstance(v, str) else v for name, v in record.items()}

@@ -93,7 +93,7 @@ def number(value: float | int | None) -> str:
     """A number for people; `not counted` for None."""
     if value is None:
         return "not counted"
-    if isinstance(value, int) or value == int(value):
+    if isinstance(value, int) or value.is_integer():
         return f"{int(value):,}" if abs(value) >= 10_000 else str(int(value))
     return f"{value:.6g}"
 

@@ -52,5 +52,39 @@ def test_another_format_is_refused(tmp_path: Path, result: Any, received: str) -
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "format"])
 def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
     result = {key: value for key, value in WHOLE.items() if key != name}
-    with pytest.raises(IsotrainError, match=rf"result\.json lacks {name}:"):
+    with pytest.raises(IsotrainError, match=rf"result\.json: .*{name}"):
         read_result(left(tmp_path, result))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"final_loss": []}, "final_loss: expected a number"),
+        ({"final_loss": 10**400}, "final_loss: a number of 401 digits"),
+        ({"metrics": {"accuracy": "high"}}, "metrics.accuracy: expected a number"),
+        ({"timings": None}, "timings: expected an object"),
+        ({"versions": {"torch": 2}}, "versions.torch: expected text"),
+        ({"more": 1}, "it has more"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(IsotrainError, match=rf"result\.json: {field}"):
+        read_result(left(tmp_path, WHOLE | changes))
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\udcff", ""])
+def test_what_is_no_json_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    left(tmp_path)
+    (tmp_path / RESULT_FILE).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(IsotrainError, match=r"result\.json cannot be read"):
+        read_result(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "[" * 100_000, '{"event": "steps"}', json.dumps(STEPS | {"losses": [{}]})]
+)
+def test_a_broken_line_of_a_history_is_named(tmp_path: Path, line: str) -> None:
+    found = read_result(left(tmp_path))
+    (tmp_path / "steps.jsonl").write_text(json.dumps(STEPS) + "\n" + line + "\n")
+    with pytest.raises(IsotrainError, match=r"steps\.jsonl(, line 2: it is no event|: losses)"):
+        _ = found.history
