@@ -185,6 +185,33 @@ def test_each_sample_counts_once_though_a_worker_is_killed(backend: str, tmp_pat
     assert np.isfinite(found["loss"]).all()
 
 
+def lose_a_result(session: isotrain.Session) -> dict[str, Any]:
+    """The first result is lost with the worker that has it, after it was computed."""
+    import tensorflow as tf
+
+    waiting, lost = session.group._workforce._waiting, [True]  # type: ignore[attr-defined]
+    submit = waiting.submit
+
+    def fetched(fetch: Any) -> Any:
+        result = fetch()
+        if lost and lost.pop():
+            raise tf.errors.UnavailableError(None, None, "its worker is gone")
+        return result
+
+    waiting.submit = lambda fetch: submit(fetched, fetch)
+    for batch in session.batches():
+        session.step(batch)
+    assert not lost
+    return session.strategy_report
+
+
+@SLOW
+def test_a_slice_whose_result_was_lost_is_computed_again(tmp_path: Path) -> None:
+    spec = served(1, "tf-multiworker", epochs=2)
+    report = launch(lose_a_result, spec, "tf-multiworker", tmp_path / "run")
+    assert report["slices"] == report["updates"] == 2 * (3 * REPLICAS + 1)
+
+
 @SLOW  # the digits come with a library that is slow to import
 def test_it_converges_though_a_worker_is_suspended(tmp_path: Path) -> None:
     spec = digits.spec(
