@@ -6,6 +6,7 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,9 @@ import keras
 import numpy as np
 from keras.src import backend
 from keras.src.backend.common import dtypes
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as loss_module
+from keras.src.random.seed_generator import draw_seed
 
 from isotrain.adapters.private_parts import PrivatePart, require
 from isotrain.plugin import UnsupportedError
@@ -152,6 +155,85 @@ def _moves_seeds() -> None:
     require(bool((draw(0) != draw(1)).any()), "other numbers from a moved seed")
 
 
+def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractContextManager[None]:
+    """Makes random operations on torch draw from the generators that another function makes.
+
+    Args:
+        made: From the two numbers of a drawn seed, which are tensors, to a generator.
+    """
+    return _replaced(backend.random, "torch_seed_generator", lambda seed: made(*draw_seed(seed)))
+
+
+def _makes_generators() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    import torch
+
+    seeds = []
+
+    def made(first: Any, second: Any) -> Any:
+        seeds.append((int(first), int(second)))
+        return torch.Generator().manual_seed(int(first + second) & 0xFFFFFFFF)
+
+    source = keras.random.SeedGenerator(5)
+    with seeded_generators(made):
+        given = keras.random.uniform((4,), seed=source)
+    source.state.assign([5, 0])
+    require(seeds == [(5, 0)], "a generator is made of the seed (5, 0)")
+    require(bool((keras.random.uniform((4,), seed=source) == given).all()), "equal numbers of it")
+
+
+def mask_of(tensor: Any) -> Any:
+    """The mask that Keras has hung on a tensor; None without one."""
+    return get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Hangs a mask on a tensor, where Keras' losses and metrics find it."""
+    set_keras_mask(tensor, mask)
+
+
+def _hangs_masks() -> None:
+    given = keras.layers.Masking()(keras.ops.ones((1, 2, 3)))
+    require(mask_of(given) is not None, "a mask on what Masking gives")
+    plain = keras.ops.ones((2, 1))
+    set_mask(plain, keras.ops.convert_to_tensor([True, False]))
+    loss = keras.losses.MeanSquaredError(reduction="sum")(keras.ops.zeros((2, 1)), plain)
+    require(float(loss) == 1.0, "a loss without the masked sample")
+
+
+def layer_of_error(text: str) -> str | None:
+    """The class of the layer in whose call an exception was raised, as Keras adds it to the message."""
+    found = re.search(r"Exception encountered when calling (\w+)\.call\(\)", text)
+    return found and found.group(1)
+
+
+def _names_the_layer_of_an_error() -> None:
+    def fail(inputs: Any) -> Any:
+        raise ValueError("as meant")
+
+    try:
+        keras.layers.Lambda(fail)(keras.ops.ones((1, 2)))
+    except ValueError as error:
+        require(layer_of_error(str(error)) == "Lambda", "the layer's class in the message")
+
+
+def hooks_of(layers: Iterable[keras.Layer]) -> list[Any]:
+    """The tables of torch's hooks that wait for layers to be called; none on other frameworks."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [vars(layer)[name] for layer in layers for name in names if name in vars(layer)]
+
+
+def _knows_hooks() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    layer = keras.layers.Dense(1)
+    hooks = hooks_of([layer])
+    require(not any(hooks), "no hooks on a new layer")
+    layer.register_forward_hook(lambda *given: None)
+    require(any(hooks), "a hook in the layer's table")
+
+
 def plain_losses() -> contextlib.AbstractContextManager[None]:
     """Makes losses give the mean over the samples they get, also under a strategy of TensorFlow."""
     return _replaced(loss_module, "scale_loss_for_distribution", lambda value: value)
@@ -227,6 +309,10 @@ PARTS = (
     PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),
     PrivatePart("Metric._built", _knows_what_is_built),
     PrivatePart("SeedGenerator.next", _moves_seeds),
+    PrivatePart("backend.torch.random.torch_seed_generator", _makes_generators),
+    PrivatePart("backend.common.masking", _hangs_masks),
+    PrivatePart("Layer._forward_hooks", _knows_hooks),
+    PrivatePart("messages of errors in layers", _names_the_layer_of_an_error),
     PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
     PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
     PrivatePart("SeedGenerator.state", _names_seeds),

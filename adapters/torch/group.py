@@ -261,6 +261,10 @@ class TorchReplicaGroup(ReplicaGroup):
     def remarks(self) -> list[str]:
         return remarks(self._spec, "torch", self.traits())
 
+    def step_remarks(self, batch: Batch) -> list[str]:
+        piece = batch.slices[0][0]
+        return self._program.remarks(piece.inputs, piece.targets)
+
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         return self._program.describe_state(kinds)
 

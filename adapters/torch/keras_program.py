@@ -13,6 +13,8 @@ from isotrain.adapters import keras_private, keras_traits, portable
 from isotrain.adapters.torch import keras_metrics
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.adapters.torch.recording import Compute
+from isotrain.adapters.torch.replayed import Replayed
 from isotrain.plugin import (
     IsotrainError,
     LayerTrait,
@@ -23,7 +25,7 @@ from isotrain.plugin import (
 
 
 class KerasProgram(Program):
-    """Drives a Keras model with its Keras optimizer, eagerly."""
+    """Drives a Keras model with its Keras optimizer, replayed from a record where that can be had."""
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
         self.model = model
@@ -40,9 +42,9 @@ class KerasProgram(Program):
         self._optimizer = portable.build_optimizer(spec, "torch")
         self._optimizer.build(self._variables)
         self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
-        self._evaluation = portable.loss_computer(spec, model, "torch", training=False)
-        training = portable.loss_computer(spec, model, "torch", training=True)
-        self.objective = Objective(model, training)
+        self._training = self._replayed(spec, training=True)
+        self._evaluation = self._replayed(spec, training=False)
+        self.objective = Objective(model, self._training)
         self._seed_shift = 0
 
     def build_metrics(self) -> list[Metric]:
@@ -50,6 +52,18 @@ class KerasProgram(Program):
 
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self.model, self._spec.precision)
+
+    def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
+        compute = portable.loss_computer(spec, self.model, "torch", training=training)
+        phase = "training" if training else "evaluation"
+        return Replayed(compute, self.model, phase) if spec.record else compute
+
+    def remarks(self, inputs: Any, targets: Any) -> list[str]:
+        return [
+            remark
+            for each in (self._training, self._evaluation)
+            if isinstance(each, Replayed) and (remark := each.remark(inputs, targets))
+        ]
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with torch.no_grad():

@@ -103,6 +103,10 @@ class Program(ABC):
     def apply(self) -> None:
         """Clips the parameters' gradients and updates the weights."""
 
+    def remarks(self, inputs: Any, targets: Any) -> list[str]:
+        """What it does in its own way on such slices; nothing moves."""
+        return []
+
     @abstractmethod
     def distinguish(self, replica: int) -> None:
         """Gives this replica random numbers (dropout) of its own."""

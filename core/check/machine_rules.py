@@ -89,5 +89,7 @@ def remarks(subject: Subject) -> Iterator[Hit]:
     """What backends honour in their own way."""
     for target in subject.targets:
         options, count = target.plan.options, target.replicas
-        for remark in target.adapter.check(subject.spec, options, replicas=count):
+        sight = subject.sights.get(target.plan.framework)
+        remarks = target.adapter.check(subject.spec, options, replicas=count)
+        for remark in [*remarks, *(sight.remarks if sight else ())]:
             yield Hit("ISO503", "backend", remark, (target.label,))

@@ -41,11 +41,13 @@ class Sight:
         samples: In the training data; None for a stream.
         traits: Of the model's layers.
         fault: What went wrong in a first step.
+        remarks: Of the replica group, on such steps.
     """
 
     samples: int | None
     traits: tuple[LayerTrait, ...]
     fault: str | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
@@ -54,7 +56,7 @@ class Sight:
             LayerTrait(Trait(each["trait"]), each["layer"], each["kind"])
             for each in fields["traits"]
         )
-        return cls(fields["samples"], tuple(traits), fields["fault"])
+        return cls(fields["samples"], tuple(traits), fields["fault"], tuple(fields["remarks"]))
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers that have a trait, each with its class."""

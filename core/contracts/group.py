@@ -215,6 +215,10 @@ class ReplicaGroup(ABC):
         """What the model or the loss is used for in another way than one might think, for the plan. Local."""
         return []
 
+    def step_remarks(self, batch: Batch) -> list[str]:
+        """Says what it will honour in its own way in steps on such batches; nothing moves. Local."""
+        return []
+
     @abstractmethod
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         """Tells what `read_state` would give, in the same order, and copies nothing. Local."""

@@ -196,6 +196,11 @@ class Session:
             self._reporter.enter("next batch")
         self._reporter.enter(BETWEEN_CALLS)
 
+    def step_remarks(self) -> list[str]:
+        """What the group will honour in its own way, seen on the next batch. Local."""
+        batch = next(self.batches(), None)
+        return [] if batch is None else self.group.step_remarks(batch)
+
     def seek(self, step: int) -> None:
         """Makes `batches` go on from a step (0 for the start); the state stays as it is. Local.
 

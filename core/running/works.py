@@ -55,7 +55,7 @@ def describe(session: Session) -> dict[str, Any]:
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
-        "remarks": session.group.remarks(),
+        "remarks": [*session.group.remarks(), *session.step_remarks()],
     }
 
 
@@ -68,6 +68,7 @@ def examine(session: Session) -> dict[str, Any]:
         "samples": session.plan.samples,
         "traits": [asdict(trait) for trait in session.group.traits()],
         "fault": fault,
+        "remarks": session.step_remarks() if fault is None else [],
     }
 
 

@@ -229,6 +229,9 @@ class ServedGroup(ReplicaGroup):
     def remarks(self) -> list[str]:
         return self._own.remarks()
 
+    def step_remarks(self, batch: Batch) -> list[str]:
+        return self._own.step_remarks(batch)
+
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
         return self._own.describe_state(kinds)
 

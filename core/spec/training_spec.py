@@ -150,6 +150,11 @@ class TrainingSpec(
     loss_scale: LossScale | None = Field(
         default=None, description="Loss scaling, for float16 only; null for the defaults."
     )
+    record: Switch = Field(
+        default=True,
+        description="Whether steps of a portable model on torch are replayed from a record of what Keras "
+        "does, where that is possible; false: Keras' own Python computes every step.",
+    )
     evaluation: Evaluation = Field(default=Evaluation(), description="When and how to evaluate.")
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Kind of device to use."

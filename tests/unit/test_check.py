@@ -167,7 +167,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             if scene.fails:
                 raise RunFailedError("no such layer")
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
-            return {"samples": scene.samples, "traits": traits, "fault": scene.fault}
+            return {"samples": scene.samples, "traits": traits, "fault": scene.fault, "remarks": []}
 
         monkeypatch.setattr(checking, "look", look)
         return check(
@@ -400,7 +400,9 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
     monkeypatch.setattr(
-        checking, "look", lambda *given: {"samples": 96, "traits": traits, "fault": None}
+        checking,
+        "look",
+        lambda *given: {"samples": 96, "traits": traits, "fault": None, "remarks": []},
     )
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7

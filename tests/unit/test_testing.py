@@ -30,6 +30,7 @@ WITHOUT_CAPABILITY = {
         "collect_metrics",
         "traits",
         "remarks",
+        "step_remarks",
         "compress",
         "take_metrics",
         "add_metrics",

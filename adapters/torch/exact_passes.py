@@ -1,0 +1,200 @@
+"""Passes over recorded operations that change no bit: what does nothing, or is known beforehand, goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+aten = torch.ops.aten
+_CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.contiguous.default}
+_COPIES = {aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_.default}
+_SMALL = 4096
+"""Numbers in a constant that is computed while recording rather than in every step."""
+
+
+def simplify(
+    module: GraphModule, variables: int, generators: Sequence[torch.Generator]
+) -> list[torch.Tensor]:
+    """Simplifies a record in place.
+
+    Args:
+        module: As it was traced; its tensors become arguments of its graph.
+        variables: How many of its arguments come first; the tensors follow these.
+        generators: Those that the record seeds.
+
+    Returns:
+        The tensors, in the order of the arguments.
+    """
+    graph = module.graph
+    _seed_generators(module, generators)
+    _drop_casts(graph)
+    constants = _Constants(module)
+    constants.fold()
+    drop_unused(graph)
+    tensors = constants.as_arguments(variables)
+    graph.lint()
+    module.recompile()
+    return tensors
+
+
+def _seed_generators(module: GraphModule, generators: Sequence[torch.Generator]) -> None:
+    """Lets the places where seeds were drawn seed the record's generators."""
+    for index, generator in enumerate(generators):
+        setattr(module, f"generator_{index}", generator)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.isotrain.seed.default):
+        value, index = node.args
+        with module.graph.inserting_before(node):
+            generator = module.graph.create_node("get_attr", f"generator_{index}")
+            module.graph.call_function(_seed, (generator, value))
+        module.graph.erase_node(node)
+
+
+def _seed(generator: torch.Generator, value: torch.Tensor) -> None:
+    """As Keras makes a generator of a drawn seed."""
+    generator.manual_seed(int(value) & 0xFFFFFFFF)
+
+
+def meta(node: Node) -> Any:
+    """Shape, dtype and strides of what an operation gives; None where it is no tensor."""
+    return node.meta.get("tensor_meta")
+
+
+def _drop_casts(graph: Graph) -> None:
+    """Removes conversions to what a tensor already is."""
+    for node in list(graph.nodes):
+        if node.target in _CASTS and _gives_its_argument(node):
+            replace(node, node.args[0])
+
+
+def _gives_its_argument(node: Node) -> bool:
+    source = node.args[0]
+    before, after = meta(source), meta(node)
+    if before is None or after is None or "copy" in node.kwargs or len(node.args) > 3:
+        return False
+    same_device = source.meta["val"].device == node.meta["val"].device
+    return same_device and (before.dtype, before.stride, before.shape) == (
+        after.dtype,
+        after.stride,
+        after.shape,
+    )
+
+
+def replace(node: Node, other: Node) -> None:
+    """Lets everybody use another node, and removes this one."""
+    node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether an operation only gives a result, the same one each time."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return False
+    return not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+
+
+def drop_unused(graph: Graph) -> None:
+    """Removes operations whose results nobody uses."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (is_pure(node) or node.op == "get_attr"):
+            graph.erase_node(node)
+
+
+def _aliases(node: Node) -> bool:
+    """Whether an operation changes its arguments, or gives a view of one."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(a.alias_info is not None for a in schema.arguments)
+
+
+class _Constants:
+    """The tensors that a record holds, and what can be computed from them alone."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._graph = module.graph
+        self._values: dict[Node, torch.Tensor] = {
+            node: value
+            for node in self._graph.find_nodes(op="get_attr")
+            if isinstance(value := getattr(module, node.target), torch.Tensor)
+        }
+
+    def fold(self) -> None:
+        """Computes what depends on constants alone, where nobody can change it afterwards."""
+        known = {n: v for n, v in self._values.items() if not isinstance(v, torch.nn.Parameter)}
+        candidates = self._candidates(known)
+        for node in list(self._graph.nodes):
+            if node in candidates:
+                known[node] = self._computed(node, known)
+        for node in candidates:
+            if any(user not in candidates for user in node.users):
+                self._hold(node, known[node])
+
+    def _candidates(self, known: Iterable[Node]) -> set[Node]:
+        """Operations on constants, as many as are used by no view or change that remains."""
+        found = set(known)
+        for node in self._graph.nodes:
+            if self._can_be_known(node, found):
+                found.add(node)
+        found -= set(known)
+        while unsafe := {node for node in found if self._is_exposed(node, found)}:
+            found -= unsafe
+            found = {node for node in found if not unsafe & set(node.all_input_nodes)}
+        return found
+
+    @staticmethod
+    def _is_exposed(node: Node, found: set[Node]) -> bool:
+        """Whether somebody who stays sees the very tensor, and may change it."""
+        return any(
+            user.op == "call_function" and user not in found and _aliases(user)
+            for user in node.users
+        )
+
+    @staticmethod
+    def _can_be_known(node: Node, found: set[Node]) -> bool:
+        if not (is_pure(node) or node.target in _COPIES) or meta(node) is None:
+            return False
+        small = meta(node).shape.numel() <= _SMALL
+        return small and all(source in found for source in node.all_input_nodes)
+
+    @staticmethod
+    def _computed(node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: known[n])
+        with torch.no_grad():
+            if node.target in _COPIES:
+                return args[0].clone()
+            return node.target(*args, **kwargs)
+
+    def _hold(self, node: Node, value: torch.Tensor) -> None:
+        """Makes a known result a tensor of the record."""
+        name = f"known_{len(self._values)}"
+        setattr(self._module, name, value)
+        with self._graph.inserting_before(node):
+            held = self._graph.create_node("get_attr", name)
+        held.meta = dict(node.meta)
+        self._values[held] = value
+        node.replace_all_uses_with(held)
+
+    def as_arguments(self, start: int) -> list[torch.Tensor]:
+        """Makes the tensors that are still used arguments of the graph, and gives them."""
+        arguments = self._graph.find_nodes(op="placeholder")
+        used = [node for node in self._graph.nodes if node in self._values]
+        by_tensor: dict[int, Node] = {}
+        tensors: list[torch.Tensor] = []
+        for node in used:
+            value = self._values[node]
+            if id(value) not in by_tensor:
+                with self._before(arguments, start):
+                    argument = self._graph.placeholder(f"constant_{len(tensors)}")
+                argument.meta = dict(node.meta)
+                by_tensor[id(value)] = argument
+                tensors.append(value)
+            replace(node, by_tensor[id(value)])
+        return tensors
+
+    def _before(self, arguments: list[Node], start: int) -> Any:
+        if start < len(arguments):
+            return self._graph.inserting_before(arguments[start])
+        return self._graph.inserting_after(arguments[-1])

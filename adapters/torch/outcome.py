@@ -1,0 +1,144 @@
+"""What one call of a computation did: by this, a replayed step is compared to an eager one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from isotrain.adapters.torch.trees import leaves
+
+_TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4}
+_ROUGH = 3e-2
+"""Of norms, for results of half precision."""
+_OF_ALL = 1e-2
+"""How much of the norm of all gradients counts for one of them: some are nothing but rounding."""
+
+
+class Snapshot:
+    """Tensors and random generators as they were, to start from them again."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._values = [tensor.detach().clone() for tensor in tensors]
+        devices = sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
+        self._devices = devices
+        self._random = self.random_states()
+
+    def random_states(self) -> list[torch.Tensor]:
+        """Of the generators, now."""
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)]
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors, self._values, strict=True):
+                tensor.copy_(value)
+        torch.set_rng_state(self._random[0])
+        for device, state in zip(self._devices, self._random[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """All that a call gave and moved.
+
+    Attributes:
+        loss: A scalar.
+        predictions: Their tensors.
+        gradients: Of the loss, for each parameter; None where it has none.
+        moved: The variables that are not trained, afterwards.
+        random: States of the generators, afterwards.
+    """
+
+    loss: torch.Tensor
+    predictions: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+    moved: list[torch.Tensor]
+    random: list[torch.Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        compute: Callable[[Any, Any], tuple[torch.Tensor, Any]],
+        batch: tuple[Any, Any],
+        parameters: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+    ) -> Outcome:
+        """Calls a computation, and takes everything back that it moved.
+
+        Args:
+            compute: What to call.
+            batch: Inputs and targets.
+            parameters: To take gradients for, where gradients are taken at all.
+            others: Variables that it may move.
+        """
+        before = Snapshot(others)
+        loss, predictions = compute(*batch)
+        gradients: list[torch.Tensor | None] = []
+        if loss.requires_grad:
+            gradients = list(torch.autograd.grad(loss, parameters, allow_unused=True))
+        found = cls(
+            loss.detach(),
+            [part.detach() for part in leaves(predictions)],
+            gradients,
+            [tensor.detach().clone() for tensor in others],
+            before.random_states(),
+        )
+        before.restore()
+        return found
+
+    def difference(self, other: Outcome, exact: bool) -> str | None:
+        """In what another outcome is not this one; None where they agree.
+
+        Args:
+            other: Of the same batch, from the same state.
+            exact: Whether they must agree to the bit.
+        """
+        if not all(map(torch.equal, self.random, other.random)):
+            return "it draws other random numbers"
+        parts = {
+            "the loss": ([self.loss], [other.loss]),
+            "the predictions": (self.predictions, other.predictions),
+            "the moving statistics": (self.moved, other.moved),
+            "the gradients": (self.gradients, other.gradients),
+        }
+        for name, (ours, theirs) in parts.items():
+            if not _agree(ours, theirs, exact):
+                verb = "differs from that" if name == "the loss" else "differ from those"
+                return f"{name} {verb} of a step without the record"
+        return None
+
+
+def _agree(
+    ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], exact: bool
+) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    whole = _OF_ALL * sum(map(_norm, ours))
+    return all(_is_near(*pair, exact, whole) for pair in zip(ours, theirs, strict=True))
+
+
+def _norm(tensor: torch.Tensor | None) -> float:
+    if tensor is None or not tensor.is_floating_point():
+        return 0.0
+    return float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dtype=torch.float64))
+
+
+def _is_near(
+    ours: torch.Tensor | None, theirs: torch.Tensor | None, exact: bool, whole: float
+) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return False
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    if bool(same.all()):
+        return True
+    if exact or not ours.is_floating_point():
+        return False
+    apart = torch.where(same, 0, ours - theirs)
+    tolerance = _TOLERANCE.get(ours.dtype, _ROUGH)
+    return bool(apart.isfinite().all()) and _norm(apart) <= tolerance * (_norm(ours) + whole)

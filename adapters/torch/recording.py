@@ -1,0 +1,189 @@
+"""What a Keras computation does, written down as a list of torch operations."""
+
+from __future__ import annotations
+
+import random as python_random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from isotrain.adapters import keras_private
+from isotrain.adapters.torch import exact_passes
+from isotrain.adapters.torch.python_state import PythonState
+from isotrain.adapters.torch.trees import emptied, filled, leaves
+
+Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
+"""`compute(inputs, targets)`: the mean loss and the predictions."""
+_LIBRARY = torch.library.Library("isotrain", "DEF")
+_LIBRARY.define("seed(Tensor value, int generator) -> Tensor")
+_LIBRARY.impl("seed", lambda value, generator: value.clone(), "CompositeExplicitAutograd")
+
+
+class UnrecordableError(Exception):
+    """A computation cannot be replayed from a record; says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The operations of one computation, for inputs of one signature.
+
+    Attributes:
+        graph: From the flat arguments to loss, leaves of the predictions, their masks, and moved values.
+        variables: The Keras variables' tensors that it reads.
+        constants: Further tensors that it reads.
+        moved: Tensors that a step moves, in the order of the graph's last outputs.
+        predictions: Their structure.
+        masked: Which leaves of the predictions have a mask.
+    """
+
+    graph: torch.fx.GraphModule
+    variables: list[torch.Tensor]
+    constants: list[torch.Tensor]
+    moved: list[torch.Tensor]
+    predictions: Any
+    masked: list[int]
+
+    def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """Computes the mean loss and the predictions, and moves what a step moves."""
+        given = self.graph.forward(
+            *self.variables, *self.constants, *leaves(inputs), *leaves(targets)
+        )
+        if self.moved:
+            with torch.no_grad():
+                torch._foreach_copy_(self.moved, given[-len(self.moved) :])
+        return given[0], self._predictions(given)
+
+    def _predictions(self, given: Sequence[torch.Tensor]) -> Any:
+        found = iter(given[1:])
+        predictions = filled(self.predictions, found)
+        if self.masked:
+            parts = list(leaves(predictions))
+            for position in self.masked:
+                keras_private.set_mask(parts[position], next(found))
+        return predictions
+
+
+@dataclass
+class _Trace:
+    """One call of a computation without effects, and what it showed besides its operations."""
+
+    compute: Compute
+    variables: Sequence[Any]
+    inputs: Any
+    targets: Any
+    generators: list[torch.Generator] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    masked: list[int] = field(default_factory=list)
+    predictions: Any = None
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """The computation as a function of tensors alone."""
+        count = len(self.variables)
+        tensors = iter(given[count:])
+        inputs, targets = filled(self.inputs, tensors), filled(self.targets, tensors)
+        scope = keras.StatelessScope(
+            [*zip(self.variables, given[:count], strict=True)], collect_losses=True
+        )
+        before = [scope.get_current_value(variable) for variable in self.variables]
+        with keras_private.seeded_generators(self._generator), scope:
+            loss, self.predictions = self.compute(inputs, targets)
+        after = [scope.get_current_value(variable) for variable in self.variables]
+        if len(scope.state_mapping) > count:
+            raise UnrecordableError("it moves a variable that is not one of the model's")
+        self.moved = [i for i in range(count) if after[i] is not before[i]]
+        parts = list(leaves(self.predictions))
+        masks = [keras_private.mask_of(part) for part in parts]
+        self.masked = [i for i, mask in enumerate(masks) if mask is not None]
+        return [
+            loss,
+            *parts,
+            *(masks[i] for i in self.masked),
+            *(after[i] for i in self.moved),
+        ]
+
+    def _generator(self, first: torch.Tensor, second: torch.Tensor) -> torch.Generator:
+        """A generator of the record's own, which each replay seeds anew from the model's state."""
+        generator = torch.Generator(first.device)
+        torch.ops.isotrain.seed(first + second, len(self.generators))
+        self.generators.append(generator)
+        return generator
+
+
+def record(
+    compute: Compute, model: keras.Layer, variables: Sequence[Any], inputs: Any, targets: Any
+) -> Recording:
+    """Writes down a computation; nothing moves, and no random numbers are used up.
+
+    Args:
+        compute: What to call.
+        model: Whose layers it calls.
+        variables: Of the model, all of them.
+        inputs: Of one slice.
+        targets: Of the same.
+
+    Raises:
+        UnrecordableError: It depends on more than tensors.
+    """
+    tensors = [variable.value for variable in variables]
+    trace = _Trace(compute, variables, inputs, targets)
+    given = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
+    with _python_unmoved(model), _torch_unmoved(given):
+        try:
+            graph = make_fx(trace, pre_dispatch=True)(*given)
+        except UnrecordableError:
+            raise
+        except Exception as error:
+            raise UnrecordableError(_why(error)) from error
+    constants = exact_passes.simplify(graph, len(tensors), trace.generators)
+    moved = [tensors[index] for index in trace.moved]
+    return Recording(graph, tensors, constants, moved, emptied(trace.predictions), trace.masked)
+
+
+def _why(error: Exception) -> str:
+    """The reason that a computation cannot be recorded, in a line."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    where = keras_private.layer_of_error(str(error))
+    if any("get value out of a tracing tensor" in line for line in lines):
+        reason = "Python depends on the value of a tensor"
+    else:
+        reason = f"{type(error).__name__}: {lines[1 if where and len(lines) > 1 else 0]}"
+    return f"in the layer {where}, {reason}" if where else reason
+
+
+@contextmanager
+def _python_unmoved(model: keras.Layer) -> Iterator[None]:
+    """Refuses a computation that depends on Python's own state: a record would freeze it.
+
+    Raises:
+        UnrecordableError: An attribute changes while its layer is called, numbers are drawn from Python
+            or NumPy, or somebody waits for the calls of layers.
+    """
+    state = PythonState(model)
+    if state.is_hooked:
+        raise UnrecordableError("a hook waits for the call of a layer")
+    ours, numpys = python_random.getstate(), np.random.get_state()
+    position = repr(numpys)
+    try:
+        yield
+    finally:
+        drawn = python_random.getstate() != ours or repr(np.random.get_state()) != position
+        python_random.setstate(ours)
+        np.random.set_state(numpys)
+        change = None if state.is_unchanged else state.change()
+        state.restore()
+    if drawn:
+        raise UnrecordableError("it draws random numbers from Python's or NumPy's own generator")
+    if change is not None:
+        raise UnrecordableError(f"a call changes an attribute of a layer: {change}")
+
+
+def _torch_unmoved(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Keeps torch's own generators as they are."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    return torch.random.fork_rng([device.index or 0 for device in devices])

@@ -1,0 +1,157 @@
+"""Keras computations that are recorded when they come again, and replayed from then on."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import torch
+
+from isotrain.adapters.torch.outcome import Outcome
+from isotrain.adapters.torch.python_state import PythonState
+from isotrain.adapters.torch.recording import Compute, Recording, UnrecordableError, record
+from isotrain.adapters.torch.trees import signature
+
+_CHECKED_AGAIN = 16
+"""A record is checked at its first use, and again after this many times as many uses."""
+_SIGNATURES = 16
+"""Records that are kept; inputs of further shapes are computed without."""
+_RENEWALS = 8
+"""How often a model's own attributes may change before nothing is recorded any more."""
+
+
+@dataclass
+class _Record:
+    """The recording for one signature, and how often it was used."""
+
+    recording: Recording
+    uses: int = 0
+    next_check: int = 1
+
+
+class Replayed:
+    """A computation of a Keras model, without Keras' Python in most of its calls.
+
+    A signature (the shapes and types of a slice) is computed by Keras when it is met first, recorded when
+    it is met again, and replayed from the third time on. The first replay is compared to the computation
+    itself on data that the recording has not seen, and so are later ones, ever more seldom.
+
+    Attributes:
+        refusal: Why nothing is recorded; None as long as something may be.
+    """
+
+    def __init__(self, compute: Compute, model: keras.Layer, phase: str) -> None:
+        """Records nothing yet.
+
+        Args:
+            compute: From inputs and targets to the mean loss and the predictions.
+            model: Whose layers it calls.
+            phase: `training` or `evaluation`, for messages.
+        """
+        self.refusal: str | None = None
+        self._compute = compute
+        self._model = model
+        self._phase = phase
+        self._variables = [*model.trainable_variables, *model.non_trainable_variables]
+        self._parameters = [variable.value for variable in model.trainable_variables]
+        self._others = [variable.value for variable in model.non_trainable_variables]
+        self._met: set[Any] = set()
+        self._records: dict[Any, _Record] = {}
+        self._state: PythonState | None = None
+        self._renewals = 0
+
+    def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        """Gives the mean loss and the predictions."""
+        if self.refusal is not None:
+            return self._compute(inputs, targets)
+        key = signature(inputs), signature(targets)
+        known = self._records.get(key)
+        if known is None:
+            self._meet(key, inputs, targets)
+        elif self._state is None or not self._state.is_unchanged:
+            self._forget()
+        else:
+            known.uses += 1
+            if known.uses == known.next_check:
+                self._check(known, inputs, targets)
+            if self.refusal is None:
+                return known.recording(inputs, targets)
+        return self._compute(inputs, targets)
+
+    def _meet(self, key: Any, inputs: Any, targets: Any) -> None:
+        """Records a signature when it is met for the second time."""
+        if key not in self._met:
+            if len(self._met) < _SIGNATURES:
+                self._met.add(key)
+            return
+        try:
+            recording = record(self._compute, self._model, self._variables, inputs, targets)
+        except UnrecordableError as error:
+            self._refuse(str(error))
+            return
+        self._records[key] = _Record(recording)
+        if self._state is None:
+            self._state = PythonState(self._model)
+
+    def _forget(self) -> None:
+        """Lets everything be recorded again: somebody has changed the model."""
+        self._renewals += 1
+        if self._renewals > _RENEWALS:
+            assert self._state is not None
+            self._refuse(f"an attribute changes again and again: {self._state.change()}")
+        self._records.clear()
+        self._state = None
+
+    def _check(self, known: _Record, inputs: Any, targets: Any) -> None:
+        """Compares a replay to the computation itself; all that they move is taken back."""
+        known.next_check *= _CHECKED_AGAIN
+        expected = self._outcome(self._compute, inputs, targets)
+        difference = self._difference(expected, known.recording, inputs, targets)
+        if difference is not None:
+            self._refuse(_seen(difference, known.uses))
+
+    def _outcome(self, compute: Compute, inputs: Any, targets: Any) -> Outcome:
+        return Outcome.of(compute, (inputs, targets), self._parameters, self._others)
+
+    def _difference(
+        self, expected: Outcome, recording: Recording, inputs: Any, targets: Any
+    ) -> str | None:
+        found = self._outcome(recording, inputs, targets)
+        return expected.difference(found, exact=found.loss.device.type == "cpu")
+
+    def _refuse(self, why: str) -> None:
+        """Computes without a record from now on, and says so."""
+        self.refusal = why
+        self._records.clear()
+        warnings.warn(self._told(why), RuntimeWarning, stacklevel=2)
+
+    def _told(self, why: str) -> str:
+        return (
+            f"{self._phase} steps are not replayed from a record, but computed by Keras, which takes"
+            f" longer: {why}"
+        )
+
+    def remark(self, inputs: Any, targets: Any) -> str | None:
+        """Says why slices like these are not replayed, having tried it; None where they are."""
+        why = self.refusal or self._tried(inputs, targets)
+        return None if why is None else self._told(why)
+
+    def _tried(self, inputs: Any, targets: Any) -> str | None:
+        with torch.set_grad_enabled(self._phase == "training"):
+            expected = self._outcome(self._compute, inputs, targets)
+            try:
+                recording = record(self._compute, self._model, self._variables, inputs, targets)
+            except UnrecordableError as error:
+                return str(error)
+            return self._difference(expected, recording, inputs, targets)
+
+
+def _seen(difference: str, uses: int) -> str:
+    """A difference, and since when it may have been there."""
+    if uses == 1:
+        return difference
+    return (
+        f"{difference}, seen at use {uses} of the record; it agreed at use {uses // _CHECKED_AGAIN}"
+    )

@@ -1,0 +1,215 @@
+"""Models that a record can hold, and models that it cannot: for `test_recorded.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+BATCH = 8
+SHAPES = {"image": (6, 6, 1), "words": (5,)}
+
+
+def data(kind: str = "points", length: int = 20) -> Any:
+    """Samples, and nine more to evaluate on: the last batches of both are smaller than the others."""
+    generator = np.random.default_rng(5)
+    targets: Any = generator.integers(0, 4, length + 9)
+    if kind == "words":
+        inputs = generator.integers(0, 7, (length + 9, 5)).astype("int32")
+        targets = generator.integers(0, 4, (length + 9, 5))
+    else:
+        inputs = generator.normal(size=(length + 9, *SHAPES.get(kind, (6,)))).astype("float32")
+    given: Any = {"left": inputs, "right": inputs[:, :3]} if kind == "pair" else inputs
+    cut = [
+        {n: v[part] for n, v in given.items()} if kind == "pair" else given[part]
+        for part in (slice(length), slice(length, None))
+    ]
+    return isotrain.DataSet((cut[0], targets[:length]), (cut[1], targets[length:]))
+
+
+def dense() -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential([Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(4)])
+
+
+def with_layer(layer: Any) -> Any:
+    """A small network with a layer in the middle."""
+    from keras import Input, Sequential, layers
+
+    return Sequential([Input((6,)), layers.Dense(8), layer, layers.Dense(4)])
+
+
+def dropout(seed: int | None = None) -> Any:
+    from keras import layers
+
+    return with_layer(layers.Dropout(0.5, seed=seed))
+
+
+def noise() -> Any:
+    """Several layers that draw from generators of their own."""
+    from keras import Sequential, layers
+
+    inner = [layers.GaussianNoise(0.5, seed=3), layers.GaussianDropout(0.25, seed=4)]
+    return with_layer(Sequential([*inner, layers.Dropout(0.5)]))
+
+
+def penalised() -> Any:
+    from keras import Input, Sequential, layers, regularizers
+
+    first = layers.Dense(8, kernel_regularizer=regularizers.L2(0.125))
+    added = layers.ActivityRegularization(l2=0.25)
+    return Sequential([Input((6,)), first, added, layers.Dense(4)])
+
+
+def image(strides: int = 1) -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential(
+        [
+            Input((6, 6, 1)),
+            layers.Conv2D(4, 3, padding="same", strides=strides),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(6, 3, padding="same", activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(4),
+        ]
+    )
+
+
+def words() -> Any:
+    """A class for every word; words of number 0 are masked in the loss and the metrics."""
+    from keras import Input, Sequential, layers
+
+    return Sequential(
+        [
+            Input((5,), dtype="int32"),
+            layers.Embedding(7, 8, mask_zero=True),
+            layers.LSTM(6, return_sequences=True),
+            layers.Dense(4),
+        ]
+    )
+
+
+def attention() -> Any:
+    from keras import Input, Model, layers
+
+    given = Input((5,), dtype="int32")
+    hidden = layers.Embedding(7, 8)(given)
+    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 4)(hidden, hidden))
+    return Model(given, layers.Dense(4)(hidden))
+
+
+def pair() -> Any:
+    """Two inputs by name."""
+    from keras import Input, Model, layers
+
+    left, right = Input((6,), name="left"), Input((3,), name="right")
+    both = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(4)(right)])
+    return Model({"left": left, "right": right}, layers.Dense(4)(both))
+
+
+def called(call: Any) -> Any:
+    """A network with a layer of one's own that computes `call(layer, inputs)`."""
+    import keras
+
+    class Own(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.scale = 0, 1.0
+
+        def call(self, inputs: Any) -> Any:
+            return call(self, inputs)
+
+    return with_layer(Own())
+
+
+SETTINGS = {"scale": 1.0}
+"""Read by a layer; nobody sees that it has changed."""
+
+
+def scaled() -> Any:
+    """Depends on an attribute of a layer, and on something that is none."""
+    return called(lambda layer, inputs: inputs * layer.scale * SETTINGS["scale"])
+
+
+def by_shape() -> Any:
+    """Python that depends on shapes alone."""
+    return called(lambda layer, inputs: inputs * 2 if inputs.shape[0] == BATCH else inputs)
+
+
+def by_value() -> Any:
+    return called(lambda layer, inputs: inputs * 2 if float(inputs.sum()) > 0 else inputs)
+
+
+def by_count() -> Any:
+    """What a call does depends on the calls before it."""
+
+    def call(layer: Any, inputs: Any) -> Any:
+        layer.calls += 1
+        return inputs * (1 + layer.calls % 2)
+
+    return called(call)
+
+
+def by_numpy() -> Any:
+    return called(lambda layer, inputs: inputs * float(np.random.rand()))
+
+
+def through_numpy() -> Any:
+    """Values that leave torch and come back: a record would hold those of one batch."""
+    import torch
+
+    def call(layer: Any, inputs: Any) -> Any:
+        return inputs * torch.from_numpy(np.abs(inputs.detach().numpy()))
+
+    return called(call)
+
+
+def with_own_gradient() -> Any:
+    """A backward pass of one's own, of which a list of operations knows nothing."""
+    import torch
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, given: Any) -> Any:
+            return given * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            return gradient * 3
+
+    return called(lambda layer, inputs: Doubled.apply(inputs))
+
+
+def with_a_pass_without_gradients() -> Any:
+    """Part of a layer takes no part in the backward pass."""
+    import torch
+
+    def call(layer: Any, inputs: Any) -> Any:
+        with torch.no_grad():
+            scale = inputs.abs().mean()
+        return inputs / scale
+
+    return called(call)
+
+
+def hooked() -> Any:
+    model = dense()
+    model.layers[0].register_forward_hook(lambda layer, given, found: found * 1.5)
+    return model
+
+
+def squares(model: Any, batch: Any) -> Any:
+    """An objective that gives a loss for every sample."""
+    inputs, targets = batch
+    found = model(inputs)
+    return ((found.sum(-1) - targets) ** 2), found
+
+
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return (y_pred.mean(-1) - y_true) ** 2

@@ -1,0 +1,207 @@
+"""A portable model on torch that is replayed from a record trains as Keras alone, or says why not."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from integration import recorded_models as models
+
+import isotrain
+
+pytestmark = pytest.mark.slow
+
+BASE: dict[str, Any] = {
+    "model": models.dense,
+    "data": models.data,
+    "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    "metrics": ["accuracy"],
+    "optimizer": {"name": "adam", "lr": 0.0625},
+    "global_batch": models.BATCH,
+    "epochs": 6,
+    "threads": 1,
+}
+OF_WORDS = {"data_args": {"kind": "words"}}
+OBJECTIVE = {"objective": models.squares, "loss": None, "metrics": []}
+RECORDED: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "float64": {"precision": "float64"},
+    "bfloat16": {"precision": "bfloat16"},
+    "float16": {"precision": "float16"},
+    "accumulate": {"accumulate": 3},
+    "clipped": {"clip": {"global_norm": 0.125}},
+    "dropout": {"model": models.dropout},
+    "seeded dropout": {"model": models.dropout, "model_args": {"seed": 7}},
+    "noise": {"model": models.noise},
+    "penalised": {"model": models.penalised},
+    "image": {"model": models.image, "data_args": {"kind": "image"}},
+    "words": {"model": models.words, **OF_WORDS},
+    "attention": {"model": models.attention, **OF_WORDS},
+    "pair": {"model": models.pair, "data_args": {"kind": "pair"}},
+    "by shape": {"model": models.by_shape},
+    "without gradients": {"model": models.with_a_pass_without_gradients},
+    "objective": OBJECTIVE,
+    "own loss": {"loss": models.own_loss, "metrics": []},
+}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "by value": (models.by_value, "in the layer Own, Python depends on the value of a tensor"),
+    "by count": (models.by_count, "changes an attribute of a layer: own (Own): calls"),
+    "by NumPy": (models.by_numpy, "random numbers from Python's or NumPy's"),
+    "through NumPy": (
+        models.through_numpy,
+        "the loss differs from that of a step without the record",
+    ),
+    "own gradient": (models.with_own_gradient, "the gradients differ from those of a step"),
+    "hooked": (models.hooked, "a hook waits"),
+}
+
+
+def nothing(session: isotrain.Session) -> None:
+    """What most do between steps."""
+
+
+def set_attribute(session: isotrain.Session) -> None:
+    """Changes a layer in the middle of the run, in a way that can be seen."""
+    if session.steps_done == 8:
+        session.group.model.layers[1].scale = 3.0  # type: ignore[attr-defined]
+
+
+def set_setting(session: isotrain.Session, step: int) -> None:
+    """Changes what a layer does in a way that nobody sees."""
+    models.SETTINGS["scale"] = 3.0 if session.steps_done >= step else 1.0
+
+
+CHANGED: dict[str, tuple[Any, list[str]]] = {
+    "attribute": (set_attribute, []),
+    "stale at once": (
+        functools.partial(set_setting, step=2),
+        ["the loss differs from that of a step without the record"],
+    ),
+    "stale later": (
+        functools.partial(set_setting, step=9),
+        ["differs from that of a step without the record, seen at use 16 of the record"],
+    ),
+}
+"""What changes a model while it is trained, and what is said of it."""
+
+
+def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
+    """Trains and evaluates; losses, state and metrics, and why steps were not replayed."""
+    given = {**BASE, **changes}
+    fields = {name: value for name, value in given.items() if value is not None}
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        isotrain.open_session(fields, backend="torch-ddp", replicas=1) as session,
+    ):
+        warnings.simplefilter("always")
+        evaluated = [session.evaluate()]
+        losses = []
+        for batch in session.batches():
+            between(session)
+            losses.append(float(session.step(batch)))
+        evaluated += [session.evaluate() for _ in range(3)]
+        program: Any = session.group._program  # type: ignore[attr-defined]
+        records = [
+            len(getattr(each, "_records", ())) for each in (program._training, program._evaluation)
+        ]
+        return {
+            "losses": losses,
+            "metrics": session.metrics(),
+            "evaluated": evaluated,
+            "state": session.read_state(),
+            "warned": [str(each.message) for each in warned if "replayed" in str(each.message)],
+            "records": records,
+        }
+
+
+def train_all(session: isotrain.Session) -> dict[str, Any]:
+    """By case, with and without a record."""
+    session.close()
+    cases = {**RECORDED, **{name: {"model": model} for name, (model, _) in REFUSED.items()}}
+    found = {
+        name: [train({**changes, "record": record}) for record in (True, False)]
+        for name, changes in cases.items()
+    }
+    scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch": 4}
+    for name, (between, _) in CHANGED.items():
+        found[name] = [train({**scaled, "record": r}, between) for r in (True, False)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of all trainings, in one process."""
+    returned = isotrain.launch(
+        train_all,
+        BASE,
+        backend="torch-ddp",
+        replicas=1,
+        run_directory=tmp_path_factory.mktemp("runs") / "run",
+        on_event=lambda event: None,
+    )
+    return dict(returned[0])
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["losses"] == other["losses"]
+    assert one["metrics"] == other["metrics"]
+    assert one["evaluated"] == other["evaluated"]
+    assert one["state"].keys() == other["state"].keys()
+    for name, value in one["state"].items():
+        np.testing.assert_array_equal(value, other["state"][name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_record_computes_what_keras_does(found: dict[str, Any], name: str) -> None:
+    """To the bit, for full batches and the smaller last one, in training and evaluation."""
+    replayed, eager = found[name]
+    assert not replayed["warned"]
+    assert min(replayed["records"]) >= 1
+    assert eager["records"] == [0, 0]
+    assert_equal(replayed, eager)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_recorded_is_computed_by_keras(found: dict[str, Any], name: str) -> None:
+    """With the same result, and it is said once why."""
+    replayed, eager = found[name]
+    phases = [text.partition(" ")[0] for text in replayed["warned"]]
+    assert sorted(phases) in (["evaluation", "training"], ["training"])
+    assert all(REFUSED[name][1] in text for text in replayed["warned"]), replayed["warned"]
+    if name != "by NumPy":  # whose numbers differ from run to run
+        assert_equal(replayed, eager)
+
+
+def test_a_changed_attribute_is_recorded_anew(found: dict[str, Any]) -> None:
+    """From the very next step on."""
+    replayed, eager = found["attribute"]
+    assert not replayed["warned"]
+    assert_equal(replayed, eager)
+    assert replayed["losses"] != found["stale later"][1]["losses"]
+
+
+@pytest.mark.parametrize("name", ["stale at once", "stale later"])
+def test_a_stale_record_is_found(found: dict[str, Any], name: str) -> None:
+    """By comparison with a step of Keras: at its first use, or at a later one."""
+    replayed, eager = found[name]
+    told = [text for text in replayed["warned"] if text.startswith("training")]
+    assert len(told) == 1
+    assert CHANGED[name][1][0] in told[0]
+    until = 40 if name == "stale at once" else 9
+    assert replayed["losses"][:until] == eager["losses"][:until]
+
+
+def test_plan_and_check_say_what_is_not_recorded() -> None:
+    """Before anything is trained, for training and evaluation each."""
+    spec = {**BASE, "model": models.by_value}
+    remarks = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).remarks
+    found = isotrain.check(spec, backends=["torch-ddp"], replicas=[1])
+    details = [finding.case for finding in found if finding.code == "ISO503"]
+    for told in (remarks, details):
+        phases = [text.partition(" ")[0] for text in told]
+        assert phases == ["training", "evaluation"]
+        assert all(REFUSED["by value"][1] in text for text in told)
+    assert not isotrain.measured_plan(BASE, backend="torch-ddp", replicas=1).remarks
