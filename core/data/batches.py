@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import order
+from isotrain.core.data import order, recut
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.sample_random import SampleRandom
 from isotrain.core.data.sources import (
     ArraySource,
+    BatchStream,
     Parts,
     ShardedStream,
     Source,
@@ -87,6 +88,8 @@ class Batch:
             each weight is then exactly 1.
         slices: for each local replica its slices, one after the other in the order of the samples:
             as many as gradients are accumulated over.
+        fingerprint: of the whole global batch, where every process must find the same and may not:
+            in the first batch that is read of each epoch of a stream.
     """
 
     epoch: int
@@ -96,6 +99,7 @@ class Batch:
     is_last_of_epoch: bool
     even: bool
     slices: tuple[tuple[Slice, ...], ...]
+    fingerprint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Source | ShardedStream,
+        source: Source | ShardedStream | BatchStream,
         *,
         global_batch: int,
         replicas: int,
@@ -202,8 +206,12 @@ class Loader:
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """The batches from a step to the end, the same ones that a whole iteration would give."""
-        make = self._stream_batches if isinstance(self._source, ShardedStream) else self._batches
-        batches = make(step)
+        if isinstance(self._source, BatchStream):
+            batches = self._recut_batches(self._source, step)
+        elif isinstance(self._source, ShardedStream):
+            batches = self._sharded_batches(self._source, step)
+        else:
+            batches = self._batches(self._source, step)
         return prefetched(batches, self._depth) if self._depth else batches
 
     def _worth_a_thread(self) -> bool:
@@ -217,9 +225,7 @@ class Loader:
         share = -(-self._global_batch // self._replicas) * len(self._local_replicas)
         return share * source.sample_bytes > _INLINE_BYTES
 
-    def _batches(self, first: int) -> Iterator[Batch]:
-        source = self._source
-        assert isinstance(source, Source)
+    def _batches(self, source: Source, first: int) -> Iterator[Batch]:
         length = len(source)
         plans = {size: self._shares(size) for size in self._sizes(length)}
         ordered_epoch, samples = -1, order.permutation(self._seed, 0, 0, shuffle=False)
@@ -293,14 +299,44 @@ class Loader:
             targets = None if targets is None else self._place(targets)
         return Slice(inputs, targets, piece.stop - piece.start, piece.weight)
 
-    def _batch(self, step: int, size: int, slices: tuple[tuple[Slice, ...], ...]) -> Batch:
+    def _batch(
+        self,
+        step: int,
+        size: int,
+        slices: tuple[tuple[Slice, ...], ...],
+        fingerprint: int | None = None,
+    ) -> Batch:
         epoch, index = divmod(step, self.steps_per_epoch)
         last = index == self.steps_per_epoch - 1
-        return Batch(epoch, index, step, size, last, size % self._replicas == 0, slices)
+        even = size % self._replicas == 0
+        return Batch(epoch, index, step, size, last, even, slices, fingerprint)
 
-    def _stream_batches(self, step: int) -> Iterator[Batch]:
-        source = self._source
-        assert isinstance(source, ShardedStream)
+    def _recut_batches(self, source: BatchStream, step: int) -> Iterator[Batch]:
+        plans = {size: self._shares(size) for size in self._sizes(len(source))}
+        while step < self.total_steps:
+            epoch, skip = divmod(step, self.steps_per_epoch)
+            found = recut.global_batches(source.epoch(epoch), self._global_batch, len(source))
+            for index, (parts, size) in enumerate(found):
+                if index == self.steps_per_epoch or step == self.total_steps:
+                    break
+                if index >= skip:
+                    first = index * self._global_batch
+                    slices = tuple(
+                        self._cut(share, self._own(parts, epoch, first, share))
+                        for share in plans[size]
+                    )
+                    seen = recut.fingerprint(parts) if index == skip else None
+                    yield self._batch(step, size, slices, seen)
+                    step += 1
+
+    def _own(self, parts: Parts, epoch: int, first: int, share: _Share) -> Parts:
+        """One share of a global batch whose first sample has this number; a placeholder if it has none."""
+        own = _Piece(share.start, share.stop, 1.0)
+        inputs, targets = (None if part is None else _part(part, own) for part in parts)
+        rows = np.arange(share.start, max(share.stop, share.start + 1))
+        return self._checked((inputs, targets), epoch, first + rows)
+
+    def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch
         shares = self._shares(size)
         while step < self.total_steps:
@@ -337,7 +373,10 @@ def _at_least(name: str, value: int, bound: int) -> None:
 
 
 def _epoch_steps(
-    source: Source | ShardedStream, global_batch: int, replicas: int, drop_remainder: bool
+    source: Source | ShardedStream | BatchStream,
+    global_batch: int,
+    replicas: int,
+    drop_remainder: bool,
 ) -> int:
     """Global batches per epoch, at least one."""
     length = len(source)

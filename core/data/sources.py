@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from isotrain.core.data import streams
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
     from isotrain.core.data.order import Indices
 
+BatchStream = streams.BatchStream
 Array = NDArray[Any]
 Parts = tuple[
     Any, Any
@@ -26,8 +28,10 @@ Parts = tuple[
 _ACCEPTED = (
     "a tuple (inputs, targets) or (inputs,) of arrays, one array, a dict of named arrays, "
     "npy(...) or npz(...) for files, a data set with batch indexing and column names, a torch "
-    "map-style data set (__len__ and __getitem__; not a loader), an object with __len__ and "
-    "gather(indices), or one that shards itself with __len__ and "
+    "map-style data set (__len__ and __getitem__), a torch DataLoader, a tf.data.Dataset of batches, "
+    "a Keras PyDataset, a generator function or another iterable that gives (inputs, targets) anew in "
+    "every epoch (not an iterator, which can be read once: give the function that makes it), an "
+    "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"
 )
 _LOCAL_HEADER_BYTES = 30  # of a zip member, before its name and extra field
@@ -109,15 +113,25 @@ def as_array(value: Any, name: str = "data") -> Array:
 
 
 def as_parts(value: Any, name: str) -> Parts:
-    """One sample or batch as (inputs, targets): a tuple or list of two, or inputs alone."""
+    """One sample or batch as (inputs, targets): a tuple or list of two, or inputs alone.
+
+    Within them, a list of arrays or tensors is a tuple.
+    """
     if isinstance(value, tuple | list):
         if len(value) not in (1, 2):
             raise DataError(
                 f"{name}: expected (inputs, targets), got a {type(value).__name__} of "
                 f"{len(value)}. Nest several inputs in a tuple: ((a, b), targets)."
             )
-        return value[0], value[1] if len(value) == 2 else None
+        return _as_tuples(value[0]), _as_tuples(value[1]) if len(value) == 2 else None
     return value, None
+
+
+def _as_tuples(tree: Any) -> Any:
+    """Lists of arrays as tuples, the form in which data are nested here."""
+    if isinstance(tree, list) and tree and hasattr(tree[0], "shape"):
+        return tuple(map(_as_tuples, tree))
+    return tree
 
 
 def _length(parts: Parts) -> int:
@@ -394,9 +408,15 @@ class MapStyle:
     them. `__getitems__(list)` is used where there is one.
     """
 
-    def __init__(self, data: Any) -> None:
-        """Takes the data set; not a loader that already makes batches."""
+    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        """Takes the data set.
+
+        Args:
+            data: the data set; not a loader that already makes batches.
+            collate: makes a batch of a list of samples; by default leaves of equal shape are stacked.
+        """
         self._data = data
+        self._collate = collate
         _require_samples(len(data))
 
     def __len__(self) -> int:
@@ -410,6 +430,8 @@ class MapStyle:
             samples = self._data.__getitems__(wanted)
         else:
             samples = [self._data[index] for index in wanted]
+        if self._collate is not None:
+            return as_parts(self._collate(samples), "what collate_fn made")
         pairs = [as_parts(sample, f"sample {i}") for sample, i in zip(samples, wanted, strict=True)]
         inputs = _collated([pair[0] for pair in pairs], wanted, "inputs")
         if pairs[0][1] is None:
@@ -444,11 +466,29 @@ def _require_samples(length: int) -> None:
         raise DataError("the data set is empty: expected at least one sample.")
 
 
-def as_source(value: Any) -> Source | ShardedStream:
+def stream(batches: Any, samples: int | None = None) -> BatchStream:
+    """A source of batches that an iterable gives anew in every epoch, in an order of its own.
+
+    Args:
+        batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets) or
+            inputs alone.
+        samples: in an epoch. When left out, every process reads the stream through once to count them.
+
+    Raises:
+        DataError: it can be read only once, or gives no batches.
+    """
+    read = streams.reader(batches)
+    if read is None:
+        raise DataError(_not_accepted(batches))
+    return BatchStream(read, samples)
+
+
+def as_source(value: Any) -> Source | ShardedStream | BatchStream:
     """Makes a source of anything that can be one.
 
     A tuple or list at the top is (inputs, targets) or (inputs,); a dict is named inputs without
-    targets; `arrays(inputs=..., targets=...)` says anything else.
+    targets; `arrays(inputs=..., targets=...)` says anything else. Of a torch `DataLoader` over samples by
+    position, the data set and its `collate_fn` are used: order and batches are the spec's.
 
     Raises:
         DataError: nothing fits; lists what is accepted.
@@ -457,11 +497,27 @@ def as_source(value: Any) -> Source | ShardedStream:
         return ArraySource(*as_parts(value, "data"))
     if isinstance(value, Mapping) or hasattr(value, "__array__") or hasattr(value, "numpy"):
         return ArraySource(value)  # before Source: tensors have a gather of their own
-    if isinstance(value, Source | ShardedStream):
+    if isinstance(value, Source | ShardedStream | BatchStream):
         return value
-    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str):
+    if streams.is_loader(value) and streams.loads_by_position(value):
+        return _loaded(value)
+    if streams.reader(value) is not None:
+        return stream(value)
+    by_position = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if by_position and not isinstance(value, str | type):
         by_column = hasattr(value, "column_names") or hasattr(value, "features")
         return BatchIndexed(value) if by_column else MapStyle(value)
-    raise DataError(
-        f"data: got {type(value).__name__}, which is not a data set. Accepted: {_ACCEPTED}."
-    )
+    raise DataError(_not_accepted(value))
+
+
+def _loaded(loader: Any) -> Source:
+    """The samples of a loader; whole batches of them at once where it only stacks tensors."""
+    tensors = getattr(loader.dataset, "tensors", None)
+    stacks = getattr(loader.collate_fn, "__name__", "") == "default_collate"
+    if stacks and isinstance(tensors, tuple) and len(tensors) in (1, 2):
+        return ArraySource(*tensors)
+    return MapStyle(loader.dataset, loader.collate_fn)
+
+
+def _not_accepted(value: Any) -> str:
+    return f"data: got {type(value).__name__}, which is not a data set. Accepted: {_ACCEPTED}."

@@ -18,12 +18,13 @@ from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.contracts.service import Service
-from isotrain.core.data.batches import Batch, DataSet, Loader, Place, as_dataset
-from isotrain.core.data.sources import ShardedStream, as_source, map_tree
+from isotrain.core.data.batches import Batch, Loader, Place
+from isotrain.core.data.sources import BatchStream, ShardedStream, as_source, map_tree
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.planning.make_plan import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
+from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.step_reports import StepReports
@@ -74,9 +75,6 @@ class Session:
         self.run_directory = Path(context.run_directory)
         self._reporter = reporter
         self.stopwatch = Stopwatch()
-        reporter.enter("load data")
-        self._data = load_data(spec)
-        self._transform = None if spec.transform is None else references.resolve(spec.transform)
         reporter.enter("build model")
         adapter = host.backend(plan.backend)
         self._packages = adapter.packages
@@ -87,6 +85,9 @@ class Session:
                 if service is None or context.role == "replica"
                 else adapter.start_served(named, plan.setting, service)
             )
+        reporter.enter("load data")  # by now the framework is set up, which data may be made with
+        self._data = load_data(spec)
+        self._transform = None if spec.transform is None else references.resolve(spec.transform)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
         self.plan = with_measures(
             plan, spec, self._measured(), strategy=self._strategy, adapter=adapter
@@ -191,6 +192,7 @@ class Session:
         """Yields this process's part of every global batch from the next step to the run's end."""
         self._reporter.enter("next batch")
         for batch in self._training.from_step(self._steps_done):
+            self._require_same_samples(batch)
             self._reporter.enter(BETWEEN_CALLS)
             yield batch
             self._reporter.enter("next batch")
@@ -280,8 +282,28 @@ class Session:
             with self._strategy.evaluating(self.group):
                 for batch in self._evaluation_loader(source):
                     self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
+                    self._require_same_samples(batch)
                     self.group.evaluation_step(batch)
             return self.group.collect_metrics("evaluation")
+
+    def _require_same_samples(self, batch: Batch) -> None:
+        """Sees, where a stream says what it gave, that it gave the same to every process.
+
+        Raises:
+            DataError: It did not.
+        """
+        local = len(self.group.local_replicas)
+        if batch.fingerprint is None or local == self.replicas:
+            return
+        both_ways = np.array([batch.fingerprint, -batch.fingerprint], np.float64)
+        tensor = self.group.tensor(both_ways)
+        largest = self.group.numpy(self.group.all_reduce([tensor] * local, "max")[0])
+        if largest[0] != -largest[1]:
+            raise DataError(
+                f"epoch {batch.epoch}: the processes do not see the same samples. A stream must give every"
+                " process the same batches in the same order: give its shuffling a fixed seed, and let"
+                " it take no shard of its own."
+            )
 
     @contextlib.contextmanager
     def _in_call(self, call: str) -> Iterator[None]:
@@ -341,7 +363,7 @@ class Session:
 
     def _samples(self, step: int) -> Batch | None:
         """What all replicas train on in a step."""
-        if isinstance(self._data.train, ShardedStream):
+        if isinstance(self._data.train, ShardedStream | BatchStream):
             return None
         loader = self._training_loader(tuple(range(self.replicas)), place=None)
         return next(loader.from_step(step))
@@ -399,18 +421,3 @@ class Session:
             weight_shapes=[weight.shape for weight in weights],
             remarks=self.group.remarks(),
         )
-
-
-def load_data(spec: TrainingSpec) -> DataSet:
-    """Calls the spec's data function, or takes the data it holds.
-
-    Raises:
-        DataError: It is no data set.
-    """
-    found = references.resolve(spec.data)
-    is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
-    if callable(found) and not is_data:
-        found = found(**spec.data_args)
-    elif spec.data_args:
-        raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
-    return as_dataset(found)

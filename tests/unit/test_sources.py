@@ -310,12 +310,6 @@ def test_other_things_are_refused_with_what_is_accepted(value):
         as_source(value)
 
 
-def test_a_torch_loader_is_refused():
-    loader = torch.utils.data.DataLoader(TensorDataset(torch.from_numpy(X)))
-    with pytest.raises(DataError, match="not a loader"):
-        as_source(loader)
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -1,0 +1,120 @@
+"""Batches of any sizes, re-cut to global batches."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.data.sources import Parts, as_array, as_parts, leaves, map_tree
+from isotrain.core.errors import DataError
+
+
+def global_batches(batches: Iterable[Any], size: int, samples: int) -> Iterator[tuple[Parts, int]]:
+    """Yields (inputs, targets) of `size` samples, and the rest of the epoch at last.
+
+    A batch that has the right size already is passed on as it is; others are cut and joined.
+
+    Args:
+        batches: of one epoch, each (inputs, targets) or inputs alone.
+        size: of a global batch.
+        samples: what the epoch is to have in all.
+
+    Raises:
+        DataError: It has fewer or more, or a batch is not as the others.
+    """
+    held: list[Parts] = []
+    rows = given = 0
+    for batch in batches:
+        parts = _arrays(batch)
+        length = _rows(parts)
+        given, rows = given + length, rows + length
+        if given > samples:
+            break
+        held.append(parts)
+        if rows >= size:
+            whole = _joined(held)
+            for start in range(0, rows - size + 1, size):
+                yield _cut(whole, start, start + size), size
+            held = [_cut(whole, rows - rows % size, rows)] if rows % size else []
+            rows %= size
+    if given != samples:
+        raise DataError(
+            f"the stream gave {given}{' or more' if given > samples else ''} samples in an epoch, expected"
+            f" {samples}: it must give equally many in every epoch."
+        )
+    if rows:
+        yield _joined(held), rows
+
+
+def fingerprint(parts: Parts) -> int:
+    """A checksum of all arrays: 32 bits."""
+    found = 0
+    for _, array in _leaves(parts):
+        found = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, found)
+    return found
+
+
+def _arrays(batch: Any) -> Parts:
+    inputs, targets = as_parts(batch, "a batch of the stream")
+    inputs = map_tree(partial(as_array, name="inputs"), inputs)
+    return inputs, None if targets is None else map_tree(partial(as_array, name="targets"), targets)
+
+
+def _leaves(parts: Parts) -> list[tuple[str, Any]]:
+    found = [*leaves(parts[0], "inputs")]
+    return found if parts[1] is None else [*found, *leaves(parts[1], "targets")]
+
+
+def _rows(parts: Parts) -> int:
+    """The samples of a batch.
+
+    Raises:
+        DataError: Its arrays do not have equally many.
+    """
+    lengths = {name: len(array) if array.ndim else None for name, array in _leaves(parts)}
+    length = next(iter(lengths.values()))
+    if not length or set(lengths.values()) != {length}:
+        raise DataError(
+            "a batch of the stream: expected arrays with equally many rows, one per sample, got"
+            f" {lengths}."
+        )
+    return length
+
+
+def _cut(parts: Parts, start: int, stop: int) -> Parts:
+    inputs, targets = (
+        None if part is None else map_tree(lambda array: array[start:stop], part) for part in parts
+    )
+    return inputs, targets
+
+
+def _joined(held: list[Parts]) -> Parts:
+    """All of them as one; no copy where it is one already.
+
+    Raises:
+        DataError: They are not arrays of one structure and shape.
+    """
+    if len(held) == 1:
+        return held[0]
+    try:
+        inputs = _concatenated([parts[0] for parts in held])
+        if held[0][1] is None:
+            return inputs, None
+        return inputs, _concatenated([parts[1] for parts in held])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(
+            f"the stream's batches differ in more than their number of samples: {error}"
+        ) from error
+
+
+def _concatenated(trees: list[Any]) -> Any:
+    first = trees[0]
+    if isinstance(first, tuple):
+        return tuple(_concatenated([t[i] for t in trees]) for i in range(len(first)))
+    if isinstance(first, dict):
+        return {key: _concatenated([t[key] for t in trees]) for key in first}
+    return np.concatenate(trees)

@@ -1,0 +1,30 @@
+"""From a spec's data to the data set of a run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from isotrain.core.data.batches import DataSet, as_dataset
+from isotrain.core.data.sources import stream
+from isotrain.core.errors import IsotrainError
+from isotrain.core.spec import references
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def load_data(spec: TrainingSpec) -> DataSet:
+    """Calls the spec's data function, or takes the data it holds.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    found = references.resolve(spec.data)
+    is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
+    if callable(found) and not is_data:
+        function = functools.partial(found, **spec.data_args)
+        found = function()
+        if isinstance(found, Iterator):  # it can be read once: the function begins each epoch
+            found = stream(function)
+    elif spec.data_args:
+        raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
+    return as_dataset(found)

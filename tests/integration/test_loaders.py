@@ -1,0 +1,156 @@
+"""Runs on what people have: generators, torch's and TensorFlow's loaders, Keras' data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.backends import param
+
+import isotrain
+
+SAMPLES = 23
+INPUTS = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
+TARGETS = INPUTS.sum(1, keepdims=True)
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def arrays() -> isotrain.DataSet:
+    return isotrain.DataSet((INPUTS, TARGETS), (INPUTS, TARGETS))
+
+
+def generator() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, SAMPLES, 5):
+        yield INPUTS[start : start + 5], TARGETS[start : start + 5]
+
+
+def tf_dataset() -> isotrain.DataSet:
+    import tensorflow as tf
+
+    samples = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS)).batch(5).prefetch(1)
+    return isotrain.DataSet(samples, samples)
+
+
+def shuffled() -> Any:
+    """Shuffles itself, by the seed that isotrain gives TensorFlow."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS)).shuffle(SAMPLES).batch(5)
+
+
+def torch_loader() -> isotrain.DataSet:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    samples = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+    own_order = DataLoader(samples, sampler=range(SAMPLES), batch_size=5)
+    return isotrain.DataSet(own_order, DataLoader(samples, batch_size=5))
+
+
+def keras_dataset() -> isotrain.DataSet:
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+            rows = slice(5 * index, 5 * index + 5)
+            return INPUTS[rows], TARGETS[rows]
+
+    return isotrain.DataSet(Batches(), Batches())
+
+
+def different() -> Any:
+    """A stream that shuffles itself in another way in each process."""
+
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        rows = np.random.default_rng().permutation(SAMPLES)
+        yield INPUTS[rows], TARGETS[rows]
+
+    return isotrain.sources.stream(read, SAMPLES)
+
+
+def endless() -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS)).batch(5).repeat()
+
+
+def spec(data: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "data": data,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "global_batch": 8,
+        "epochs": 2,
+        "shuffle": False,
+        "device": "cpu",
+    }
+
+
+def trained(data: Any, backend: str, replicas: int, folder: Path) -> Any:
+    return isotrain.run(
+        spec(data),
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder,
+        on_event=lambda _: None,
+    )
+
+
+CASES = [
+    ("torch-ddp", 2, torch_loader, generator),
+    ("tf-mirrored", 2, tf_dataset),
+    ("tf-multiworker", 2, tf_dataset, keras_dataset, generator),
+    ("horovod-tf", 2, tf_dataset),
+    ("torch-ddp", 1, torch_loader, tf_dataset, keras_dataset),
+]
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "kind"),
+    [
+        param(backend, replicas, data.__name__, slow=(backend, data) != ("torch-ddp", torch_loader))
+        for backend, replicas, *all_data in CASES
+        for data in all_data
+    ],
+)
+def test_the_same_result_as_of_arrays(
+    backend: str, replicas: int, kind: str, tmp_path: Path
+) -> None:
+    data = globals()[kind]
+    expected = trained(arrays, backend, replicas, tmp_path / "arrays")
+    found = trained(data, backend, replicas, tmp_path / "given")
+    assert found.final_loss == expected.final_loss
+    if data is not generator:
+        assert found.metrics == expected.metrics
+
+
+def test_processes_that_see_other_samples_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.IsotrainError, match="do not see the same samples"):
+        trained(different, "torch-ddp", 2, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_processes_shuffle_a_pipeline_without_seeds_alike(tmp_path: Path) -> None:
+    losses = [
+        trained(shuffled, "tf-multiworker", replicas, tmp_path / f"{replicas}").final_loss
+        for replicas in (1, 2)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_data_set_that_never_ends_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.IsotrainError, match="never ends"):
+        trained(endless, "tf-mirrored", 1, tmp_path / "run")

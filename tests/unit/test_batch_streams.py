@@ -1,0 +1,221 @@
+"""Batches of people's own loaders become the global batches that arrays would give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
+
+from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
+from isotrain.core.data.sources import ArraySource, BatchStream, MapStyle, arrays, as_source, stream
+from isotrain.core.errors import DataError
+
+INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)
+TARGETS = np.arange(20)
+CUTS = (3, 7, 1, 9)
+
+
+class Uneven:
+    """Gives the samples in batches of 3, 7, 1 and 9, from another one on in each reading."""
+
+    def __init__(self, shift: int = 0) -> None:
+        self.shift, self.readings = shift, 0
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        rows = np.roll(np.arange(20), self.readings * self.shift)
+        self.readings += 1
+        for start, stop in zip(np.cumsum((0, *CUTS)), np.cumsum(CUTS), strict=False):
+            yield INPUTS[rows[start:stop]], TARGETS[rows[start:stop]]
+
+
+def loader(source: object, **options: object) -> Loader:
+    chosen: dict = {
+        "global_batch": 8,
+        "replicas": 1,
+        "seed": 5,
+        "shuffle": False,
+        "drop_remainder": False,
+        "prefetch": 0,
+        "epochs": 2,
+    } | options
+    return Loader(source, local_replicas=range(chosen["replicas"]), **chosen)
+
+
+def facts(batch: Batch) -> tuple:
+    slices = [
+        (np.asarray(p.inputs).tolist(), np.asarray(p.targets).tolist(), p.count, p.weight)
+        for own in batch.slices
+        for p in own
+    ]
+    return batch.epoch, batch.index, batch.step, batch.size, batch.even, slices
+
+
+def given_by(source: object, **options: object) -> list[tuple]:
+    return [facts(batch) for batch in loader(source, **options)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    global_batch=st.integers(1, 25),
+    replicas=st.integers(1, 5),
+    accumulate=st.integers(1, 3),
+    drop_remainder=st.booleans(),
+)
+def test_the_same_global_batches_as_of_arrays(global_batch, replicas, accumulate, drop_remainder):
+    options = {"global_batch": global_batch, "replicas": replicas, "accumulate": accumulate}
+    if not drop_remainder or global_batch <= 20:
+        options["drop_remainder"] = drop_remainder
+    assert given_by(as_source(Uneven()), **options) == given_by(arrays(INPUTS, TARGETS), **options)
+
+
+@pytest.mark.parametrize("samples", [None, 20])
+def test_a_run_that_resumes_reads_what_it_would_have_read(samples):
+    whole = given_by(stream(Uneven(shift=3), samples), epochs=3)
+    assert whole[0][-1] != whole[3][-1]  # another order in the second epoch
+    for start in range(10):
+        resumed = given_by(stream(Uneven(shift=3), samples), epochs=3, start_step=start)
+        assert resumed == whole[start:]
+
+
+def test_batches_of_the_right_size_are_not_copied():
+    batch = (INPUTS[:8], TARGETS[:8])
+    found = next(iter(loader(stream(lambda: iter([batch]), 8), epochs=1)))
+    assert np.shares_memory(found.slices[0][0].inputs, INPUTS)
+
+
+def test_a_transform_knows_which_samples_it_has():
+    def noted(inputs, targets, random):
+        return inputs, random.uniform()
+
+    for replicas in (1, 3):
+        both = [
+            [draw for batch in loader(source, replicas=replicas, transform=noted, epochs=1)
+             for own in batch.slices for p in own for draw in p.targets[: p.count].tolist()]
+            for source in (as_source(Uneven()), arrays(INPUTS, TARGETS))
+        ]  # fmt: skip
+        assert both[0] == both[1]
+
+
+def test_only_the_first_batch_of_an_epoch_says_what_it_is():
+    marked = [batch.fingerprint is not None for batch in loader(as_source(Uneven()))]
+    assert marked == [True, False, False] * 2
+    first = [
+        next(
+            iter(
+                loader(
+                    stream(
+                        Uneven(
+                            shift,
+                        ),
+                        20,
+                    )
+                )
+            )
+        ).fingerprint
+        for shift in (0, 0)
+    ]
+    other = Uneven(3)
+    other.readings = 1
+    assert first[0] == first[1] != next(iter(loader(stream(other, 20)))).fingerprint
+
+
+class Pairs(Dataset):
+    """A map-style data set whose samples are made one by one."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return INPUTS[index], index
+
+
+class Endless(IterableDataset):
+    """An iterable-style data set."""
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
+        return iter(zip(INPUTS, TARGETS, strict=True))
+
+
+def gathered(source: object) -> tuple[list, list]:
+    inputs, targets = source.gather(np.array([4, 0, 19]))
+    return np.asarray(inputs).tolist(), np.asarray(targets).tolist()
+
+
+def test_of_a_torch_loader_its_samples_are_taken():
+    expected = (INPUTS[[4, 0, 19]].tolist(), [4, 0, 19])
+    tensors = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+    together = as_source(DataLoader(tensors, batch_size=3, shuffle=True))
+    assert isinstance(together, ArraySource)
+    assert gathered(together) == expected
+    single = as_source(DataLoader(Pairs(), batch_size=3))
+    assert isinstance(single, MapStyle)
+    assert gathered(single) == expected
+
+
+def test_a_collate_function_is_used():
+    def collate(samples):
+        inputs, targets = zip(*samples, strict=True)
+        return [torch.from_numpy(np.stack(inputs)), torch.zeros(len(targets))], np.array(targets)
+
+    inputs, targets = as_source(DataLoader(Pairs(), collate_fn=collate)).gather(np.array([2, 1]))
+    assert isinstance(inputs, tuple)
+    assert (inputs[0].tolist(), targets.tolist()) == (INPUTS[[2, 1]].tolist(), [2, 1])
+
+
+def test_a_torch_loader_with_an_order_of_its_own_is_a_stream():
+    own = BatchSampler(SequentialSampler(Pairs()), 3, drop_last=False)
+    for torch_loader in (
+        DataLoader(Pairs(), batch_sampler=own),
+        DataLoader(Pairs(), sampler=list(range(20)), batch_size=3),
+        DataLoader(Endless(), batch_size=3),
+    ):
+        source = as_source(torch_loader)
+        assert isinstance(source, BatchStream)
+        assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
+
+
+def test_functions_that_make_iterators_are_streams():
+    dataset = as_dataset(DataSet(lambda: iter(Uneven())))
+    assert isinstance(dataset.train, BatchStream)
+    assert given_by(dataset.train) == given_by(arrays(INPUTS, TARGETS))
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: [INPUTS], "the function returned list"),
+        (lambda: iter([(3, 4)]), "gave int where arrays"),
+        (lambda: iter([()]), "is empty"),
+        (lambda: iter([(INPUTS, TARGETS[:3])]), r"equally many rows.*'inputs': 20, 'targets': 3"),
+        (lambda: iter([(INPUTS, TARGETS), (INPUTS[:, :1], TARGETS)]), "more than their number"),
+        (lambda: iter([(INPUTS, TARGETS, 1)]), "a tuple of 3"),
+        (lambda: iter(()), "the data set is empty"),
+    ],
+)
+def test_unusable_streams_are_explained(read, message):
+    with pytest.raises(DataError, match=message):
+        given_by(as_source(read), global_batch=25)
+
+
+@pytest.mark.parametrize(("promised", "said"), [(19, "20 or more samples"), (21, "20 samples")])
+def test_a_stream_of_another_length_is_an_error(promised, said):
+    with pytest.raises(DataError, match=f"gave {said} in an epoch, expected {promised}"):
+        given_by(stream(Uneven(), promised))
+
+
+@pytest.mark.parametrize("value", [iter(Uneven()), Uneven, list])
+def test_an_iterator_and_a_class_are_refused_with_what_to_give_instead(value):
+    with pytest.raises(DataError, match="give the function that makes it"):
+        as_source(value)
