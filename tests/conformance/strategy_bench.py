@@ -14,6 +14,9 @@ from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.testing.bench import batches_in_order
 from isotrain.testing.board import Board
+from isotrain.testing.reference.layers import BatchNormalization, Dense
+from isotrain.testing.reference.losses import mean_squared_error
+from isotrain.testing.reference.network import Branch, Network
 
 RATE = 0.125
 WIDTH = 192
@@ -44,6 +47,25 @@ def objective(model: Any, batch: Any) -> Any:
     return ops.mean(ops.square(model(inputs)["prediction"] - targets), axis=-1)
 
 
+def reference_model() -> Network:
+    """As `build_model`, of the reference backend."""
+    hidden = [Dense(4, WIDTH, "tanh", name="first"), Dense(WIDTH, WIDTH, "tanh", name="second")]
+    return Network(
+        {
+            "prediction": Branch("features", [*hidden, Dense(WIDTH, 3, name="last")]),
+            "statistics": Branch("features", [BatchNormalization(4, 0.99, name="statistics")]),
+        }
+    )
+
+
+def reference_objective(network: Network, batch: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """As `objective`, with the derivatives."""
+    inputs, targets = batch
+    outputs = network(inputs)
+    losses, slopes = mean_squared_error(targets, outputs["prediction"])
+    return losses, outputs["prediction"], {"prediction": slopes}
+
+
 def samples() -> tuple[dict[str, np.ndarray], np.ndarray]:
     generator = np.random.default_rng(5)
     features = generator.normal(size=(SAMPLES, 4))
@@ -54,12 +76,13 @@ def data() -> DataSet:
     return DataSet(samples(), samples())
 
 
-def spec() -> dict[str, Any]:
+def spec(backend: str) -> dict[str, Any]:
     """Plain gradient descent in float64."""
+    in_numpy = backend == "reference"
     return {
         "name": "strategies",
-        "model": build_model,
-        "objective": objective,
+        "model": reference_model if in_numpy else build_model,
+        "objective": reference_objective if in_numpy else objective,
         "data": data,
         "optimizer": {"name": "sgd", "lr": RATE},
         "global_batch": 8,

@@ -7,27 +7,33 @@ from typing import Any
 
 import pytest
 from conformance import check_strategies, strategy_bench
-from conformance.backends import BACKENDS
+from conformance.backends import BACKENDS, param
 
 from isotrain.testing.launching import Run, attempt
 
-CELLS = [*((backend, 2) for backend in BACKENDS), ("torch-ddp", 4), ("tf-mirrored", 4)]
+NEUTRAL = tuple(name for name in check_strategies.NAMES if name not in check_strategies.ON_THE_WIRE)
+CELLS = {
+    ("reference", 4): NEUTRAL,
+    **{(backend, 2): check_strategies.NAMES for backend in BACKENDS},
+    ("torch-ddp", 4): check_strategies.ON_THE_WIRE,
+}
+"""What strategies do with more than two replicas needs no framework, but for what it costs on the wire."""
 
-
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("reference")
 
 
 @functools.cache
 def checked(backend: str, replicas: int) -> Run:
     """What every process found; a run that fails does so once."""
-    return attempt(check_strategies.run_checks, strategy_bench.spec(), backend, replicas)
+    work = functools.partial(check_strategies.run_checks, names=CELLS[backend, replicas])
+    return attempt(work, strategy_bench.spec(backend), backend, replicas)
 
 
 def cells() -> list[Any]:
     return [
-        pytest.param(backend, replicas, name, id=f"{backend}-{replicas}-{name}")
-        for backend, replicas in CELLS
-        for name in check_strategies.NAMES
+        param(backend, replicas, name, slow=backend != "reference")
+        for (backend, replicas), names in CELLS.items()
+        for name in names
     ]
 
 

@@ -17,7 +17,7 @@ import isotrain
 from isotrain.testing import digits, probe
 from isotrain.testing.launching import attempt
 
-CASE = "sgd-float64"
+CASE = "adam-float64"
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
@@ -75,7 +75,9 @@ def loss_and_expectation(backend: str, penalty: float) -> tuple[float, float]:
 
 def traits(backend: str) -> list[tuple[str, str]]:
     """What the layers of the strategies' model do, and their class."""
-    with isotrain.open_session(strategy_bench.spec(), backend=backend, replicas=1) as session:
+    with isotrain.open_session(
+        strategy_bench.spec(backend), backend=backend, replicas=1
+    ) as session:
         return [(found.trait, found.kind) for found in session.group.traits()]
 
 
@@ -89,7 +91,7 @@ def save_varied(backend: str, folder: Path) -> None:
 
 def strategy_failures(backend: str) -> list[dict[str, str]]:
     """What is wrong with each of isotrain's own strategies on the backend, by process and check."""
-    run = attempt(check_strategies.run_checks, strategy_bench.spec(), backend, 2)
+    run = attempt(check_strategies.run_checks, strategy_bench.spec(backend), backend, 2)
     assert run.failure is None, run.failure
     return run.returned
 
