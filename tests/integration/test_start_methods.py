@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 import isotrain
-from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.runner import run_here
 from isotrain.core.errors import RunFailedError
@@ -27,36 +26,51 @@ from isotrain.core.launching.beginning import Beginning
 from isotrain.core.launching.template import Template, TemplateError
 from isotrain.core.launching.templates import OF_THIS_PROGRAM, Templates
 from isotrain.plugin import Start
+from isotrain.testing.reference.adapter import Reference
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
+pytestmark = pytest.mark.usefixtures("reference")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAYS = ("forked", "fresh")
-BOTH_WAYS = pytest.mark.parametrize(
-    "way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)]
-)
+BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
 LIMIT_SECONDS = 15.0
 SILENCE, LIMIT = 30.0, 120.0
 PLANTED_SEED = 987654321
 
 
-def model() -> Any:
+def model() -> Network:
+    return Network([Dense(4, 2)])
+
+
+def portable() -> Any:
     import keras
 
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 
 
+MODELS = {"reference": model, "torch": portable}
+
+
 def spec(**changes: Any) -> dict[str, Any]:
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
-    fields = {"name": "starting", "model": model, "data": (inputs, inputs[:, :2].copy())}
+    fields = {"name": "starting", "model": MODELS, "data": (inputs, inputs[:, :2].copy())}
     fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
     return fields | {"global_batch": 8, "epochs": 1} | changes
 
 
-def launch(work: Any, folder: Path, hear: Callable[[Any], None] = id, **changes: Any) -> list[Any]:
+def launch(
+    work: Any,
+    folder: Path,
+    hear: Callable[[Any], None] = id,
+    backend: str = "reference",
+    **changes: Any,
+) -> list[Any]:
     return isotrain.launch(
         work,
         spec(**changes),
-        backend="torch-ddp",
+        backend=backend,
         replicas=2,
         run_directory=folder,
         on_event=hear,
@@ -69,8 +83,9 @@ import sys
 WIDTH = int(sys.argv[2])
 
 def model():
-    import keras
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(WIDTH)])
+    from isotrain.testing.reference.layers import Dense
+    from isotrain.testing.reference.network import Network
+    return Network([Dense(4, WIDTH)])
 
 def data():
     import numpy as np
@@ -82,11 +97,12 @@ import sys
 import isotrain
 spec = {"name": "arguments", "model": "mine:model", "data": "mine:data", "steps": 2, "global_batch": 8}
 spec |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
-result = isotrain.run(spec, backend="torch-ddp", replicas=2)
+spec |= {"plugins": "isotrain.testing.reference"}
+result = isotrain.run(spec, backend="reference", replicas=2)
 print(result.plan["start"]["way"], "parameters", result.plan["parameters"])
 def work(session):
     return sys.argv
-for argv in isotrain.launch(work, spec, backend="torch-ddp", replicas=2):
+for argv in isotrain.launch(work, spec, backend="reference", replicas=2):
     print(argv == sys.argv)
 """
 
@@ -145,7 +161,6 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-@pytest.mark.slow
 def test_a_forked_process_finds_what_a_fresh_one_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +219,9 @@ def looks(session: Any) -> list[Any]:
 
 
 def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
-    planted = launch(plants, tmp_path / "a")
+    planted = launch(plants, tmp_path / "a", backend="torch-ddp")
     before = templates()
-    found = launch(looks, tmp_path / "b")
+    found = launch(looks, tmp_path / "b", backend="torch-ddp")
     assert templates() == before
     assert [each[0] for each in found] == [False, False]
     draws = [tuple(drawn) for drawn in (*planted, *(each[1:] for each in found))]
@@ -282,7 +297,7 @@ def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_pat
 
 def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        TorchDDP, "preload", lambda self, spec, *, device: Start(("no_such_module",))
+        Reference, "preload", lambda self, spec, *, device: Start(("no_such_module",))
     )
     for name in ("a", "b"):
         told: list[Mapping[str, Any]] = []
@@ -472,7 +487,7 @@ def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
     warm = templates()
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
     given = isotrain.TrainingSpec.model_validate(spec())
-    found = run_here(given, "torch-ddp", 1, measurement, tmp_path / "cold")
+    found = run_here(given, "reference", 1, measurement, tmp_path / "cold")
     assert found["ranks"][0]["plan"]["start"]["way"] == "forked"
     assert not warm & templates()
 
