@@ -70,6 +70,7 @@ examples:
 _DOCTOR_EXAMPLES = """\
 examples:
   isotrain doctor
+  isotrain doctor --backend horovod-torch
   isotrain doctor --json > machine.json"""
 _CONFORMANCE_EXAMPLES = """\
 examples:
@@ -112,7 +113,9 @@ def parser() -> argparse.ArgumentParser:
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
-    _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
+    _describe_doctor(
+        _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
+    )
     _describe_conformance(
         _add(
             commands,
@@ -148,7 +151,7 @@ _DESCRIPTIONS = {
     " no framework; `isotrain doctor` really tries them.",
     "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
     "plugins": "Lists the plugins: what they registered, where they come from, and what is wrong with them.",
-    "doctor": "Really loads every backend, each in a process of its own, and says of it and of each of\n"
+    "doctor": "Really loads backends, each in a process of its own, and says of it and of each of\n"
     "its collectives: usable or not, which version, why not, and what to do.",
     "conformance": "Runs the conformance checks of a backend or a strategy and prints a scorecard: passed,"
     "\nfailed and why, or not asked and why. Ends with exit code 4 when a check fails.",
@@ -243,6 +246,15 @@ def _describe_plan(command: argparse.ArgumentParser) -> None:
 def _describe_compare(command: argparse.ArgumentParser) -> None:
     _describe_spec(command)
     describe_compare(command)
+
+
+def _describe_doctor(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="what to load; may be repeated (default: every backend)",
+    )
 
 
 def _describe_check(command: argparse.ArgumentParser) -> None:

@@ -229,8 +229,9 @@ def doctor(options: argparse.Namespace) -> None:
     from isotrain.core.plugins.host import plugin_host
 
     host = plugin_host()
-    with _waiting(f"loading {', '.join(host.backends.names())}"):
-        found = examine(host)
+    names = options.backend or host.backends.names()
+    with _waiting(f"loading {', '.join(names)}"):
+        found = examine(host, names)
     if options.json:
         print(json_page({"format": FORMAT, **found}))
         return

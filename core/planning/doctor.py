@@ -25,17 +25,28 @@ _POLL_SECONDS = 0.02
 _EXAMINE = "isotrain.core.planning.doctor:examine_here"
 
 
-def examine(host: PluginHost, *, seconds: float = EXAMINATION_SECONDS) -> dict[str, Any]:
-    """Examines every backend; whatever loading one of them does, the others are examined too.
+def examine(
+    host: PluginHost,
+    names: Sequence[str] | None = None,
+    *,
+    seconds: float = EXAMINATION_SECONDS,
+) -> dict[str, Any]:
+    """Examines backends; whatever loading one of them does, the others are examined too.
 
     Args:
         host: Knows the backends.
+        names: Of those to examine; all of them when not given.
         seconds: How long loading one of them may take.
 
     Returns:
         `backends`, `frameworks`, `machine`, `python` and `plugin_faults`, as plain values.
+
+    Raises:
+        IsotrainError: There is no backend of that name.
     """
-    names = host.backends.names()
+    names = host.backends.names() if names is None else names
+    for name in names:
+        host.backends.get(name)
     backends = [
         _described(host, name, found)
         for name, found in zip(names, _examine_apart(host, names, seconds), strict=True)

@@ -9,13 +9,12 @@ from isotrain.testing.pytest import backend_suite
 SLOW = pytest.mark.slow
 THREE_SLOW = [pytest.param(3, marks=SLOW)]
 TWO_QUICK = [2, *THREE_SLOW]
-TWO_SLOW = [pytest.param(2, marks=SLOW), *THREE_SLOW]
 
 pytestmark = pytest.mark.usefixtures("reference")
 
 TestReference = backend_suite("reference", replicas=[2, 3, 5])
 TestTorchDDP = backend_suite("torch-ddp", replicas=TWO_QUICK)
-TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=TWO_SLOW)
+TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=THREE_SLOW)
 TestTensorFlowMultiWorker = backend_suite("tf-multiworker", replicas=THREE_SLOW)
 TestHorovodTorch = backend_suite("horovod-torch", replicas=THREE_SLOW)
 TestHorovodTensorFlow = backend_suite("horovod-tf", replicas=THREE_SLOW, with_endings=False)

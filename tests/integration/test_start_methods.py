@@ -141,7 +141,7 @@ def surroundings(session: Any) -> dict[str, Any]:
         "variables": {k: v for k, v in os.environ.items() if k not in ("ISOTRAIN_START", "_")},
         "descriptors": sorted(name.split(":")[0] for name in opened),
         "streams": [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)],
-        "handlers": [str(signal.getsignal(number)) for number in numbers],
+        **{f"handler of {n}": str(signal.getsignal(n)).partition(" at ")[0] for n in numbers},
         "blocked": [str(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         "mask": os.umask(0o077),
         "priority": os.getpriority(os.PRIO_PROCESS, 0),
@@ -174,7 +174,8 @@ def test_a_forked_process_finds_what_a_fresh_one_finds(
             place = each["variables"].pop("ISOTRAIN_PROCESS")
             assert f'"rank": {rank}' in place
     for forked_one, fresh_one in zip(found["forked"], found["fresh"], strict=True):
-        assert {k: v for k, v in forked_one.items() if v != fresh_one[k]} == {}
+        apart = {k: (v, fresh_one[k]) for k, v in forked_one.items() if v != fresh_one[k]}
+        assert not apart
     assert found["forked"][0]["leads its session"]
     assert found["forked"][0]["variables"]["OF_THE_PERSON"] == "1"
 

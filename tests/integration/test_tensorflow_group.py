@@ -106,8 +106,6 @@ def make_spec(**fields: Any) -> dict[str, Any]:
         "threads": 1,
         "timeouts": PATIENT,
     }
-    if "objective" in fields:
-        defaults["loss"] = None
     return defaults | fields
 
 
@@ -176,15 +174,6 @@ def tensorflow_module() -> Any:
     return Affine()
 
 
-def squares(model: Any, batch: Any) -> Any:
-    """An objective: losses per sample, and the predictions."""
-    import keras
-
-    inputs, targets = batch
-    predictions = model(inputs)
-    return keras.ops.mean((predictions - targets) ** 2, axis=-1), predictions
-
-
 def batches(group: Any, samples: Any, global_batch: int, accumulate: int = 1) -> list[Batch]:
     """The batches of two epochs for the replicas of this process."""
     loader = Loader(
@@ -212,24 +201,12 @@ def train(group: Any, samples: Callable[[], Any], global_batch: int, accumulate:
 
 
 STEPS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "sgd, even": (6, 1, {}),
-    "sgd, fewer samples than replicas": (1, 1, {}),
-    "adam, uneven": (7, 1, {"optimizer": {"name": "adam", "lr": 0.125}}),
-    "adamw, accumulated, clipped by global norm": (
-        7,
-        2,
-        {
-            "optimizer": {"name": "adamw", "lr": 0.125, "weight_decay": 0.25},
-            "clip": {"global_norm": 0.125},
-        },
-    ),
-    "sgd, clipped by norm": (7, 1, {"clip": {"norm": 0.125}}),
+    "sgd, clipped by norm, uneven": (7, 1, {"clip": {"norm": 0.125}}),
     "rmsprop, accumulated evenly, clipped by value": (
         12,
         2,
         {"optimizer": {"name": "rmsprop", "lr": 0.125}, "clip": {"value": 0.03125}},
     ),
-    "objective": (7, 1, {"objective": squares}),
     "tf.Module": (7, 1, {"model": tensorflow_module}),
 }
 """Samples of a global batch, accumulation, and fields of the spec."""

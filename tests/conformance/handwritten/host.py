@@ -1,6 +1,6 @@
 """Imports a framework once and forks a process for every rank of the scripts that it is told to run.
 
-Run as `python -m conformance.handwritten.host MODULE...`. It reads a line of JSON for each job, with `script`,
+Run as `python -m conformance.handwritten.host MODULE...`. It reads a line of JSON for each job: `script`,
 `job`, and for each rank `variables` and `logs`, and answers with the exit codes by rank.
 """
 
