@@ -11,11 +11,14 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from isotrain.plugin import ArgumentOrder, SpecError, references
+from isotrain.plugin import SpecError, references
+
+if TYPE_CHECKING:
+    from isotrain.plugin import ArgumentOrder
 
 Function = Callable[[Any, Any], Any]
 """`function(targets, predictions)`."""

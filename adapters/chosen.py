@@ -6,10 +6,13 @@ import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import called
-from isotrain.plugin import Component, SpecError, references
+from isotrain.plugin import SpecError, references
+
+if TYPE_CHECKING:
+    from isotrain.plugin import Component
 
 
 def select(given: Any, framework: str, field: str) -> Any:

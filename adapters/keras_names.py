@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from isotrain.adapters import chosen
-from isotrain.plugin import Component, SpecError, TrainingSpec, unknown_name
+from isotrain.plugin import SpecError, unknown_name
+
+if TYPE_CHECKING:
+    from isotrain.plugin import Component, TrainingSpec
 
 Field = Literal["loss", "metrics"]
 
