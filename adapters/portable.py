@@ -6,7 +6,7 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -130,6 +130,12 @@ def build_optimizer(spec: TrainingSpec, framework: str) -> keras.optimizers.Opti
                 f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
                 " return a Keras optimizer, from (learning_rate, **args)."
             )
+        if isinstance(optimizer.get_config().get("learning_rate"), Mapping):
+            raise SpecError(
+                "optimizer.custom: its optimizer has a Keras learning-rate schedule. The rate of each step"
+                " is the spec's, the same on every backend: give the optimizer the learning_rate that it"
+                " is called with, and the spec a `schedule`."
+            )
     else:
         optimizer = _named_optimizer(spec, number)
     if spec.clip is not None:
@@ -211,7 +217,14 @@ def loss_computer(
         return objective
     loss = build_loss(spec, framework)
 
+    takes_one = isinstance(model, keras.Sequential)
+
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
+        if takes_one and isinstance(inputs, dict | tuple):
+            raise SpecError(
+                f"data: the inputs are a {type(inputs).__name__}, and the model is a keras.Sequential, which"
+                " takes one array. Give it that array, or build a functional model with named inputs."
+            )
         predictions = model(inputs, training=training)
         mean = mean_over_samples(loss(targets, predictions))
         return own_losses.added_to(mean), predictions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import socket
 from collections.abc import Mapping
@@ -28,6 +29,12 @@ from isotrain.plugin import (
 )
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+_NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
+}
+"""That no buffers are broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
 
 
 def start_process_group(setting: Setting, context: ProcessContext) -> None:
@@ -95,7 +102,7 @@ class DDPExchange(Exchange):
         self.module = DistributedDataParallel(
             program.objective,
             device_ids=self._device_ids,
-            broadcast_buffers=False,
+            **_NO_BUFFERS,
             **self._options,
         )
 

@@ -351,7 +351,9 @@ def _describe_new_plugin(command: argparse.ArgumentParser) -> None:
 
 def _describe_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "spec", metavar="SPEC", help="file that says what to train: .yaml, .toml or .json"
+        "spec",
+        metavar="SPEC",
+        help="what to train: a file (.yaml, .toml, .json), or script.py:NAME of a spec in a script",
     )
     command.add_argument(
         "--set",

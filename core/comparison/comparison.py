@@ -29,6 +29,10 @@ _MOST_REPLICAS = 10**6
 class Comparison(ComparisonRecord):
     """Everything that one comparison measured, as tables, as a report and for notebooks."""
 
+    def __repr__(self) -> str:
+        """What is printed of it: the tables that `isotrain compare` prints."""
+        return text.result(self)
+
     def to_csv(self) -> str:
         """A row per cell, the ends of every interval in columns of their own."""
         return flat.csv_text(self.cells)

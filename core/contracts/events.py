@@ -133,7 +133,7 @@ class EpochEnded(ProcessEvent):
         metrics: By name; the evaluation's as `validation_<name>`.
         epoch: Counted from 0.
         done: Steps taken.
-        loss: Of the last step; None before the first.
+        loss: Mean over the epoch's samples, each as it was when it was trained on; None without steps.
     """
 
     kind = "epoch"

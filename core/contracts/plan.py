@@ -116,6 +116,13 @@ class Plan:
     gradient_bytes: int | None = None
     exchanged_bytes_per_step: float | None = None
 
+    def __repr__(self) -> str:
+        """In a line; `isotrain plan` and `to_dict` show all of it."""
+        collective = "" if self.collective == "none" else f":{self.collective}"
+        plural = "" if self.replicas == 1 else "s"
+        where = f"{self.backend}{collective}, {self.replicas} replica{plural}"
+        return f"<Plan of {self.run} on {where}, {self.strategy}, global batch {self.global_batch}>"
+
     @property
     def setting(self) -> Setting:
         """What adapters are told about it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -30,6 +30,7 @@ Transform = Callable[[Any, Any, SampleRandom], Parts]
 Place = Callable[[Any], Any]
 
 # Up to here, gathering from memory costs less than handing the batch over from another thread.
+_MOST_SAMPLES = 2**36
 _INLINE_BYTES = 256 * 1024
 
 
@@ -372,6 +373,22 @@ def _at_least(name: str, value: int, bound: int) -> None:
         raise DataError(f"{name}: expected {bound} or more, got {value}.")
 
 
+def _length(source: Sized) -> int:
+    """How many samples or local batches there are, if anybody can have so many."""
+    try:
+        length = len(source)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise DataError(
+            f"data: its length cannot be had: {type(error).__name__}: {error}."
+        ) from None
+    if length > _MOST_SAMPLES:
+        raise DataError(
+            f"data: it says that it has {length:,} samples; expected at most {_MOST_SAMPLES:,}, whose order"
+            " fits into memory. Is `__len__` right?"
+        )
+    return length
+
+
 def _epoch_steps(
     source: Source | ShardedStream | BatchStream,
     global_batch: int,
@@ -379,7 +396,7 @@ def _epoch_steps(
     drop_remainder: bool,
 ) -> int:
     """Global batches per epoch, at least one."""
-    length = len(source)
+    length = _length(source)
     if isinstance(source, ShardedStream):
         _at_least("length of the stream", length, 1)
         if global_batch < replicas:

@@ -104,10 +104,10 @@ def as_array(value: Any, name: str = "data") -> Array:
         raise DataError(
             f"{name}: expected an array of numbers, got {type(value).__name__}: {error}"
         ) from error
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind not in "biufc":
         raise DataError(
             f"{name}: expected numbers or booleans, got dtype {array.dtype}. "
-            "Encode text as numbers and pad samples to one shape first, or choose other columns."
+            "Encode text and times as numbers and pad samples to one shape first, or choose other columns."
         )
     return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,6 +16,11 @@ from isotrain.core.launching.rank_process import RankProcess
 from isotrain.core.system.last_words import signal_name
 
 _LOG_LINES = 30
+_NOISE = re.compile(
+    r"WARNING: All log messages before absl|To enable the following instructions|"
+    r"([0-9: .-]+)?[IW]([0-9]{4} [0-9:. ]+)? |.*:[0-9]+: [A-Za-z]*Warning: |  (warnings\.|self\.|return )"
+)
+"""Lines that libraries write in healthy runs too: TensorFlow's remarks, and Python's warnings."""
 _EFFORT_SECONDS = 0.05
 _AMBIGUOUS_EXITS = (1, -signal.SIGABRT)
 """How frameworks end a process whose peers are gone, and how one can end by its own fault."""
@@ -168,15 +174,15 @@ def _place(status: Status) -> str:
 
 
 def evidence(culprit: Watched) -> str:
-    """Its traceback, or the end of its log."""
+    """Its traceback, or the end of its log; nothing where that says nothing but what libraries always say."""
     if culprit.failure is not None:
         return culprit.failure.traceback.rstrip()
     try:
         text = culprit.process.log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return f"its log cannot be read: {error}"
-    tail = text.splitlines()[-_LOG_LINES:]
-    return "\n".join(["the end of its log:", *tail]) if tail else "its log is empty."
+    tail = [line for line in text.splitlines() if line.strip() and not _NOISE.match(line)]
+    return "\n".join(["the end of its log:", *tail[-_LOG_LINES:]]) if tail else ""
 
 
 def _whereabouts(watched: Watched) -> str:

@@ -13,6 +13,10 @@ from isotrain.core.showing.data_frame import data_frame
 class Parity(ParityRecord):
     """Everything that one check of parity found, as a page, as a table and for notebooks."""
 
+    def __repr__(self) -> str:
+        """In a line; `isotrain.core.parity.text` and `to_html` tell all of it."""
+        return f"<Parity {self.verdict}: {self.summary}>"
+
     def to_html(self) -> str:
         """One self-contained page."""
         return page.whole(self)

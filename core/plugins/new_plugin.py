@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from isotrain.core.errors import PluginError
+from isotrain.core.plugins.host import plugin_host
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _FILES = {
@@ -31,12 +32,17 @@ def make_plugin(name: str, directory: Path) -> Path:
         The folder.
 
     Raises:
-        PluginError: The name cannot be one, or the folder exists or cannot be written.
+        PluginError: The name cannot be one or is taken, or the folder exists or cannot be written.
     """
     if not _NAME.fullmatch(name):
         raise PluginError(
             f"new-plugin: the name {name!r} is not of the form of 'my-strategy': lower-case letters and"
             " digits, joined by hyphens."
+        )
+    if name in plugin_host().strategies.names():
+        raise PluginError(
+            f"new-plugin: there is a strategy {name!r} already, and two of one name are an error. Choose"
+            " another name."
         )
     folder = directory.expanduser() / f"isotrain-{name}"
     texts = resources.files("isotrain.core.plugins") / "template"

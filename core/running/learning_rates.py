@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from isotrain.core.errors import SpecError
 from isotrain.core.spec.parts import CosineSchedule, PolynomialSchedule, StepSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -33,6 +34,23 @@ class LearningRates:
             (self._schedule.warmup_epochs or 0) * steps_per_epoch
         )
         self._total = total_steps
+        self._require_finite(total_steps - 1)
+
+    def _require_finite(self, last: int) -> None:
+        """A factor above 1 makes the rate grow.
+
+        Raises:
+            SpecError: It grows beyond all numbers.
+        """
+        try:
+            rate = self(last)
+        except OverflowError:
+            rate = math.inf
+        if not math.isfinite(rate):
+            raise SpecError(
+                f"schedule: the rate of the last step ({last}) is too large for a number. Give a factor"
+                " below 1, or fewer decays."
+            )
 
     def __call__(self, step: int) -> float:
         """Returns the rate of a step, counted from 0 over the whole run.

@@ -29,8 +29,8 @@ class History:
     Attributes:
         loss: Mean loss of every step's global batch.
         learning_rate: The rate of every step.
-        epochs: One record per epoch: `epoch`, `step`, the training metrics by name, and evaluation's
-            as `validation_<name>`.
+        epochs: One record per epoch: `epoch`, `step`, `loss` (the mean over its samples), the training
+            metrics by name, and evaluation's as `validation_<name>`.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -59,6 +59,12 @@ class RunResult:
     plan: dict[str, Any]
     versions: dict[str, str]
     run_directory: Path
+
+    def __repr__(self) -> str:
+        """In a line; the attributes and `to_dict` have all of it."""
+        measured = {"final loss": self.final_loss, **self.metrics}
+        numbers = ", ".join(f"{name} {value:.6g}" for name, value in measured.items())
+        return f"<RunResult {numbers} in {self.run_directory}>"
 
     @functools.cached_property
     def history(self) -> History:
@@ -161,5 +167,7 @@ def read_history(run_directory: Path) -> History:
     for event in read_events(epochs):
         if isinstance(event, EpochEnded):
             metrics = value(dict[str, float], event.metrics, f"{epochs}: metrics")
-            history.epochs.append({"epoch": event.epoch, "step": event.done, **metrics})
+            loss = value(float | None, event.loss, f"{epochs}: loss")
+            mean = {} if loss is None else {"loss": loss}
+            history.epochs.append({"epoch": event.epoch, "step": event.done, **mean, **metrics})
     return history

@@ -321,7 +321,8 @@ class Session:
         """Adds an epoch's metrics to the run's history, and tells of all its steps."""
         self._flush_step_reports()
         if self.is_main:
-            done, loss = self._steps_done, self.last_loss
+            done = self._steps_done
+            loss = self._step_reports.epoch_loss() if self._step_reports else self.last_loss
             self._reporter.emit(
                 EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from math import isnan
+from operator import mul
 
 from isotrain.core.contracts.events import Progress, Steps
 from isotrain.core.contracts.replica import Tensor
@@ -34,6 +35,9 @@ class StepReports:
         self._total = total_steps
         self._first = 0
         self._losses: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._epoch_sum = 0.0
+        self._epoch_samples = 0
         self._rates: list[float] = []
         self._newest: float | None = None
         self._steps_due = 0.0
@@ -51,6 +55,7 @@ class StepReports:
             self.flush()
             self._first = batch.step
         self._losses.append(loss)
+        self._sizes.append(batch.size)
         self._rates.append(learning_rate)
         now = time.monotonic()
         if now >= self._progress_due:
@@ -61,6 +66,12 @@ class StepReports:
     def flush(self) -> None:
         """Tells of all steps so far; waits for their losses."""
         self._tell_steps(len(self._losses))
+
+    def epoch_loss(self) -> float | None:
+        """The mean loss over the samples of all steps that were told of since the last call."""
+        total, samples = self._epoch_sum, self._epoch_samples
+        self._epoch_sum, self._epoch_samples = 0.0, 0
+        return total / samples if samples else None
 
     def _tell_progress(self, batch: Batch) -> None:
         loss = self._newest_loss()
@@ -97,7 +108,10 @@ class StepReports:
         losses = [float(loss) for loss in self._losses[:count]]
         rates = self._rates[:count]
         self._reporter.emit(Steps(first=self._first, losses=losses, learning_rates=rates))
-        del self._losses[:count], self._rates[:count]
+        sizes = self._sizes[:count]
+        self._epoch_sum += sum(map(mul, losses, sizes))
+        self._epoch_samples += sum(sizes)
+        del self._losses[:count], self._rates[:count], self._sizes[:count]
         self._first += count
         self._newest = losses[-1]
         self._watch.look(self._first - count, losses)

@@ -127,7 +127,17 @@ def _model(value: Any, info: ValidationInfo) -> Any:
     """Accepts the name of a registered model, whose existence is the plan's to check."""
     if isinstance(value, str) and re.fullmatch(_NAME, value):
         return value
-    return _per_framework(_reference)(value, info)
+    return _per_framework(_builder)(value, info)
+
+
+def _builder(value: Any, info: ValidationInfo) -> Any:
+    """Refuses a model itself: every process builds its own, in its own framework."""
+    has_weights = any(hasattr(value, name) for name in ("trainable_variables", "state_dict"))
+    if has_weights and not isinstance(value, type | str):
+        raise Problem(
+            "a function that builds the model: `def model(): return ...`", received=value
+        ).error()
+    return _reference(value, info)
 
 
 def _plugins(value: Any, info: ValidationInfo) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.errors import SpecError, did_you_mean
+from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
 from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES
 from isotrain.core.spec.problems import SpecModel, as_spec_error
@@ -18,6 +20,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 Source = str | PathLike[str] | Mapping[str, Any] | TrainingSpec
 
+_SCRIPT = re.compile(r"\.py:[^:/]+$")
 _SHORTHANDS = {
     "loss": "name",
     "metrics": "name",
@@ -34,7 +37,8 @@ def load_spec(
     """Reads and validates a spec; imports nothing that the spec names.
 
     Args:
-        source: A path (.yaml, .yml, .toml or .json), a mapping of fields, or a spec.
+        source: A path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, a mapping of fields, or a
+            spec. The script is imported; the name is a spec, a mapping, or a function that returns one.
         overrides: Changes like "optimizer.lr=0.05"; values are YAML, an empty one is null.
         check_imports: Whether to look for the modules and names that references name.
 
@@ -44,6 +48,8 @@ def load_spec(
     Raises:
         SpecError: The file cannot be read, or lists every problem of the spec.
     """
+    if isinstance(source, str) and _SCRIPT.search(source):
+        return load_spec(_of_script(source), overrides, check_imports=check_imports)
     if isinstance(source, str | PathLike):
         path = Path(source).expanduser()
         return _build(_read(path), overrides, str(path), path.absolute().parent, check_imports)
@@ -51,6 +57,30 @@ def load_spec(
         kind = type(source).__name__
         raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
     return _build(_as_fields(source), overrides, "the spec", Path.cwd(), check_imports)
+
+
+def _of_script(reference: str) -> TrainingSpec | Mapping[str, Any]:
+    """What a script has under a name. Its folder is on the path, and its functions travel, as if it was run.
+
+    Raises:
+        SpecError: It cannot be imported, or that is no spec.
+    """
+    import cloudpickle
+
+    where, _, _ = reference.rpartition(":")
+    folder = str(Path(where).expanduser().resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = references.resolve(reference)
+    cloudpickle.register_pickle_by_value(references.load_module(where))
+    if callable(found) and not isinstance(found, TrainingSpec):
+        found = found()
+    if not isinstance(found, TrainingSpec | Mapping):
+        raise SpecError(
+            f"{reference}: it is a {type(found).__name__!r}; expected a TrainingSpec, a mapping of its"
+            " fields, or a function without arguments that returns one of these."
+        )
+    return found
 
 
 def json_schema() -> dict[str, Any]:

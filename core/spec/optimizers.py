@@ -110,6 +110,7 @@ class Lamb(_AdamLike):
     """Lamb: Adam with a rate per layer, for large batches."""
 
     name: Literal["lamb"] = "lamb"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
 
 
 class RmsProp(_Optimizer):
@@ -119,6 +120,7 @@ class RmsProp(_Optimizer):
     _variants = ("momentum", "centered")
 
     name: Literal["rmsprop"] = "rmsprop"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
     rho: Decay = Field(default=0.9, description="Decay of the mean of the squared gradients.")
     momentum: Decay = Field(default=0.0, description="Momentum; 0 turns it off.")
     epsilon: Positive = Field(default=1e-7, description="Added to the denominator.")
@@ -134,6 +136,7 @@ class Adagrad(_Optimizer):
     """Adagrad."""
 
     name: Literal["adagrad"] = "adagrad"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
     initial_accumulator_value: NotNegative = Field(
         default=0.1, description="Start of the squared sums."
     )

@@ -112,7 +112,7 @@ class TrainingSpec(
         description="Metrics: Keras names, import references or {name: ..., option: ...}.",
     )
     optimizer: Optimizer = Field(
-        description="Optimizer: {name: ..., lr: ...}, a bare name for all defaults, or "
+        description="Optimizer: {name: ..., lr: ...}, a bare name for all defaults (sgd has none for lr), or "
         "{custom: reference, lr: ..., args: {...}}."
     )
     schedule: Schedule = Field(

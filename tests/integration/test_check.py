@@ -185,6 +185,8 @@ def test_a_weight_without_a_gradient_ends_ddp_at_the_first_step(tmp_path: Path) 
     with pytest.raises(isotrain.RunFailedError, match=r"unused: .*find_unused_parameters: true"):
         run(spec, tmp_path / "missing")
     assert len(run({**spec, "backend_options": options}, tmp_path / "told").history.loss) == 3
+    for log in (tmp_path / "told").glob("rank-*.log"):
+        assert "FutureWarning" not in log.read_text()
 
 
 def run(spec: dict[str, Any], folder: Path) -> isotrain.RunResult:

@@ -106,6 +106,35 @@ def test_the_weights_survive_a_failure(tmp_path: Path) -> None:
             np.testing.assert_array_equal(archive[name], value)
 
 
+def test_an_epochs_loss_is_the_mean_over_its_samples(tmp_path: Path) -> None:
+    """Of the twelve samples, the last batch of five, five and two counts least."""
+    result = run(tmp_path, global_batch=5, epochs=2)
+    for epoch, found in enumerate(result.history.epochs):
+        losses = result.history.loss[3 * epoch : 3 * epoch + 3]
+        assert found["loss"] == pytest.approx(np.average(losses, weights=[5, 5, 2]), rel=1e-12)
+
+
+def test_results_and_plans_are_printed_in_a_line(tmp_path: Path) -> None:
+    result = run(tmp_path, steps=1, epochs=None)
+    assert repr(result) == (
+        f"<RunResult final loss {result.final_loss:.6g} in {result.run_directory}>"
+    )
+    plan = isotrain.plan(
+        {
+            "model": network,
+            "data": data,
+            "loss": "mse",
+            "optimizer": "adam",
+            "global_batch": 4,
+            "steps": 1,
+        },
+        backend="reference",
+        replicas=2,
+    )
+    shown = "<Plan of run on reference:tcp, 2 replicas, data-parallel, global batch 4>"
+    assert repr(plan) == shown
+
+
 def test_a_finished_run_leaves_its_final_weights_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,3 +105,8 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="cannot be made"):
         make_plugin("tidy", tmp_path)
     assert (folder / "README.md").read_text() == "mine"
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="there is a strategy 'data-parallel' already"):
+        make_plugin("data-parallel", tmp_path)

@@ -232,6 +232,12 @@ def no_optimizer(learning_rate: float) -> object:
     return object()
 
 
+def scheduled(learning_rate: float) -> Any:
+    import keras
+
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(learning_rate, 9, 0.5))
+
+
 def on_keras(session: isotrain.Session) -> dict[str, Any]:
     """What is asked below of a portable model."""
     from isotrain.adapters import portable
@@ -256,7 +262,13 @@ def on_keras(session: isotrain.Session) -> dict[str, Any]:
         refusal(portable.build_metrics, metrics=["mse_of_nothing"]),
         refusal(portable.build_metrics, metrics=twice),
         refusal(portable.build_optimizer, optimizer={"custom": no_optimizer, "lr": 0.5}),
+        refusal(portable.build_optimizer, optimizer={"custom": scheduled, "lr": 0.5}),
     ]
+    compute = portable.loss_computer(session.spec, net(), "torch", training=True)
+    try:
+        compute({"image": session.group.place(inputs)}, None)
+    except isotrain.SpecError as error:
+        found["refusals"].append(str(error))
     return found
 
 
@@ -295,7 +307,9 @@ def test_metrics_have_the_same_names_in_training_and_evaluation(
 
 
 def test_what_only_the_process_can_refuse(portable_run: dict[str, Any]) -> None:
-    metric, twice, optimizer = portable_run["refusals"]
+    metric, twice, optimizer, schedule, inputs = portable_run["refusals"]
+    assert "has a Keras learning-rate schedule" in schedule
+    assert "the inputs are a dict, and the model is a keras.Sequential" in inputs
     assert "unknown Keras metrics name 'mse_of_nothing'" in metric
     assert "more than one result would be called mean_squared_error" in twice
     assert "must return a Keras optimizer" in optimizer

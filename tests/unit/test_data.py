@@ -425,3 +425,23 @@ def test_data_sets():
     assert as_dataset(both).train is both.train
     with pytest.raises(DataError, match="Accepted: a tuple"):
         as_dataset(DataSet(pair, validation=7))
+
+
+class Endless:
+    """Says that it has more samples than there can be."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def gather(self, indices: order.Indices) -> tuple[np.ndarray, None]:
+        return np.zeros((len(indices), 1)), None
+
+
+@pytest.mark.parametrize("length", [10**18, 10**30, -1])
+def test_a_length_that_cannot_be_is_refused(length: int) -> None:
+    options = {"shuffle": True, "drop_remainder": False, "seed": 0, "epochs": 1}
+    with pytest.raises(DataError, match=r"data: (it says that it has|its length cannot be had)"):
+        Loader(Endless(length), global_batch=4, replicas=1, local_replicas=[0], **options)

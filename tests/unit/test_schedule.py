@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isotrain.core.errors import SpecError
 from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -25,6 +26,11 @@ def rates(total: int = 20, per_epoch: int = 5, batch: int = 64, **fields: Any) -
     )
     given = LearningRates(spec, global_batch=batch, steps_per_epoch=per_epoch, total_steps=total)
     return [given(step) for step in range(total)]
+
+
+def test_a_rate_that_grows_beyond_all_numbers_is_refused_before_the_first_step() -> None:
+    with pytest.raises(SpecError, match=r"schedule: the rate of the last step \(19\)"):
+        rates(schedule={"name": "step", "every_steps": 1, "factor": 1e200})
 
 
 def test_constant() -> None:

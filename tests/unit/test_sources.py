@@ -333,3 +333,10 @@ def test_unusable_data_is_explained(value, message):
 def test_arrays_are_a_source():
     assert isinstance(as_source((X, Y)), ArraySource)
     assert arrays(X, Y).sample_bytes == 4 * 3 * 4 + 8
+
+
+@pytest.mark.parametrize("kind", ["datetime64[s]", "timedelta64[s]", "V4"])
+def test_what_is_no_number_is_refused_with_its_field(kind: str) -> None:
+    times = np.zeros(3, kind)
+    with pytest.raises(DataError, match=r"inputs: expected numbers or booleans, got dtype"):
+        as_source((times, np.zeros(3)))

@@ -125,6 +125,15 @@ def test_integers_are_numbers() -> None:
     assert (lr, type(lr)) == (1.0, float)
 
 
+class Built:
+    """Looks like a model, and can be called as one."""
+
+    trainable_variables = ()
+
+    def __call__(self) -> None:
+        return
+
+
 ONE_PROBLEM = [
     ({"optimizer": {"name": "sdg", "lr": 0.1}}, "optimizer.name: got 'sdg'; expected one of sgd, "),
     ({"optimizer": {"name": "sdg", "lr": 0.1}}, "did you mean 'sgd'?"),
@@ -162,6 +171,8 @@ ONE_PROBLEM = [
     ({"model": "net.build"}, "model: got 'net.build'; expected \"package.module:name\""),
     ({"model": {"torch": "m:f", "tensorflow": 5}}, "model.tensorflow: got 5; expected"),
     ({"model": {}}, "model: got {}; expected a table {framework: ...}"),
+    ({"model": Built()}, "expected a function that builds the model"),
+    ({"model": {"torch": Built()}}, "model.torch: got <"),
     ({"model_args": [1]}, "model_args: got [1]; expected a table"),
     ({"data": {"x": [1, 2]}}, "data: got {'x': [1, 2]}; expected"),
     ({"loss": {"nme": "mse", "delta": 1}}, "loss.delta: got 1; expected a name"),

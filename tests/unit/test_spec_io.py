@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import jsonschema
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
     [
         ("optimizer.lr=0.05", {"optimizer": {"name": "adam", "lr": 0.05}}),
         ("optimizer.lr=5e-2", {"optimizer": {"name": "adam", "lr": 0.05}}),
-        ("optimizer=lamb", None),
+        ("optimizer=lamb", {"optimizer": {"name": "lamb", "lr": 0.001}}),
         ("optimizer={name: sgd, lr: 1}", {"optimizer": {"name": "sgd", "lr": 1}}),
         ("schedule.warmup_steps=5", {"schedule": {"warmup_steps": 5}}),
         ("evaluation.batch=8", {"evaluation": {"batch": 8}}),
@@ -313,6 +314,38 @@ def test_overrides_apply_in_order_and_leave_the_source_alone() -> None:
     assert spec.optimizer == Adam(lr=1)
     assert (spec.epochs, spec.steps) == (None, 5)
     assert json.dumps(FIELDS) == before
+
+
+SCRIPT = """
+from helper_of_the_script import data
+def model(): return "built"
+spec = {"model": model, "data": data, "loss": "mse", "optimizer": "adam", "global_batch": 4, "epochs": 1}
+def make(): return {**spec, "metrics": ["mae"]}
+nothing = 3
+"""
+
+
+def test_a_spec_may_be_in_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions travel to processes that cannot import it, and its folder is on the path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "helper_of_the_script.py").write_text("def data(): return None\n")
+    found = load_spec(f"{script}:spec", ["epochs=3"])
+    assert (found.model(), found.epochs) == ("built", 3)
+    assert [each.name for each in load_spec(f"{script}:make").metrics] == ["mae"]
+    assert f"{script}:model" == found.to_dict()["model"]
+    packed = tmp_path / "packed"
+    packed.write_bytes(cloudpickle.dumps(found.model))
+    unpack = f"import pickle; print(pickle.load(open({str(packed)!r}, 'rb'))())"
+    told = subprocess.run(
+        [sys.executable, "-c", unpack], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "built\n"
+    with pytest.raises(
+        SpecError, match=r"script\.py:nothing: it is a 'int'; expected a TrainingSpec"
+    ):
+        load_spec(f"{script}:nothing")
 
 
 def test_overrides_keep_callables() -> None:
