@@ -74,7 +74,7 @@ class HorovodExchange(Exchange):
         return lambda: (hvd.synchronize(handle) / self.replicas).to(scalar.dtype)
 
     def begin_loss(self, share: torch.Tensor) -> Wait:
-        """For a small model, lets the loss travel with the gradients."""
+        """Lets the loss travel with the gradients, unless they go in groups that it would reorder."""
         return self._gradients.take_along(share) or self.begin_mean(share)
 
     def finish_gradients(self) -> None:
@@ -141,6 +141,7 @@ class _Overlapped:
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
     ) -> None:
+        self._groups = groups
         self._optimizer = hvd.DistributedOptimizer(
             private.Parameters([{"params": list(parameters.values())}]),
             named_parameters=list(parameters.items()),
@@ -159,8 +160,14 @@ class _Overlapped:
         self._optimizer.set_backward_passes_per_step(1)
 
     def take_along(self, scalar: torch.Tensor) -> Wait | None:
-        """None: gradients that have gone leave nothing to join."""
-        return None
+        """Sends a scalar as one more gradient, which Horovod fuses with those that are ready with it.
+
+        None where the gradients go in groups, whose order of sums it would change.
+        """
+        if self._groups is not None:
+            return None
+        handle = hvd.allreduce_async(_sendable(scalar), name="isotrain.loss", op=hvd.Average)
+        return lambda: hvd.synchronize(handle).to(scalar.dtype)
 
     def finish(self) -> None:
         """Waits for the averages that the hooks began, and begins those of unused parameters."""

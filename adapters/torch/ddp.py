@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from isotrain.adapters.torch.carried_loss import CarriedLoss
 from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
@@ -94,13 +95,18 @@ class DDPExchange(Exchange):
         self._options = ddp_options(setting.options)
         self._timeout = timedelta(seconds=setting.timeout)
         self._process_groups: dict[tuple[int, ...], Any] = {}
+        self._mean: torch.Tensor | None = None
 
     def attach(self, program: Program) -> None:
         self._program = program
         unused = ("find_unused_parameters", "static_graph")
         self._expects_all = not any(self._options[name] for name in unused)
+        self._loss = CarriedLoss(program.objective, self._device, _widest(program))
+        # One more element moves the places at which Gloo's ring begins another sum: the order of three and
+        # more terms, and with it the last bits. Two have no order.
+        self._carries = self.replicas == 2 or self._device.type != "cpu"
         self.module = DistributedDataParallel(
-            program.objective,
+            self._loss if self._carries else program.objective,
             device_ids=self._device_ids,
             **_NO_BUFFERS,
             **self._options,
@@ -119,7 +125,20 @@ class DDPExchange(Exchange):
 
         return wait
 
+    def begin_loss(self, share: torch.Tensor) -> Wait:
+        """Lets the loss travel with the gradients, where it can."""
+        if not self._carries:
+            return self.begin_mean(share)
+        scale = self._program.loss_scale()  # the update may change it
+
+        def wait() -> torch.Tensor:
+            assert self._mean is not None
+            return self._mean if scale == 1.0 else self._mean / scale
+
+        return wait
+
     def finish_gradients(self) -> None:
+        self._mean = self._loss.taken()
         if self._expects_all:
             self._expects_all = False
             self._require_gradients()
@@ -182,6 +201,7 @@ class DDPExchange(Exchange):
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         if method == "topk" or (method == "bf16" and self._device.type == "cpu"):
             return False  # torch has no hook for the one, and lets the other run on NCCL only
+        self._carries = False  # the hook would compress the loss too
         state, hook = _communication_hook(method, rank, start)
         self.module.register_comm_hook(state, hook)  # type: ignore[attr-defined]
         return True
@@ -200,6 +220,12 @@ class DDPExchange(Exchange):
         self._process_groups.clear()
         gc.collect()
         dist.destroy_process_group()
+
+
+def _widest(program: Program) -> torch.dtype:
+    """The type in which the loss travels: the weights', and never one of 16 bits."""
+    wide = any(weight.dtype == torch.float64 for weight in program.trainable.values())
+    return torch.float64 if wide else torch.float32
 
 
 def _communication_hook(method: CompressionMethod, rank: int, start: int) -> tuple[Any, Any]:

@@ -65,6 +65,7 @@ class SumForMean(_Broken):
         exchange.all_reduce = all_reduce
         exchange.finish_gradients = finish_gradients
         exchange.begin_mean = lambda scalar: lambda: right(scalar, "sum")
+        exchange.begin_loss = exchange.begin_mean
 
 
 class DroppedSlice(_Broken):
