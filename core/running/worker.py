@@ -86,11 +86,29 @@ def _report_failure(error: BaseException, reporter: Reporter, adapter: Adapter |
     message = text.removeprefix(f"{type(error).__module__}.")
     kind = type(error).__name__
     blames_peer = _blames_peer(error, adapter)
-    reporter.emit(
-        Failed(error=kind, message=message, traceback="".join(lines), blames_peer=blames_peer)
-    )
+    shown = "".join(_own_frames(error) or lines)
+    reporter.emit(Failed(error=kind, message=message, traceback=shown, blames_peer=blames_peer))
     with contextlib.suppress(OSError):  # a full disk
         sys.stderr.writelines(lines)
+
+
+def _own_frames(error: BaseException) -> list[str]:
+    """Of an error of isotrain's that names what is wrong, the person's own frames and its text.
+
+    Nothing of any other error; the log has the whole of each.
+    """
+    from isotrain.core.errors import IsotrainError
+
+    if not isinstance(error, IsotrainError) or error.__cause__ is not None:
+        return []
+    frames = traceback.StackSummary.extract(
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_globals.get("__name__", "").startswith("isotrain.")
+        and "site-packages" not in frame.f_code.co_filename
+    )
+    told = traceback.format_exception_only(error)
+    return ["Traceback (of your own code):\n", *frames.format(), *told] if frames else told
 
 
 def _blames_peer(error: BaseException | None, adapter: Adapter | None) -> bool:

@@ -106,6 +106,27 @@ def test_the_weights_survive_a_failure(tmp_path: Path) -> None:
             np.testing.assert_array_equal(archive[name], value)
 
 
+def text_data() -> Any:
+    return [["a"], ["b"]], [0, 1]
+
+
+def test_an_error_that_names_the_field_shows_no_insides(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match="expected numbers or booleans") as failure:
+        run(tmp_path, data=text_data)
+    assert "Traceback" not in str(failure.value)
+    assert "isotrain/core" not in str(failure.value).partition("logs:")[0]
+    log = (tmp_path / "run" / "rank-1.log").read_text() or (
+        tmp_path / "run" / "rank-0.log"
+    ).read_text()
+    assert "isotrain/core" in log, "all of it is in the log"
+
+
+def test_an_error_in_a_persons_own_code_shows_their_frames(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match="planted") as failure:
+        run(tmp_path, transform=fails)
+    assert 'raise ValueError("planted")' in str(failure.value)
+
+
 def test_an_epochs_loss_is_the_mean_over_its_samples(tmp_path: Path) -> None:
     """Of the twelve samples, the last batch of five, five and two counts least."""
     result = run(tmp_path, global_batch=5, epochs=2)
