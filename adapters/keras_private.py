@@ -278,6 +278,46 @@ def _reduces_where_expected() -> None:
     require(len(summed) == 1, "gradients are summed over replicas by this method alone")
 
 
+_SLOTS = {
+    "momentum": ("momentums", "_momentums"),
+    "velocity": ("_velocities",),
+    "velocity_hat": ("_velocity_hats",),
+    "average_gradient": ("_average_gradients",),
+    "accumulator": ("_accumulators",),
+}
+
+
+def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
+    """The slots of one of Keras' own optimizers by kind, in the order of its weights."""
+    return {
+        kind: list(found)
+        for kind, attributes in _SLOTS.items()
+        for attribute in attributes
+        if (found := getattr(optimizer, attribute, None))
+    }
+
+
+def _keeps_slots() -> None:
+    optimizers = keras.optimizers
+    weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
+    for optimizer in (
+        optimizers.SGD(momentum=0.5),
+        optimizers.Adam(amsgrad=True),
+        optimizers.AdamW(),
+        optimizers.RMSprop(momentum=0.5, centered=True),
+        optimizers.Adagrad(),
+        optimizers.Lamb(),
+    ):
+        optimizer.build(weights)
+        slots = slots_of(optimizer)
+        found = {id(slot) for each in slots.values() for slot in each}
+        rates = {id(optimizer.iterations), id(optimizer.variables[1])}
+        name = type(optimizer).__name__
+        require(found | rates == {id(v) for v in optimizer.variables}, f"all slots of {name}")
+        shapes = [[tuple(slot.shape) for slot in each] for each in slots.values()]
+        require(all(each == [(1,), (2,)] for each in shapes), f"slots of {name} in order")
+
+
 def is_seed(name: str) -> bool:
     """Whether a name is that of the state of a seed generator: (seed, draws so far)."""
     return name.endswith(_SEED_STATE)
@@ -316,4 +356,5 @@ PARTS = (
     PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
     PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
     PrivatePart("SeedGenerator.state", _names_seeds),
+    PrivatePart("slots of optimizers", _keeps_slots),
 )

@@ -11,6 +11,7 @@ import torch
 
 from isotrain.adapters import keras_private, keras_traits, portable
 from isotrain.adapters.torch import keras_metrics
+from isotrain.adapters.torch.keras_update import keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program, overwrite
 from isotrain.adapters.torch.recording import Compute
@@ -42,6 +43,7 @@ class KerasProgram(Program):
         self._optimizer = portable.build_optimizer(spec, "torch")
         self._optimizer.build(self._variables)
         self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        self._update = keras_update(spec, self._optimizer, self._variables) if spec.record else None
         self._training = self._replayed(spec, training=True)
         self._evaluation = self._replayed(spec, training=False)
         self.objective = Objective(model, self._training)
@@ -80,11 +82,19 @@ class KerasProgram(Program):
     def set_learning_rate(self, rate: float) -> None:
         optimizer = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
         optimizer.learning_rate.assign(rate)
+        if self._update is not None:
+            self._update.rate = rate
 
     def apply(self) -> None:
         with torch.no_grad():
             gradients = [parameter.grad for parameter in self._parameters]
-            self._optimizer.apply(gradients, self._variables)
+            if self._update is None:
+                self._optimizer.apply(gradients, self._variables)
+            elif any(gradient is None for gradient in gradients):  # of which Keras warns
+                self._optimizer.apply(gradients, self._variables)
+                self._update.forget()
+            else:
+                self._update(gradients)
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
@@ -115,6 +125,8 @@ class KerasProgram(Program):
         if name not in slots:
             raise IsotrainError(unknown_name("optimizer slot", name, slots))
         overwrite(f"optimizer/{name}", slots[name].value, value)
+        if self._update is not None:
+            self._update.forget()
 
 
 def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:

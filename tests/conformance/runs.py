@@ -14,6 +14,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "adam-float64": cases.spec("adam", "float64"),
     "adamw-float64": cases.spec("adamw", "float64", **cases.CLIPPED),
     **{f"{name}-float32": cases.spec(name, "float32") for name in ("sgd", "adam")},
+    **{f"{name}-keras": cases.spec(name, "float32", record=False) for name in ("sgd", "adam")},
     **{f"{name}-torch": cases.native_torch_spec(name) for name in ("sgd", "adam")},
 }
 """What can be trained, by name."""
@@ -23,8 +24,8 @@ PORTABLE = (*FLOAT64, "adam-float32")
 TENSORFLOW = ("tf-mirrored", "tf-multiworker", "horovod-tf")
 TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
     ("torch-ddp", 1): FLOAT64,
-    ("torch-ddp", 2): (*PORTABLE, "adam-torch"),
-    ("torch-ddp", 3): ("sgd-float32", "sgd-torch"),
+    ("torch-ddp", 2): (*PORTABLE, "adam-keras", "adam-torch"),
+    ("torch-ddp", 3): ("sgd-keras", "sgd-torch"),
     ("horovod-torch", 2): (*PORTABLE, "adam-torch"),
     ("horovod-torch", 3): ("sgd-torch",),
     **{(backend, 2): PORTABLE for backend in TENSORFLOW},

@@ -13,13 +13,14 @@ from isotrain.testing.native import assert_native_equality
 
 LOOPS = (
     ("torch_ddp_native", "torch-ddp", "torch"),
-    ("torch_ddp_keras", "torch-ddp", "float32"),
+    ("torch_ddp_keras", "torch-ddp", "keras"),
     ("tf_strategy", "tf-mirrored", "float32"),
     ("tf_strategy", "tf-multiworker", "float32"),
     ("horovod_torch_native", "horovod-torch", "torch"),
     ("horovod_tf", "horovod-tf", "float32"),
 )
-"""The script, the backend that it is the counterpart of, and the kind of model."""
+"""The script, the backend that it is the counterpart of, and the kind of model; `keras` is one that is not
+replayed from a record, whose update is by other kernels than Keras'."""
 QUICK = ("torch_ddp_native", "torch-ddp", 2)
 OPTIMIZERS = {2: "adam", 3: "sgd"}
 """By replicas: with 2 all slices are even, with 3 they are not, and a replica gets none at times."""

@@ -204,6 +204,21 @@ def hooked() -> Any:
     return model
 
 
+def adam(learning_rate: float) -> Any:
+    """An optimizer of one's own: its update is Keras' own to the bit."""
+    import keras
+
+    return keras.optimizers.Adam(learning_rate)
+
+
+def constrained() -> Any:
+    """Weights that Keras changes once more after every update."""
+    from keras import Input, Sequential, constraints, layers
+
+    bound = constraints.MaxNorm(0.5)
+    return Sequential([Input((6,)), layers.Dense(8, kernel_constraint=bound), layers.Dense(4)])
+
+
 def squares(model: Any, batch: Any) -> Any:
     """An objective that gives a loss for every sample."""
     inputs, targets = batch

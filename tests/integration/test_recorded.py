@@ -19,7 +19,7 @@ BASE: dict[str, Any] = {
     "data": models.data,
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "metrics": ["accuracy"],
-    "optimizer": {"name": "adam", "lr": 0.0625},
+    "optimizer": {"custom": models.adam, "lr": 0.0625},
     "global_batch": models.BATCH,
     "epochs": 6,
     "threads": 1,
@@ -117,6 +117,31 @@ def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
         }
 
 
+_ADAM = {"name": "adam", "lr": 2.0**-6, "beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-13}
+_RMSPROP = {"name": "rmsprop", "lr": 2.0**-6, "rho": 0.875, "epsilon": 2.0**-10}
+UPDATED: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": {"name": "sgd", "lr": 0.125}},
+    "momentum": {"optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.875}},
+    "nesterov": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True}},
+    "sgd-decay": {"optimizer": {"name": "sgd", "lr": 0.125, "weight_decay": 0.0625}},
+    "adam": {"optimizer": _ADAM},
+    "adam-decay": {"optimizer": {**_ADAM, "weight_decay": 0.125}},
+    "amsgrad": {"optimizer": {**_ADAM, "amsgrad": True, "lr": 0.25}},
+    "adamw": {"optimizer": {**_ADAM, "name": "adamw", "weight_decay": 0.0625}},
+    "rmsprop": {"optimizer": _RMSPROP},
+    "rmsprop-centered": {"optimizer": {**_RMSPROP, "momentum": 0.5, "centered": True}},
+    "adagrad": {"optimizer": {"name": "adagrad", "lr": 0.125}},
+    "lamb": {"optimizer": {**_ADAM, "name": "lamb"}},
+    "clip-value": {"clip": {"value": 0.0625}, "optimizer": _ADAM},
+    "clip-norm": {"clip": {"norm": 0.125}, "optimizer": _ADAM},
+    "clip-global-norm": {"clip": {"global_norm": 0.125}, "optimizer": _ADAM},
+    "cosine": {"schedule": {"name": "cosine", "warmup_steps": 2}, "optimizer": _ADAM},
+    "image": {"model": models.image, "data_args": {"kind": "image"}, "optimizer": _ADAM},
+    "constrained": {"model": models.constrained, "optimizer": _ADAM},
+}
+"""Specs whose update is not Keras' own code."""
+
+
 def train_all(session: isotrain.Session) -> dict[str, Any]:
     """By case, with and without a record."""
     session.close()
@@ -125,6 +150,9 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
         name: [train({**changes, "record": record}) for record in (True, False)]
         for name, changes in cases.items()
     }
+    for name, changes in UPDATED.items():
+        wide = {"precision": "float64", **changes}
+        found[f"update {name}"] = [train({**wide, "record": record}) for record in (True, False)]
     scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch": 4}
     for name, (between, _) in CHANGED.items():
         found[name] = [train({**scaled, "record": r}, between) for r in (True, False)]
@@ -192,6 +220,18 @@ def test_a_stale_record_is_found(found: dict[str, Any], name: str) -> None:
     assert CHANGED[name][1][0] in told[0]
     until = 40 if name == "stale at once" else 9
     assert replayed["losses"][:until] == eager["losses"][:until]
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_updates_are_those_of_keras(found: dict[str, Any], name: str) -> None:
+    """Weights and slots, in float64 to 1e-12, and the optimizer's own count of its updates."""
+    ours, keras = (each["state"] for each in found[f"update {name}"])
+    assert ours.keys() == keras.keys()
+    for key, value in keras.items():
+        scale = max(2.0**-7, float(np.abs(value).max()))  # some are nothing but rounding
+        assert np.abs(ours[key] - value).max() <= 1e-12 * scale, key
+    count = next(value for key, value in ours.items() if key.endswith("iteration"))
+    assert int(count) == len(found[f"update {name}"][0]["losses"])
 
 
 def test_plan_and_check_say_what_is_not_recorded() -> None:

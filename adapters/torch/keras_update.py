@@ -1,0 +1,228 @@
+"""The arithmetic of Keras' optimizers by torch's kernels over all weights at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from isotrain.adapters import keras_private
+from isotrain.plugin import CustomOptimizer, TrainingSpec
+
+_NUMBERS: dict[torch.dtype, type[np.floating[Any]]] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+_LATE = 1e9
+"""A step at which torch's own bias correction is 1: Keras' correction is part of the rate."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What one update is made of.
+
+    Attributes:
+        options: The Keras optimizer.
+        weights: To update, in place.
+        gradients: As they are to be used.
+        slots: Of the optimizer by kind, one for each weight; updated in place.
+        number: The type that Keras computes rates in.
+        rate: Of this update.
+        count: Of this update, from 1 on.
+    """
+
+    options: Any
+    weights: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    slots: dict[str, list[torch.Tensor]]
+    number: type[np.floating[Any]]
+    rate: float
+    count: int
+
+    def corrections(self) -> tuple[Any, Any]:
+        """1 less the powers of both betas, in Keras' type."""
+        step = self.number(self.count)
+        first, second = self.number(self.options.beta_1), self.number(self.options.beta_2)
+        return 1 - first**step, 1 - second**step
+
+
+class KerasUpdate:
+    """Updates weights and slots of a Keras optimizer as its `apply` does."""
+
+    def __init__(self, spec: TrainingSpec, optimizer: Any, weights: list[torch.Tensor]) -> None:
+        """Takes over the optimizer's own slots.
+
+        Args:
+            spec: Names the optimizer.
+            optimizer: Built on the weights.
+            weights: All of one type.
+        """
+        self._kernel = _KERNELS[spec.optimizer.name]
+        self._options = optimizer
+        self._weights = weights
+        self._slots = {
+            kind: [variable.value for variable in variables]
+            for kind, variables in keras_private.slots_of(optimizer).items()
+        }
+        self._number = _NUMBERS[weights[0].dtype]
+        self._iterations = optimizer.iterations.value
+        self._done: int | None = None
+        self.rate = float(optimizer.learning_rate.value)
+
+    def forget(self) -> None:
+        """Reads the number of updates anew: somebody has written it."""
+        self._done = None
+
+    def __call__(self, gradients: list[torch.Tensor]) -> None:
+        """Updates every weight; the gradients stay as they are."""
+        if self._done is None:
+            self._done = int(self._iterations)
+        self._done += 1
+        rate = self._number(self.rate)
+        decay = self._options.weight_decay
+        clipped = _clipped([gradient.contiguous() for gradient in gradients], self._options)
+        if decay:
+            torch._foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
+        self._kernel(
+            _Step(
+                self._options,
+                self._weights,
+                clipped,
+                self._slots,
+                self._number,
+                float(rate),
+                self._done,
+            )
+        )
+        self._iterations.add_(1)
+
+
+def keras_update(
+    spec: TrainingSpec, optimizer: Any, variables: Sequence[Any]
+) -> KerasUpdate | None:
+    """The update for a spec's optimizer; None where only Keras' own `apply` does what it says.
+
+    That is so for optimizers of one's own, with loss scaling, and for weights that have constraints, types
+    of their own or strides of their own.
+    """
+    weights = [variable.value for variable in variables]
+    if isinstance(spec.optimizer, CustomOptimizer) or not weights:
+        return None
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    constrained = any(variable.constraint is not None for variable in variables)
+    types = {weight.dtype for weight in weights}
+    strided = not all(weight.is_contiguous() for weight in weights)
+    if scaled or constrained or strided or len(types) > 1 or not types <= set(_NUMBERS):
+        return None
+    return KerasUpdate(spec, optimizer, weights)
+
+
+def _clipped(gradients: list[torch.Tensor], options: Any) -> list[torch.Tensor]:
+    """Gradients as Keras clips them: each by its norm, all by their global norm, or by value."""
+    if options.clipnorm:
+        norms = torch.stack(torch._foreach_norm(gradients))
+        factors = options.clipnorm / norms.clamp(min=options.clipnorm)
+        return list(torch._foreach_mul(gradients, list(factors.unbind())))
+    if options.global_clipnorm:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        bound = options.global_clipnorm
+        return list(torch._foreach_mul(gradients, bound * torch.clamp(1 / norm, max=1 / bound)))
+    if options.clipvalue:
+        below = torch._foreach_clamp_max(gradients, options.clipvalue)
+        return list(torch._foreach_clamp_min(below, -options.clipvalue))
+    return gradients
+
+
+def _sgd(step: _Step) -> None:
+    momentum = step.options.momentum
+    if not momentum:
+        torch._foreach_add_(step.weights, step.gradients, alpha=-step.rate)
+        return
+    momenta = step.slots["momentum"]
+    torch._foreach_mul_(momenta, momentum)
+    torch._foreach_add_(momenta, step.gradients, alpha=-step.rate)
+    if step.options.nesterov:
+        torch._foreach_add_(step.weights, step.gradients, alpha=-step.rate)
+        torch._foreach_add_(step.weights, momenta, alpha=momentum)
+    else:
+        torch._foreach_add_(step.weights, momenta)
+
+
+def _adam(step: _Step) -> None:
+    first, second = step.corrections()
+    options, weights = step.options, step.weights
+    late = torch.tensor(_LATE, device=weights[0].device)
+    torch._fused_adam_(
+        weights,
+        step.gradients,
+        step.slots["momentum"],
+        step.slots["velocity"],
+        step.slots["velocity_hat"] if options.amsgrad else [],
+        [late] * len(weights),
+        lr=float(step.number(step.rate) * np.sqrt(second) / first),
+        beta1=options.beta_1,
+        beta2=options.beta_2,
+        weight_decay=0.0,
+        eps=options.epsilon,
+        amsgrad=options.amsgrad,
+        maximize=False,
+    )
+
+
+def _rmsprop(step: _Step) -> None:
+    options, squares = step.options, step.slots["velocity"]
+    torch._foreach_mul_(squares, options.rho)
+    torch._foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.rho)
+    scales = torch._foreach_add(squares, options.epsilon)
+    if options.centered:
+        means = step.slots["average_gradient"]
+        torch._foreach_lerp_(means, step.gradients, 1 - options.rho)
+        torch._foreach_addcmul_(scales, means, means, -1)
+    torch._foreach_sqrt_(scales)
+    if options.momentum > 0:
+        momenta = step.slots["momentum"]
+        torch._foreach_mul_(momenta, options.momentum)
+        torch._foreach_addcdiv_(momenta, step.gradients, scales, step.rate)
+        torch._foreach_sub_(step.weights, momenta)
+    else:
+        torch._foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
+
+
+def _adagrad(step: _Step) -> None:
+    sums = step.slots["accumulator"]
+    torch._foreach_addcmul_(sums, step.gradients, step.gradients)
+    scales = torch._foreach_add(sums, step.options.epsilon)
+    torch._foreach_sqrt_(scales)
+    torch._foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
+
+
+def _lamb(step: _Step) -> None:
+    options, (first, second) = step.options, step.corrections()
+    means, squares = step.slots["momentum"], step.slots["velocity"]
+    torch._foreach_lerp_(means, step.gradients, 1 - options.beta_1)
+    torch._foreach_mul_(squares, options.beta_2)
+    torch._foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.beta_2)
+    scales = torch._foreach_div(squares, float(second))
+    torch._foreach_sqrt_(scales)
+    torch._foreach_add_(scales, options.epsilon)
+    torch._foreach_mul_(scales, float(first))
+    directions = torch._foreach_div(means, scales)
+    lengths = torch.stack(torch._foreach_norm(step.weights))
+    others = torch.stack(torch._foreach_norm(directions))
+    ratios = torch.where((lengths > 0) & (others > 0), lengths / others, 1.0)
+    torch._foreach_mul_(directions, list((ratios * -step.rate).unbind()))
+    torch._foreach_add_(step.weights, directions)
+
+
+_KERNELS: dict[str, Callable[[_Step], None]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adam,
+    "rmsprop": _rmsprop,
+    "adagrad": _adagrad,
+    "lamb": _lamb,
+}
