@@ -5,7 +5,7 @@ from __future__ import annotations
 import random as python_random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.torch import exact_passes
+from isotrain.adapters.torch import exact_passes, fast_passes
 from isotrain.adapters.torch.python_state import PythonState
 from isotrain.adapters.torch.trees import emptied, filled, leaves
 
@@ -48,6 +48,12 @@ class Recording:
     moved: list[torch.Tensor]
     predictions: Any
     masked: list[int]
+
+    @property
+    def rearranged(self) -> Recording | None:
+        """The same by other, faster operations, up to rounding; None where there are none."""
+        graph = fast_passes.rearranged(self.graph)
+        return None if graph is None else replace(self, graph=graph)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Computes the mean loss and the predictions, and moves what a step moves."""
