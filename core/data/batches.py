@@ -29,8 +29,10 @@ from isotrain.core.errors import DataError
 Transform = Callable[[Any, Any, SampleRandom], Parts]
 Place = Callable[[Any], Any]
 
-# Up to here, gathering from memory costs less than handing the batch over from another thread.
 _MOST_SAMPLES = 2**36
+
+# Up to here, gathering from memory costs less than handing the batch over from another thread; on the
+# cores that replicas compute on, it costs less at any size.
 _INLINE_BYTES = 256 * 1024
 
 
@@ -147,6 +149,7 @@ class Loader:
         start_step: int = 0,
         place: Place | None = None,
         prefetch: int = 2,
+        shares_cores: bool = False,
     ) -> None:
         """Plans the batches; reads no sample.
 
@@ -167,7 +170,8 @@ class Loader:
             place: host arrays -> what the replica computes on; called on the inputs and on the
                 targets of each slice, in the background thread where there is one.
             prefetch: batches made ahead in a background thread; 0 makes them when they are asked
-                for, and so are small batches of arrays in memory.
+                for, and so are batches of arrays in memory that are small, or that share cores.
+            shares_cores: whether the replicas compute on the cores that gather the batches.
 
         Raises:
             DataError: a number is out of range, or partial global batches are dropped and there is
@@ -195,7 +199,7 @@ class Loader:
         self._start_step = start_step
         self.steps_per_epoch = _epoch_steps(source, global_batch, replicas, drop_remainder)
         self.total_steps = _total_steps(epochs, steps, self.steps_per_epoch)
-        self._depth = prefetch if self._worth_a_thread() else 0
+        self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
 
     def __len__(self) -> int:
         """Steps that are left from `start_step` on."""
@@ -215,7 +219,7 @@ class Loader:
             batches = self._batches(self._source, step)
         return prefetched(batches, self._depth) if self._depth else batches
 
-    def _worth_a_thread(self) -> bool:
+    def _worth_a_thread(self, shares_cores: bool) -> bool:
         source = self._source
         if (
             self._transform is not None
@@ -224,7 +228,7 @@ class Loader:
         ):
             return True
         share = -(-self._global_batch // self._replicas) * len(self._local_replicas)
-        return share * source.sample_bytes > _INLINE_BYTES
+        return not shares_cores and share * source.sample_bytes > _INLINE_BYTES
 
     def _batches(self, source: Source, first: int) -> Iterator[Batch]:
         length = len(source)

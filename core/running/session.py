@@ -387,6 +387,7 @@ class Session:
             epochs=self.spec.epochs,
             steps=self.spec.steps,
             place=place,
+            shares_cores=self.plan.setting.device == "cpu",
         )
 
     def _evaluation_loader(self, source: Any) -> Loader:
@@ -400,6 +401,7 @@ class Session:
             drop_remainder=False,
             epochs=1,
             place=self._place,
+            shares_cores=self.plan.setting.device == "cpu",
         )
 
     def _place(self, arrays: Any) -> Any:

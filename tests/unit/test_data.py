@@ -247,14 +247,15 @@ def test_work_happens_in_the_one_thread_and_not_too_far_ahead():
 
 
 def test_small_arrays_in_memory_are_gathered_at_once():
-    def makers(source):
+    def makers(source, **options):
         batches = loader(
-            0, source=source, prefetch=2, place=lambda _: threading.current_thread().name
+            0, source=source, prefetch=2, place=lambda _: threading.current_thread().name, **options
         )
         return {batch.slices[0][0].inputs for batch in batches}
 
     assert makers(source_of(64)) == {threading.current_thread().name}
     assert makers(arrays(np.zeros((64, 20_000)))) == {"isotrain-prefetch"}
+    assert makers(arrays(np.zeros((64, 20_000))), shares_cores=True) == makers(source_of(64))
 
 
 def failing_transform(inputs, targets, random):
