@@ -203,7 +203,8 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
     """
     if device == "gpu":
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
-    own = ("isotrain.adapters.torch.group", *modules)
+    # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
+    own = ("torch._dynamo", "isotrain.adapters.torch.group", *modules)
     if isinstance(spec.model, Mapping):
         return Start(("torch", *own))
     return Start(("torch", "keras", *own, "isotrain.adapters.torch.keras_program"))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 CLASSES = 10
-RATE = 0.015625
 MOMENTUM = 0.875
 SEED = 0
 VOCABULARY = 256
@@ -28,6 +27,7 @@ class Workload:
         timed_epochs: Epochs after these, which are.
         tolerance: Up to which the losses of two contenders agree, relative.
         tokens: Whether samples are numbers of words.
+        rate: The learning rate; small where rounding grows to percents within a few steps.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Workload:
     timed_epochs: int
     tolerance: float
     tokens: bool = False
+    rate: float = 0.015625
 
     @property
     def samples(self) -> int:
@@ -98,7 +99,7 @@ WORKLOADS = {
         Workload("mlp-1024", 1024, (64,), 64, 16, 2, 8, 1e-3),
         Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 10, 1e-3),
         Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True),
-        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 2e-2),
+        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 1e-2, rate=2**-18),
     )
 }
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from benchmarks.peers import keras_models, tf_data
 from benchmarks.peers.job import Clock, Job
 from benchmarks.peers.programs.tf_devices import use_threads
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     hvd.init()
     use_threads(job)
     model = keras_models.build(job.work)
-    optimizer = keras.optimizers.SGD(RATE, MOMENTUM)
+    optimizer = keras.optimizers.SGD(job.work.rate, MOMENTUM)
     optimizer.build(model.trainable_variables)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)

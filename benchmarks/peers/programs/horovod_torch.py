@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.peers import torch_data, torch_models
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     torch.set_num_threads(job.threads)
     model = torch_models.build(job.work)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), RATE, MOMENTUM),
+        torch.optim.SGD(model.parameters(), job.work.rate, MOMENTUM),
         named_parameters=model.named_parameters(),
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from benchmarks.peers import keras_models, tf_data
 from benchmarks.peers.job import Job, leave
 from benchmarks.peers.programs.tf_devices import mirrored_strategy, use_threads
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 class FirstStep(keras.callbacks.Callback):
@@ -42,7 +42,7 @@ def main() -> None:
     with strategy.scope():
         model = keras_models.build(job.work)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(RATE, MOMENTUM), loss)
+        model.compile(keras.optimizers.SGD(job.work.rate, MOMENTUM), loss)
     first, seconds = FirstStep(), Seconds()
     losses = [
         model.fit(**part, verbose=0, shuffle=False, callbacks=[callback]).history["loss"][0]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from benchmarks.peers import keras_models, tf_data
 from benchmarks.peers.job import Clock, Job
 from benchmarks.peers.programs.tf_devices import mirrored_strategy, use_threads
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     )
     with strategy.scope():
         model = keras_models.build(job.work)
-        optimizer = keras.optimizers.SGD(RATE, MOMENTUM)
+        optimizer = keras.optimizers.SGD(job.work.rate, MOMENTUM)
         optimizer.build(model.trainable_variables)
         loss_function = keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers import torch_data, torch_models
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     if job.replicas > 1:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), job.work.rate, MOMENTUM)
     loss_function = nn.CrossEntropyLoss()
     clock = Clock(job)
     batches = torch_data.local_batches(job.work, rank, job.replicas, job.options["loader"])

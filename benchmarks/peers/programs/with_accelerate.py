@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.peers import torch_data, torch_models
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     model = torch_models.build(work)
     model, optimizer, loader = accelerator.prepare(
         model,
-        torch.optim.SGD(model.parameters(), RATE, MOMENTUM),
+        torch.optim.SGD(model.parameters(), work.rate, MOMENTUM),
         DataLoader(
             torch_data.dataset(work),
             work.global_batch // job.replicas,

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.peers import torch_data, torch_models
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     fabric = Fabric(accelerator="cpu")  # `fabric run` says how many processes, and which strategy
     torch.set_num_threads(job.threads)
     model = torch_models.build(work)
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), RATE, MOMENTUM))
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), work.rate, MOMENTUM))
     loader = fabric.setup_dataloaders(
         DataLoader(
             torch_data.dataset(work),

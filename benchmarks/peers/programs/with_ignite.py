@@ -9,14 +9,14 @@ from torch import nn
 
 from benchmarks.peers import torch_data, torch_models
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, RATE
+from benchmarks.peers.workloads import MOMENTUM
 
 
 def train(local_rank: int, job: Job) -> None:
     work = job.work
     torch.set_num_threads(job.threads)
     model = idist.auto_model(torch_models.build(work))
-    optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), RATE, MOMENTUM))
+    optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), work.rate, MOMENTUM))
     loader = idist.auto_dataloader(
         torch_data.dataset(work),
         batch_size=work.global_batch,  # of all replicas

@@ -8,7 +8,7 @@ import numpy as np
 
 import isotrain
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, RATE, SEED, WORKLOADS
+from benchmarks.peers.workloads import MOMENTUM, SEED, WORKLOADS
 
 
 def torch_model(workload: str) -> Any:
@@ -51,7 +51,7 @@ def main() -> None:
         data=arrays,
         data_args={"workload": job.workload, "channels_first": native and on_torch},
         loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
-        optimizer={"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
+        optimizer={"name": "sgd", "lr": job.work.rate, "momentum": MOMENTUM},
         global_batch=job.work.global_batch,
         epochs=job.work.epochs,
         seed=SEED,
