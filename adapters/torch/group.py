@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._set_learning_rate(learning_rate)
         program, exchange = self._program, self._exchange
         program.zero_gradients()
-        pieces = batch.slices[0]
+        pieces = self._weighed(batch.slices[0])
         share: torch.Tensor | None = None
         if len(pieces) > 1:
             with exchange.accumulating():
@@ -112,8 +113,25 @@ class TorchReplicaGroup(ReplicaGroup):
         exchange.finish_gradients()
         self._update_weights()
         if self._statistics:
-            flat_mean(exchange, self._statistics, _weight_of_replica(pieces))
+            flat_mean(exchange, self._statistics, _weight_of_replica(batch.slices[0]))
         return mean()
+
+    def _weighed(self, pieces: Sequence[Slice]) -> Sequence[Slice]:
+        """The slices with the weights that a loss gives them which does not count all targets alike.
+
+        Called by all replicas: such a loss costs an exchange of two numbers, others cost nothing.
+        """
+        weigh = self._program.weigh
+        if weigh is None:
+            return pieces
+        own = torch.stack([weigh(piece.targets) * (piece.count > 0) for piece in pieces])
+        both = torch.stack([own.sum(), own.new_tensor(_weight_of_replica(pieces))])
+        total, weights = self._exchange.all_reduce(both, "sum").tolist()
+        factor = weights / total if total else 0.0
+        return [
+            dataclasses.replace(piece, weight=weight * factor)
+            for piece, weight in zip(pieces, own.tolist(), strict=True)
+        ]
 
     def _forward(
         self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
@@ -144,7 +162,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
-        pieces = batch.slices[0]
+        pieces = self._weighed(batch.slices[0])
         mean = self._local_gradients(pieces)
         weight = _weight_of_replica(pieces)
         if weight > 0:
@@ -168,7 +186,7 @@ class TorchReplicaGroup(ReplicaGroup):
                     parameter.grad.mul_(factor)
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
-        mean = self._local_gradients(batch.slices[0])
+        mean = self._local_gradients(self._weighed(batch.slices[0]))
         return [self._unscaled_gradients()], mean()
 
     def _unscaled_gradients(self) -> list[torch.Tensor]:
@@ -222,8 +240,10 @@ class TorchReplicaGroup(ReplicaGroup):
             if piece.count == 0 and not any(metric.is_late for metric in metrics):
                 continue
             loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
-            self._evaluated[0] += loss.double() * piece.count
-            self._evaluated[1] += piece.count
+            weigh = self._program.weigh
+            weight = weigh(piece.targets) if weigh and piece.count else piece.count
+            self._evaluated[0] += loss.double() * weight
+            self._evaluated[1] += weight
             _update(metrics, piece, predictions)
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:

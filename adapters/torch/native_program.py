@@ -11,6 +11,7 @@ from torch import nn
 from isotrain.adapters import called
 from isotrain.adapters.chosen import select
 from isotrain.adapters.torch.lamb import Lamb
+from isotrain.adapters.torch.loss_weights import weigher
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_loss import build_loss
 from isotrain.adapters.torch.named_metrics import build_metrics
@@ -64,6 +65,7 @@ class NativeProgram(Program):
             growth_interval=scaling.growth_steps,
             enabled=spec.loss_scaling is not None,
         )
+        self.weigh = weigher(spec)
         self._compute = self._with_autocast(loss_computer(spec, model))
         self.objective = Objective(model, self._compute)
         model.train()
@@ -176,11 +178,14 @@ def loss_computer(
             return mean_over_samples(losses), predictions
 
         return compute_objective
-    loss = build_loss(spec)
+    loss, weigh = build_loss(spec), weigher(spec)
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         predictions = model(inputs)
-        return mean_over_samples(loss(targets, predictions)), predictions
+        mean = mean_over_samples(loss(targets, predictions))
+        if weigh is not None:  # torch's mean of nothing is not a number
+            mean = torch.where(weigh(targets) > 0, mean, torch.zeros_like(mean))
+        return mean, predictions
 
     return compute
 

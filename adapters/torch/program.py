@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from isotrain.adapters.torch.loss_weights import Weigh
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.plugin import (
     IsotrainError,
@@ -41,6 +42,7 @@ class Program(ABC):
     Attributes:
         model: The model as the person's function built it.
         objective: A module whose forward pass, in training mode, gives mean loss and predictions.
+        weigh: How the loss weighs targets; None where all count alike.
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
@@ -48,6 +50,7 @@ class Program(ABC):
 
     model: Any
     objective: Objective
+    weigh: Weigh | None = None
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]

@@ -1,0 +1,62 @@
+"""With which weight the mean loss of some samples counts in that of more, where it is not their number.
+
+A loss that leaves targets out, or weighs classes, gives the mean over what counts. To be that of the whole
+global batch, a slice's mean must count by what counts in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from isotrain.adapters import chosen as choices
+from isotrain.adapters import keras_names
+from isotrain.plugin import Component, TrainingSpec
+
+Weigh = Callable[[Any], Tensor]
+"""From targets to the sum of their weights, a float64 scalar."""
+
+_NOT_GIVEN = -100
+"""What torch's losses ignore where nobody says what: no target that its data hold, unless meant."""
+
+
+def weigher(spec: TrainingSpec) -> Weigh | None:
+    """How the spec's loss weighs targets; None where all count alike."""
+    if spec.loss is None:
+        return None
+    chosen: Component = choices.select(spec.loss, "torch", "loss")
+    if chosen.is_reference:
+        return _of_torch(choices.found(chosen, "loss"))
+    ignored = chosen.options.get("ignore_class")
+    is_sparse = keras_names.class_name(chosen.name, "loss") == "SparseCategoricalCrossentropy"
+    return functools.partial(_weight, ignored, None) if is_sparse and ignored is not None else None
+
+
+def _of_torch(loss: Any) -> Weigh | None:
+    """Of torch's cross-entropy and negative log-likelihood, as modules and as functions with options."""
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        options = {name: getattr(loss, name) for name in ("ignore_index", "weight", "reduction")}
+    elif isinstance(loss, functools.partial) and loss.func in (
+        functional.cross_entropy,
+        functional.nll_loss,
+    ):
+        options = dict(loss.keywords)
+    else:
+        return None
+    ignored, weights = options.get("ignore_index", _NOT_GIVEN), options.get("weight")
+    if options.get("reduction", "mean") != "mean" or (ignored == _NOT_GIVEN and weights is None):
+        return None
+    return functools.partial(_weight, ignored, weights)
+
+
+def _weight(ignored: int, weights: Tensor | None, targets: Tensor) -> Tensor:
+    counts = targets != ignored
+    if weights is None:
+        return counts.sum(dtype=torch.float64)
+    own = weights.to(targets.device)[torch.where(counts, targets, 0)]
+    return own.where(counts, 0.0).sum(dtype=torch.float64)
