@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.plugins import choice
 
 TESTS = str(Path(__file__).resolve().parent)
@@ -21,6 +22,8 @@ if TESTS not in sys.path:
 from shared import FOLDER  # noqa: E402  # found by the path above
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+OF_THIS_PROGRAM.most = 8  # every backend in turn, with one thread or with two
 
 # Elsewhere every run tries other examples; what continuous integration says must not depend on luck.
 settings.register_profile("ci", derandomize=True)

@@ -14,8 +14,6 @@ from pathlib import Path
 from isotrain.core.launching.template import Template, TemplateError
 from isotrain.core.system.environments import is_of_environment
 
-_MOST = 4
-"""Each keeps a framework in memory; the one that was not used for longest goes first."""
 _REFUSED_SECONDS = 60.0
 """One that could not import is not tried again at once: it may have taken long to fail."""
 _READ_BY_NO_IMPORT = frozenset(
@@ -25,9 +23,14 @@ _READ_BY_NO_IMPORT = frozenset(
 
 
 class Templates:
-    """Starts templates when they are first needed, one for each set of circumstances."""
+    """Starts templates when they are first needed, one for each set of circumstances.
 
-    def __init__(self) -> None:
+    Attributes:
+        most: How many are kept: each has a framework in memory. The one that was not used for longest goes.
+    """
+
+    def __init__(self, most: int = 4) -> None:
+        self.most = most
         self._lock = threading.RLock()
         self._found: dict[Hashable, Template] = {}
         self._refused: dict[Hashable, tuple[str, float]] = {}
@@ -52,7 +55,7 @@ class Templates:
             self._refuse(key)
             given = self._found.pop(key, None) or _started(imports, environment)
             self._found[key] = given
-            surplus = [self._found.pop(each) for each in list(self._found)[:-_MOST]]
+            surplus = [self._found.pop(each) for each in list(self._found)[: -self.most]]
         for each in surplus:
             each.retire()
         return given
