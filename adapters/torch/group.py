@@ -46,7 +46,13 @@ def replica_device(setting: Setting, context: ProcessContext) -> torch.device:
 
 
 class TorchReplicaGroup(ReplicaGroup):
-    """One replica: its program, and its exchange with the others."""
+    """One replica: its program, and its exchange with the others.
+
+    Attributes:
+        program: The replica.
+        exchange: Ties it to the others.
+        statistics: Its moving statistics, which are averaged in every step.
+    """
 
     def __init__(
         self,
@@ -66,19 +72,19 @@ class TorchReplicaGroup(ReplicaGroup):
         torch.set_num_threads(setting.threads)
         self._spec = spec
         self._device = device
-        self._program = build_program(spec, device)
-        self._exchange = connect()
-        self._exchange.attach(self._program)
-        self._program.distinguish(self._exchange.rank)
-        self.replicas = self._exchange.replicas
-        self.local_replicas = (self._exchange.rank,)
-        self._replica = TorchReplica(self._program, self._exchange)
+        self.program = build_program(spec, device)
+        self.exchange = connect()
+        self.exchange.attach(self.program)
+        self.program.distinguish(self.exchange.rank)
+        self.replicas = self.exchange.replicas
+        self.local_replicas = (self.exchange.rank,)
+        self._replica = TorchReplica(self.program, self.exchange)
         self._rate: float | None = None
         self._kept: list[torch.Tensor] | None = None
-        self._statistics = self._program.statistics if self.replicas > 1 else []
+        self.statistics = self.program.statistics if self.replicas > 1 else []
         self._metrics: dict[Phase, list[Metric]] = {
-            "train": self._program.build_metrics(),
-            "evaluation": self._program.build_metrics(),
+            "train": self.program.build_metrics(),
+            "evaluation": self.program.build_metrics(),
         }
         self._training_metrics = self._metrics["train"]
         self._evaluated = torch.zeros(2, dtype=torch.float64, device=device)
@@ -86,7 +92,7 @@ class TorchReplicaGroup(ReplicaGroup):
     @property
     def model(self) -> Any:
         """The model of this process's replica."""
-        return self._program.model
+        return self.program.model
 
     def place(self, arrays: Any) -> Any:
         return map_tree(self._to_device, arrays)
@@ -99,7 +105,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
-        program, exchange = self._program, self._exchange
+        program, exchange = self.program, self.exchange
         program.zero_gradients()
         pieces = self._weighed(batch.slices[0])
         share: torch.Tensor | None = None
@@ -112,8 +118,8 @@ class TorchReplicaGroup(ReplicaGroup):
         program.backward(loss)
         exchange.finish_gradients()
         self._update_weights()
-        if self._statistics:
-            flat_mean(exchange, self._statistics, _weight_of_replica(batch.slices[0]))
+        if self.statistics:
+            flat_mean(exchange, self.statistics, _weight_of_replica(batch.slices[0]))
         return mean()
 
     def _weighed(self, pieces: Sequence[Slice]) -> Sequence[Slice]:
@@ -121,12 +127,12 @@ class TorchReplicaGroup(ReplicaGroup):
 
         Called by all replicas: such a loss costs an exchange of two numbers, others cost nothing.
         """
-        weigh = self._program.weigh
+        weigh = self.program.weigh
         if weigh is None:
             return pieces
         own = torch.stack([weigh(piece.targets) * (piece.count > 0) for piece in pieces])
         both = torch.stack([own.sum(), own.new_tensor(_weight_of_replica(pieces))])
-        total, weights = self._exchange.all_reduce(both, "sum").tolist()
+        total, weights = self.exchange.all_reduce(both, "sum").tolist()
         factor = weights / total if total else 0.0
         return [
             dataclasses.replace(piece, weight=weight * factor)
@@ -140,7 +146,7 @@ class TorchReplicaGroup(ReplicaGroup):
         if piece.count:
             loss, predictions = module(piece.inputs, piece.targets)
         else:
-            with _kept(self._program.statistics):
+            with _kept(self.program.statistics):
                 loss, predictions = module(piece.inputs, piece.targets)
         if piece.weight != 1.0:
             loss = loss * piece.weight
@@ -152,12 +158,12 @@ class TorchReplicaGroup(ReplicaGroup):
         self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
     ) -> torch.Tensor:
         share, loss = self._forward(piece, module, before)
-        self._program.backward(loss)
+        self.program.backward(loss)
         return share
 
     def _set_learning_rate(self, rate: float) -> None:
         if rate != self._rate:
-            self._program.set_learning_rate(rate)
+            self.program.set_learning_rate(rate)
             self._rate = rate
 
     def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
@@ -172,16 +178,16 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def _local_gradients(self, pieces: Sequence[Slice]) -> Wait:
         """Leaves this replica's weighted gradients in `.grad`; starts the mean of the losses."""
-        self._program.zero_gradients()
+        self.program.zero_gradients()
         share: torch.Tensor | None = None
         for piece in pieces:
-            share = self._backward(piece, self._program.objective, share)
+            share = self._backward(piece, self.program.objective, share)
         assert share is not None
-        return self._exchange.begin_mean(share)
+        return self.exchange.begin_mean(share)
 
     def _rescale_gradients(self, factor: float) -> None:
         if factor != 1.0:
-            for parameter in self._program.trainable.values():
+            for parameter in self.program.trainable.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
@@ -191,16 +197,16 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def _unscaled_gradients(self) -> list[torch.Tensor]:
         """Copies of the gradients in `.grad`, without the loss scale; zeros where there are none."""
-        scale = self._program.loss_scale()
+        scale = self.program.loss_scale()
         return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
-            for parameter in self._program.trainable.values()
+            for parameter in self.program.trainable.values()
         ]
 
     def apply(self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float) -> None:
         self._set_learning_rate(learning_rate)
-        scale = self._program.loss_scale()
-        for parameter, gradient in zip(self._program.trainable.values(), gradients[0], strict=True):
+        scale = self.program.loss_scale()
+        for parameter, gradient in zip(self.program.trainable.values(), gradients[0], strict=True):
             parameter.grad = gradient * scale
         self._update_weights()
 
@@ -208,12 +214,12 @@ class TorchReplicaGroup(ReplicaGroup):
         """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
         if self._kept is not None:
             self._kept = self._unscaled_gradients()
-        self._program.apply()
+        self.program.apply()
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         devices = [self._device] if self._device.type == "cuda" else []
-        moved = [*self._program.frozen.values(), *self._training_sums()]
+        moved = [*self.program.frozen.values(), *self._training_sums()]
         with _kept(moved), torch.random.fork_rng(devices):
             yield
 
@@ -232,15 +238,15 @@ class TorchReplicaGroup(ReplicaGroup):
             return [computation(self._replica, *(own for (own,) in values), **options)]
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
-        return self._exchange.compress(method, rank, start)
+        return self.exchange.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
         metrics = self._metrics["evaluation"]
         for piece in batch.slices[0]:
             if piece.count == 0 and not any(metric.is_late for metric in metrics):
                 continue
-            loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
-            weigh = self._program.weigh
+            loss, predictions = self.program.evaluate(piece.inputs, piece.targets)
+            weigh = self.program.weigh
             weight = weigh(piece.targets) if weigh and piece.count else piece.count
             self._evaluated[0] += loss.double() * weight
             self._evaluated[1] += weight
@@ -248,7 +254,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         def total(tensor: torch.Tensor) -> torch.Tensor:
-            return self._exchange.all_reduce(tensor, "sum")
+            return self.exchange.all_reduce(tensor, "sum")
 
         results = {}
         if phase == "evaluation":
@@ -276,26 +282,26 @@ class TorchReplicaGroup(ReplicaGroup):
         return [total for metric in self._training_metrics for total in metric.sums]
 
     def traits(self) -> list[LayerTrait]:
-        return self._program.traits() + self._program.without_gradient()
+        return self.program.traits() + self.program.without_gradient()
 
     def remarks(self) -> list[str]:
         return remarks(self._spec, "torch", self.traits())
 
     def step_remarks(self, batch: Batch) -> list[str]:
         piece = batch.slices[0][0]
-        return self._program.remarks(piece.inputs, piece.targets)
+        return self.program.remarks(piece.inputs, piece.targets)
 
     def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
-        return self._program.describe_state(kinds)
+        return self.program.describe_state(kinds)
 
     def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
-        return self._program.read_state(kinds)
+        return self.program.read_state(kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._program.write_state(state)
+        self.program.write_state(state)
 
     def average_parameters(self) -> None:
-        flat_mean(self._exchange, list(self._program.trainable.values()), 1.0)
+        flat_mean(self.exchange, list(self.program.trainable.values()), 1.0)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(array)).to(self._device)
@@ -304,14 +310,14 @@ class TorchReplicaGroup(ReplicaGroup):
         return to_numpy(tensor)
 
     def barrier(self) -> None:
-        self._exchange.barrier()
+        self.exchange.barrier()
 
     def synchronise_device(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        self._exchange.close()
+        self.exchange.close()
 
 
 @contextlib.contextmanager

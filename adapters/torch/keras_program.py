@@ -26,7 +26,14 @@ from isotrain.plugin import (
 
 
 class KerasProgram(Program):
-    """Drives a Keras model with its Keras optimizer, replayed from a record where that can be had."""
+    """Drives a Keras model with its Keras optimizer, replayed from a record where that can be had.
+
+    Attributes:
+        optimizer: Keras'.
+        update: Does what it does by torch's kernels; None where it must do it.
+        training: Computes mean loss and predictions.
+        evaluation: The same, in evaluation mode.
+    """
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
         self.model = model
@@ -40,13 +47,13 @@ class KerasProgram(Program):
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
         self.statistics = [v.value for v in portable.moving_statistics(model)]
         self._parameters = tensors[:count]
-        self._optimizer = portable.build_optimizer(spec, "torch")
-        self._optimizer.build(self._variables)
-        self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
-        self._update = keras_update(spec, self._optimizer, self._variables) if spec.record else None
-        self._training = self._replayed(spec, training=True)
-        self._evaluation = self._replayed(spec, training=False)
-        self.objective = Objective(model, self._training)
+        self.optimizer = portable.build_optimizer(spec, "torch")
+        self.optimizer.build(self._variables)
+        self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        self.update = keras_update(spec, self.optimizer, self._variables) if spec.record else None
+        self.training = self._replayed(spec, training=True)
+        self.evaluation = self._replayed(spec, training=False)
+        self.objective = Objective(model, self.training)
         self._seed_shift = 0
 
     def build_metrics(self) -> list[Metric]:
@@ -63,38 +70,38 @@ class KerasProgram(Program):
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         return [
             remark
-            for each in (self._training, self._evaluation)
+            for each in (self.training, self.evaluation)
             if isinstance(each, Replayed) and (remark := each.remark(inputs, targets))
         ]
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with torch.no_grad():
-            return self._evaluation(inputs, targets)
+            return self.evaluation(inputs, targets)
 
     def backward(self, loss: torch.Tensor) -> None:
         if self._scales_loss:
-            loss = self._optimizer.scale_loss(loss)
+            loss = self.optimizer.scale_loss(loss)
         loss.backward()
 
     def loss_scale(self) -> float:
-        return float(self._optimizer.dynamic_scale.value) if self._scales_loss else 1.0
+        return float(self.optimizer.dynamic_scale.value) if self._scales_loss else 1.0
 
     def set_learning_rate(self, rate: float) -> None:
-        optimizer = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
+        optimizer = self.optimizer.inner_optimizer if self._scales_loss else self.optimizer
         optimizer.learning_rate.assign(rate)
-        if self._update is not None:
-            self._update.rate = rate
+        if self.update is not None:
+            self.update.rate = rate
 
     def apply(self) -> None:
         with torch.no_grad():
             gradients = [parameter.grad for parameter in self._parameters]
-            if self._update is None:
-                self._optimizer.apply(gradients, self._variables)
+            if self.update is None:
+                self.optimizer.apply(gradients, self._variables)
             elif any(gradient is None for gradient in gradients):  # of which Keras warns
-                self._optimizer.apply(gradients, self._variables)
-                self._update.forget()
+                self.optimizer.apply(gradients, self._variables)
+                self.update.forget()
             else:
-                self._update(gradients)
+                self.update(gradients)
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
@@ -114,7 +121,7 @@ class KerasProgram(Program):
         )
 
     def _slots(self) -> dict[str, Any]:
-        variables = self._optimizer.variables
+        variables = self.optimizer.variables
         return dict(zip(portable.canonical_names(variables), variables, strict=True))
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -125,8 +132,8 @@ class KerasProgram(Program):
         if name not in slots:
             raise IsotrainError(unknown_name("optimizer slot", name, slots))
         overwrite(f"optimizer/{name}", slots[name].value, value)
-        if self._update is not None:
-            self._update.forget()
+        if self.update is not None:
+            self.update.forget()
 
 
 def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:

@@ -41,6 +41,7 @@ class Replayed:
 
     Attributes:
         refusal: Why nothing is recorded; None as long as something may be.
+        records: By signature.
     """
 
     def __init__(self, compute: Compute, model: keras.Layer, phase: str) -> None:
@@ -59,7 +60,7 @@ class Replayed:
         self._parameters = [variable.value for variable in model.trainable_variables]
         self._others = [variable.value for variable in model.non_trainable_variables]
         self._met: set[Any] = set()
-        self._records: dict[Any, _Record] = {}
+        self.records: dict[Any, _Record] = {}
         self._state: PythonState | None = None
         self._renewals = 0
 
@@ -68,7 +69,7 @@ class Replayed:
         if self.refusal is not None:
             return self._compute(inputs, targets)
         key = signature(inputs), signature(targets)
-        known = self._records.get(key)
+        known = self.records.get(key)
         if known is None:
             self._meet(key, inputs, targets)
         elif self._state is None or not self._state.is_unchanged:
@@ -92,7 +93,7 @@ class Replayed:
         except UnrecordableError as error:
             self._refuse(str(error))
             return
-        self._records[key] = _Record(recording, self._is_exact)
+        self.records[key] = _Record(recording, self._is_exact)
         if self._state is None:
             self._state = PythonState(self._model)
 
@@ -102,7 +103,7 @@ class Replayed:
         if self._renewals > _RENEWALS:
             assert self._state is not None
             self._refuse(f"an attribute changes again and again: {self._state.change()}")
-        self._records.clear()
+        self.records.clear()
         self._state = None
 
     def _check(self, known: _Record, inputs: Any, targets: Any) -> None:
@@ -135,7 +136,7 @@ class Replayed:
     def _refuse(self, why: str) -> None:
         """Computes without a record from now on, and says so."""
         self.refusal = why
-        self._records.clear()
+        self.records.clear()
         warnings.warn(self._told(why), RuntimeWarning, stacklevel=2)
 
     def _told(self, why: str) -> str:

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -409,7 +408,7 @@ def test_every_capability_is_declared(backend: str) -> None:
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
-    spec: Any = SimpleNamespace(backend_options={"horovod-torch": options})
+    spec = load_spec({**SPEC, "backend_options": {"horovod-torch": options}})
     adapter = HorovodTorch()
     with pytest.raises(PlanError, match=said):
         adapter.check(spec, adapter.check_options(spec), replicas=2)
@@ -417,7 +416,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 
 def test_compression_is_remarked() -> None:
     options = {"compression": "fp16"}
-    spec: Any = SimpleNamespace(backend_options={"horovod-tf": options})
+    spec = load_spec({**SPEC, "backend_options": {"horovod-tf": options}})
     assert "float16" in HorovodTF().check(spec, options, replicas=2)[0]
     assert HorovodTF().check(spec, options, replicas=1) == []
 

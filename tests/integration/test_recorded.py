@@ -103,11 +103,10 @@ def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
             between(session)
             losses.append(float(session.step(batch)))
         evaluated += [session.evaluate() for _ in range(3)]
-        program: Any = session.group._program  # type: ignore[attr-defined]
-        records = [
-            len(getattr(each, "_records", ())) for each in (program._training, program._evaluation)
-        ]
-        kept = getattr(program._training, "_records", {}).values()
+        program: Any = session.group.program  # type: ignore[attr-defined]
+        phases = (program.training, program.evaluation)
+        records = [len(getattr(each, "records", ())) for each in phases]
+        kept = getattr(program.training, "records", {}).values()
         return {
             "losses": losses,
             "metrics": session.metrics(),

@@ -28,8 +28,8 @@ class _Broken(TorchDDP):
     def start(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext
     ) -> TorchReplicaGroup:
-        group = super().start(spec, setting, context)
-        self.harm(group, group._exchange, context.rank)
+        self.spec, group = spec, super().start(spec, setting, context)
+        self.harm(group, group.exchange, context.rank)
         return group
 
     @abstractmethod
@@ -59,7 +59,7 @@ class SumForMean(_Broken):
 
         def finish_gradients() -> None:
             finish()
-            for parameter in group._program.trainable.values():
+            for parameter in group.program.trainable.values():
                 parameter.grad.mul_(replicas)
 
         exchange.all_reduce = all_reduce

@@ -23,11 +23,13 @@ class ClippedBeforeReduction(_Broken):
 
         from isotrain.adapters.torch.exchange import flat_mean
 
-        bound = group._spec.clip.global_norm
-        exchange.module = group._program.objective  # without the hooks that exchange gradients
+        assert self.spec.clip is not None
+        bound = self.spec.clip.global_norm
+        exchange.module = group.program.objective  # without the hooks that exchange gradients
+        exchange.begin_loss = exchange.begin_mean
 
         def finish_gradients() -> None:
-            parameters = list(group._program.trainable.values())
+            parameters = list(group.program.trainable.values())
             torch.nn.utils.clip_grad_norm_(parameters, bound)
             flat_mean(exchange, [parameter.grad for parameter in parameters], 1.0)
 
@@ -40,7 +42,7 @@ class OwnStatistics(_Broken):
     name = "parting-batch-norm-not-synced"
 
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        group._statistics = []
+        group.statistics = []
 
 
 class DuplicatedPadding(_Broken):
@@ -92,21 +94,39 @@ class EpsilonInside(_Broken):
     name = "parting-epsilon-elsewhere"
 
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        optimizer = group._program._optimizer
+        import torch
 
-        def update(gradients: Any, variables: Any, learning_rate: Any) -> None:
-            steps = float(optimizer.iterations.value) + 1
-            correction = (1 - optimizer.beta_2**steps) ** 0.5 / (1 - optimizer.beta_1**steps)
-            for gradient, variable in zip(gradients, variables, strict=True):
-                index = optimizer._get_variable_index(variable)
-                first = optimizer._momentums[index].value
-                second = optimizer._velocities[index].value
-                first.mul_(optimizer.beta_1).add_(gradient, alpha=1 - optimizer.beta_1)
-                second.mul_(optimizer.beta_2).add_(gradient**2, alpha=1 - optimizer.beta_2)
-                root = (second + optimizer.epsilon).sqrt()
-                variable.value.sub_(float(learning_rate) * correction * first / root)
+        from isotrain.adapters import keras_private
 
-        optimizer._parallel_update_step = update
+        clip = self.spec.clip
+        bound = None if clip is None else clip.global_norm
+        optimizer, weights = group.program.optimizer, list(group.program.trainable.values())
+        slots = keras_private.slots_of(optimizer)
+
+        class Update:
+            """In the place of the program's own."""
+
+            rate = 0.0
+
+            def forget(self) -> None:
+                """Has nothing to forget."""
+
+            def __call__(self, gradients: Any) -> None:
+                if bound is not None:
+                    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+                    gradients = [gradient * bound / norm.clamp(min=bound) for gradient in gradients]
+                optimizer.iterations.assign_add(1)
+                steps = float(optimizer.iterations.value)
+                correction = (1 - optimizer.beta_2**steps) ** 0.5 / (1 - optimizer.beta_1**steps)
+                moments = zip(slots["momentum"], slots["velocity"], strict=True)
+                for weight, gradient, (one, two) in zip(weights, gradients, moments, strict=True):
+                    first, second = one.value, two.value
+                    first.mul_(optimizer.beta_1).add_(gradient, alpha=1 - optimizer.beta_1)
+                    second.mul_(optimizer.beta_2).add_(gradient**2, alpha=1 - optimizer.beta_2)
+                    root = (second + optimizer.epsilon).sqrt()
+                    weight.sub_(self.rate * correction * first / root)
+
+        group.program.update = Update()
 
 
 class OtherStreams(_Broken):
@@ -115,7 +135,7 @@ class OtherStreams(_Broken):
     name = "parting-dropout-streams"
 
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        group._program.distinguish(rank + 5)
+        group.program.distinguish(rank + 5)
 
 
 class HalfPrecision(_Broken):
