@@ -178,12 +178,22 @@ SPEC = (
 )
 
 
+def heed_interrupts() -> None:
+    """A shell makes what it starts in the background ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SCRIPT)
     (tmp_path / "spec.yaml").write_text(SPEC)
     command = [sys.executable, "-m", "isotrain", "run", "spec.yaml", "--backend", "reference"]
     options = ["--replicas=2", "--plugin=isotrain.testing.reference", "--run-dir=run"]
-    process = subprocess.Popen([*command, *options], cwd=tmp_path, env=os.environ)
+    process = subprocess.Popen(
+        [*command, *options],
+        cwd=tmp_path,
+        env=os.environ,
+        preexec_fn=heed_interrupts,
+    )
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "run" / "steps.jsonl").exists() and time.monotonic() < deadline:
@@ -192,6 +202,7 @@ def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
         assert process.wait(120) == ExitCode.INTERRUPTED
     finally:
         process.kill()
+        process.wait()
     kept = kept_weights(tmp_path / "run")
     assert kept is not None
     with np.load(kept) as archive:
