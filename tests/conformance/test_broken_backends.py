@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+
+from isotrain.core.plugins import choice
+from isotrain.testing.backend import check_backend, check_in_turn
+from isotrain.testing.scorecard import Scorecard
 
 REPLICAS = 2
 
@@ -62,33 +62,25 @@ PARTLY = ("careless", "dies-in-a-barrier")
 ALONE = ("noisy-close", "dies-in-a-barrier")
 """Those that end their run; the others are checked in one."""
 
-_IN_TURN = """
-import json, sys
-from isotrain.testing.backend import check_in_turn
-cards = check_in_turn(sys.argv[2:], replicas=int(sys.argv[1]))
-print(json.dumps([card.to_dict() for card in cards]))
-"""
 
-_ALONE = """
-import json, sys
-from isotrain.testing.backend import check_backend
-card = check_backend(sys.argv[2], replicas=int(sys.argv[1]), with_endings=False)
-print(json.dumps([card.to_dict()]))
-"""
+@pytest.fixture(scope="module", autouse=True)
+def plugins() -> Iterator[None]:
+    """Lets this process and its runs know the broken backends."""
+    with choice.chosen(["plugins.broken_backends"], []):
+        yield
 
 
 @functools.cache
-def cards(program: str, *faults: str) -> dict[str, Any]:
+def cards(*faults: str) -> dict[str, Scorecard]:
     """The scorecard of each, from one run."""
-    completed = subprocess.run(
-        [sys.executable, "-c", program, str(REPLICAS), *(f"broken-{fault}" for fault in faults)],
-        env={**os.environ, "ISOTRAIN_PLUGINS": "plugins.broken_backends"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    return dict(zip(faults, json.loads(completed.stdout.splitlines()[-1]), strict=True))
+    names = [f"broken-{fault}" for fault in faults]
+    return dict(zip(faults, check_in_turn(names, replicas=REPLICAS), strict=True))
+
+
+@functools.cache
+def alone(fault: str) -> Scorecard:
+    """The scorecard of one from a run of its own."""
+    return check_backend(f"broken-{fault}", replicas=REPLICAS, with_endings=False)
 
 
 @pytest.mark.slow
@@ -96,9 +88,7 @@ def cards(program: str, *faults: str) -> dict[str, Any]:
 def test_exactly_the_expected_checks_fail(fault: str) -> None:
     """All others pass."""
     together = [name for name in EXPECTED if name not in ALONE]
-    given = (_ALONE, fault) if fault in ALONE else (_IN_TURN, *together)
-    card = cards(*given)[fault]
-    failed = {o["check"]: o["reason"] for o in card["outcomes"] if o["verdict"] == "failed"}
-    assert set(failed) == EXPECTED[fault], failed
-    others = {o["verdict"] for o in card["outcomes"] if o["verdict"] != "failed"}
+    card = alone(fault) if fault in ALONE else cards(*together)[fault]
+    assert set(card.failures) == EXPECTED[fault], card.failures
+    others = {outcome.verdict for outcome in card.outcomes if outcome.verdict != "failed"}
     assert others == ({"passed", "not asked"} if fault in PARTLY else {"passed"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,12 @@ def trained(data: Any, backend: str, replicas: int, folder: Path) -> Any:
     )
 
 
+@functools.cache
+def of_arrays(backend: str, replicas: int) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return trained(arrays, backend, replicas, Path(folder) / "run")
+
+
 CASES = [
     ("torch-ddp", 2, torch_loader, generator),
     ("tf-mirrored", 2, tf_dataset),
@@ -129,8 +137,8 @@ def test_the_same_result_as_of_arrays(
     backend: str, replicas: int, kind: str, tmp_path: Path
 ) -> None:
     data = globals()[kind]
-    expected = trained(arrays, backend, replicas, tmp_path / "arrays")
-    found = trained(data, backend, replicas, tmp_path / "given")
+    expected = of_arrays(backend, replicas)
+    found = trained(data, backend, replicas, tmp_path)
     assert found.final_loss == expected.final_loss
     if data is not generator:
         assert found.metrics == expected.metrics
