@@ -37,20 +37,27 @@ if OWNS_SHARED:
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="isotrain-tests-")
 
 LONG = (
-    "conformance/test_native_equality.py",
-    "conformance/test_checks.py",
     "integration/test_example_plugins.py",
+    "conformance/test_checks.py",
+    "conformance/test_native_equality.py",
     "integration/test_examples.py",
-    "conformance/test_strategies.py",
-    "integration/test_horovod_group.py",
     "integration/test_failures.py",
-    "conformance/test_parity.py",
     "integration/test_parity.py",
-    "integration/test_tensorflow_group.py",
-    "conformance/test_variety.py",
+    "conformance/test_strategies.py",
     "integration/test_new_plugin.py",
+    "integration/test_loaders.py",
+    "integration/test_doctor.py",
     "integration/test_check.py",
+    "integration/test_benchmarks.py",
+    "integration/test_tensorflow_group.py",
+    "integration/test_compare.py",
+    "conformance/test_variety.py",
     "integration/test_parameter_server.py",
+    "integration/test_coming_from.py",
+    "conformance/test_broken_backends.py",
+    "integration/test_start_methods.py",
+    "integration/test_horovod_group.py",
+    "integration/test_recorded.py",
 )
 """The files that take longest, in that order: begun first, so that test processes end together."""
 

@@ -21,7 +21,6 @@ LOOPS = (
 )
 """The script, the backend that it is the counterpart of, and the kind of model; `keras` is one that is not
 replayed from a record, whose update is by other kernels than Keras'."""
-QUICK = ("torch_ddp_native", "torch-ddp", 2)
 OPTIMIZERS = {2: "adam", 3: "sgd"}
 """By replicas: with 2 all slices are even, with 3 they are not, and a replica gets none at times."""
 
@@ -34,7 +33,7 @@ def cells() -> list[object]:
             backend,
             f"{optimizer}-{model}",
             replicas,
-            slow=(script, backend, replicas) != QUICK,
+            slow=True,
         )
         for script, backend, model in LOOPS
         for replicas, optimizer in OPTIMIZERS.items()

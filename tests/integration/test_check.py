@@ -179,6 +179,7 @@ def test_a_plan_says_what_is_not_called_and_in_which_order_a_loss_is() -> None:
     assert loss.endswith("test_check:distance' is called with (targets, predictions)")
 
 
+@pytest.mark.slow
 def test_a_weight_without_a_gradient_ends_ddp_at_the_first_step(tmp_path: Path) -> None:
     options = {"torch-ddp": {"find_unused_parameters": True}}
     spec = {**SPEC, "model": with_own_training}

@@ -98,6 +98,7 @@ def test_a_tensorflow_that_fails_to_import(tmp_path: Path) -> None:
     assert found["torch-ddp"]["usable"], found["torch-ddp"]
 
 
+@pytest.mark.slow
 def test_frameworks_that_bring_their_process_down(tmp_path: Path) -> None:
     aborts = 'import os, sys; print("bad ABI", file=sys.stderr, flush=True); os.abort()'
     package(tmp_path, "tensorflow", aborts)

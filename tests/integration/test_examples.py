@@ -70,6 +70,7 @@ def losses(fields: dict[str, Any]) -> np.ndarray:
 # --- digits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
     printed = example(tmp_path / "run", "digits.py", *on("torch-ddp", 1), "--epochs", "2")
     found = result(tmp_path / "run")

@@ -160,7 +160,6 @@ DEEDS = {
     abort: "was ended by SIGABRT",
 }
 WAYS = ("forked", "fresh")
-EVERYDAY = ("torch-ddp", raise_error, "forked")
 CASES = [
     *(("reference", deed, way) for deed in DEEDS for way in WAYS),
     *((backend, raise_error, "forked") for backend in BACKENDS),
@@ -173,7 +172,7 @@ def cases() -> list[Any]:
         pytest.param(
             *case,
             id=f"{case[0]}-{case[1].__name__}-{case[2]}",
-            marks=() if "reference" in case or case == EVERYDAY else SLOW,
+            marks=() if "reference" in case else SLOW,
         )
         for case in CASES
     ]
@@ -211,6 +210,7 @@ def test_a_suspended_process_is_to_blame_though_others_fail_first(
     assert first.endswith(f"after step {STEP}, in call 'between calls'.")
 
 
+@pytest.mark.slow
 def test_who_keeps_the_others_waiting_is_to_blame(tmp_path: Path) -> None:
     work = doing(lambda: time.sleep(600), 1)
     fields = spec(timeouts={"progress": 2.0})
@@ -231,6 +231,7 @@ if json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}")).get("rank") == 1:
 SLEEP, SUSPEND = "time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "deed", "silence", "expected"),
     [
@@ -277,6 +278,7 @@ def _block_on_rank_1() -> str:
     return "open"
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_opened_on_one_rank(tmp_path: Path) -> None:
     fields = spec(model_args={}, data_args={}, timeouts={"silence": 3.0})
     obstacle = BlocksWhenUnpickled()

@@ -158,6 +158,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return returned
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_keras(found: dict[str, Any]) -> None:
     for name, (ours, keras) in found["metrics"].items():
         assert ours == pytest.approx(keras, rel=1e-6), name
@@ -212,6 +213,7 @@ def softmax() -> Any:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, activation="softmax")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
 def test_a_replica_without_samples_knows_metrics_that_are_made_late(
     tmp_path: Path, backend: str

@@ -128,7 +128,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("backend", "replicas", "kind"),
     [
-        param(backend, replicas, data.__name__, slow=(backend, data) != ("torch-ddp", torch_loader))
+        param(backend, replicas, data.__name__, slow=True)
         for backend, replicas, *all_data in CASES
         for data in all_data
     ],
@@ -144,6 +144,7 @@ def test_the_same_result_as_of_arrays(
         assert found.metrics == expected.metrics
 
 
+@pytest.mark.slow
 def test_processes_that_see_other_samples_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(isotrain.IsotrainError, match="do not see the same samples"):
         trained(different, "torch-ddp", 2, tmp_path / "run")

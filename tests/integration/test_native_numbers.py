@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = Path(__file__).with_name("native_numbers.py")
 
 

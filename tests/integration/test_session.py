@@ -94,6 +94,7 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
     assert launch(epoch_by_epoch, tmp_path) == list(range(9))
 
 
+@pytest.mark.slow
 def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
     """The multi-worker strategy of TensorFlow cannot, and its plan says so."""
 
@@ -289,6 +290,7 @@ def portable_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_adamw_without_decay_trains(portable_run: dict[str, Any]) -> None:
     assert len(set(portable_run["losses"])) == 9
 
@@ -321,6 +323,7 @@ def torch_net() -> Any:
     return torch.nn.Linear(3, 1)
 
 
+@pytest.mark.slow
 def test_momenta_are_averaged_where_a_replica_had_no_samples(tmp_path: Path) -> None:
     def momenta(session: isotrain.Session) -> list[np.ndarray]:
         for batch in session.batches():

@@ -219,6 +219,7 @@ def looks(session: Any) -> list[Any]:
     return [any(left), random.random(), float(np.random.random())]
 
 
+@pytest.mark.slow
 def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
     planted = launch(plants, tmp_path / "a", backend="torch-ddp")
     before = templates()
@@ -366,6 +367,7 @@ def forked(template: Template, streams: tuple[int, int, int]) -> Any:
     return template.fork(Beginning(variables(), streams, streams), SILENCE, LIMIT)
 
 
+@pytest.mark.slow
 def test_a_template_that_is_suspended_is_replaced() -> None:
     kept = Templates()
     try:

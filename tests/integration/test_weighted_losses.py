@@ -10,6 +10,8 @@ import pytest
 
 import isotrain
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = [0.25, 2.0, 1.0, 0.5]
 SPLITS = [(1, 2), (2, 1), (2, 2), (3, 1)]
 """Numbers of replicas, and of slices of each."""
@@ -93,9 +95,7 @@ def test_any_split_gives_the_same(tmp_path: Path, loss: str) -> None:
         np.testing.assert_allclose(split, whole, rtol=1e-12, err_msg=f"{replicas} {accumulate}")
 
 
-@pytest.mark.slow
 def test_horovod(tmp_path: Path) -> None:
-    pytest.importorskip("horovod")
     given = {"torch": both()}
     whole = losses_of(tmp_path / "whole", "torch-ddp", given, 1, 1)
     split = losses_of(tmp_path / "split", "horovod-torch", given, 2, 2)

@@ -11,6 +11,8 @@ import pytest
 
 import isotrain
 
+pytestmark = pytest.mark.slow
+
 SPEC = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "metrics": ["accuracy", "precision_at_recall"],
