@@ -73,8 +73,6 @@ def launched(folder: Path, backend: str, model: Any, **changes: Any) -> list[dic
 def test_no_keras(
     tmp_path: Path, backend: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if backend == "horovod-torch":
-        pytest.importorskip("horovod")
     monkeypatch.setenv("ISOTRAIN_START", start)
     for found in launched(tmp_path, backend, {"torch": network}):
         assert found["keras"] == []
