@@ -19,7 +19,7 @@ CELLS = {
 }
 """What strategies do with more than two replicas needs no framework, but for what it costs on the wire."""
 
-pytestmark = pytest.mark.usefixtures("reference")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference")]
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def checked(backend: str, replicas: int) -> Run:
 
 def cells() -> list[Any]:
     return [
-        param(backend, replicas, name, slow=backend != "reference")
+        param(backend, replicas, name, slow=True)
         for (backend, replicas), names in CELLS.items()
         for name in names
     ]

@@ -163,6 +163,7 @@ def distance(y_true: Any, y_pred: Any) -> Any:
     return (y_true - y_pred) ** 2
 
 
+@pytest.mark.slow
 def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
     spec = {**SPEC, "model": with_own_training, "loss": distance, "global_batch": 10}
     result = isotrain.check(spec, backends="torch-ddp", replicas=2)
@@ -172,6 +173,7 @@ def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
     assert "used/kernel" not in unused.detail
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_not_called_and_in_which_order_a_loss_is() -> None:
     spec = {**SPEC, "model": with_own_training, "loss": distance}
     model, loss = isotrain.measured_plan(spec, backend="tf-mirrored", replicas=2).remarks

@@ -197,9 +197,10 @@ def test_a_process_that_ends_or_raises(
         assert any(line.startswith(last_steps) for line in others), text
 
 
-SUSPENDED = [("reference", 3.0), pytest.param("tf-multiworker", 10.0, marks=SLOW)]
+SUSPENDED = [("reference", 3.0), ("tf-multiworker", 10.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "silence"), SUSPENDED)
 def test_a_suspended_process_is_to_blame_though_others_fail_first(
     backend: str, silence: float, tmp_path: Path
@@ -237,9 +238,7 @@ SLEEP, SUSPEND = "time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"
     [
         ("reference", SLEEP, 3.0, "rank 1 of 2 did not start within 3 s"),
         ("reference", SUSPEND, 3.0, "rank 1 of 2 is suspended (SIGSTOP) and was never heard of"),
-        pytest.param(
-            *("tf-multiworker", SLEEP, 10.0, "rank 1 of 2 did not start within 10 s"), marks=SLOW
-        ),
+        ("tf-multiworker", SLEEP, 10.0, "rank 1 of 2 did not start within 10 s"),
     ],
 )
 def test_a_process_that_never_starts(

@@ -164,6 +164,7 @@ def test_metrics_are_those_of_keras(found: dict[str, Any]) -> None:
         assert ours == pytest.approx(keras, rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_metric_with_several_values_has_a_name_for_each(found: dict[str, Any]) -> None:
     ours, _ = found["metrics"]["F1Score"]
     assert list(ours) == ["value/0", "value/1", "value/2"]

@@ -139,6 +139,7 @@ def test_a_native_loss_does_not_broadcast(tmp_path: Path, kind: str) -> None:
         trained(tmp_path, loss=y_then_prediction, data_args=args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
 )

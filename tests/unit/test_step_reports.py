@@ -151,6 +151,7 @@ def test_a_loss_that_is_nan_is_warned_of_once_or_ignored(heard: Heard) -> None:
     assert len(told(heard)) == 6
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps() -> None:
     own = reports(Heard(keep=False))
     used = []
