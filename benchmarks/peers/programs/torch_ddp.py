@@ -34,7 +34,8 @@ def main() -> None:
         clock.step_done(loss.detach())
     clock.write(rank)
     if job.replicas > 1:
-        del model
+        dist.barrier()  # torch aborts now and then in a process whose peer leaves first
+        del model, loss
         dist.destroy_process_group()
 
 
