@@ -10,6 +10,8 @@ from benchmarks.peers.run import Cell, ContenderError, Measured, run
 from benchmarks.peers.workloads import WORKLOADS
 
 Results = dict[Cell, list[Measured]]
+_ATTEMPTS = 3
+"""A program that has run once may still end badly now and then: torch aborts when a peer leaves first."""
 
 
 def measure(
@@ -27,7 +29,8 @@ def measure(
         The first runs, of which only memory counts; and the timed ones, in the order of the rounds.
 
     Raises:
-        ContenderError: One failed, or its losses are not those of the others.
+        ContenderError: One failed, in the first round or three times in a row; or its losses are not those of
+            the others.
     """
     order = np.random.default_rng(seed)
     first: Results = {}
@@ -35,7 +38,7 @@ def measure(
     for number in range(rounds + 1):
         for place in order.permutation(len(cells)):
             cell = cells[place]
-            measured = run(cell, look_at_memory=number == 0)
+            measured = _run(cell, tell) if number else run(cell, look_at_memory=True)
             tell(
                 f"{number}/{rounds} {cell}: {measured.step * 1e3:.3f} ms, {measured.first_step:.2f} s"
             )
@@ -45,6 +48,16 @@ def measure(
                 timed[cell].append(measured)
         see_that_losses_agree(first if number == 0 else timed)
     return first, timed
+
+
+def _run(cell: Cell, tell: Callable[[str], None]) -> Measured:
+    """Runs a cell for its times; says when it fails, and runs it again."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return run(cell, look_at_memory=False)
+        except ContenderError as error:
+            tell(f"again: {str(error).splitlines()[0]}")
+    return run(cell, look_at_memory=False)
 
 
 def see_that_losses_agree(results: Results) -> None:

@@ -53,6 +53,26 @@ def test_a_contender_that_fails_is_named_with_what_it_said() -> None:
         measure(cells, rounds=1, seed=0, tell=lambda _: None)
 
 
+ODD = """
+import os, pathlib
+count = pathlib.Path(os.environ["COUNT"])
+count.write_text(count.read_text() + ".")
+if len(count.read_text()) == 2:
+    raise SystemExit("this once")
+"""
+
+
+def test_a_contender_that_ends_badly_once_is_run_again(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    count.write_text("")
+    command = Command((sys.executable, "-c", ODD + PLANTED), {"LOSS": "2", "COUNT": str(count)})
+    odd = Cell(Contender("odd", "odd", "odd", lambda *_: [command]), "mlp-64", 1, 1)
+    told: list[str] = []
+    _, timed = measure([odd], rounds=2, seed=0, tell=told.append)
+    assert len(timed[odd]) == 2
+    assert [line for line in told if line.startswith("again: odd, mlp-64")]
+
+
 @pytest.mark.slow
 def test_smallest_selection(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.peers", "--workload", "mlp-64", "--replicas", "1"]
