@@ -1,5 +1,6 @@
 """Portable (Keras 3) models: what the adapters of every framework share.
 
+The module that authors of backends get by the door: it gives what they need of the files beside it too.
 Imported by adapters only after `keras_backend.claim`.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -72,19 +72,29 @@ def _train_all(
     return found
 
 
+class _Noted:
+    """A session that keeps the loss of every step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.losses: list[Tensor] = []
+
+    def step(self, batch: Batch) -> Tensor:
+        """As the session's."""
+        self.losses.append(self._session.step(batch))
+        return self.losses[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
 def _train(session: Session) -> dict[str, Any]:
     """The built-in loop, with every loss, and the weights at both ends."""
     kinds: tuple[StateKind, ...] = ("trainable", "non-trainable")
-    start, losses, step = session.read_state(kinds), [], session.step
-
-    def noted(batch: Batch) -> Tensor:
-        losses.append(step(batch))
-        return losses[-1]
-
-    vars(session)["step"] = noted  # what `fit` calls
-    fit(session)
-    found = [float(loss) for loss in losses]
-    return {"start": start, "loss": found, "weights": session.read_state(kinds)}
+    start, noted = session.read_state(kinds), _Noted(session)
+    fit(cast(Session, noted))
+    losses = [float(loss) for loss in noted.losses]
+    return {"start": start, "loss": losses, "weights": session.read_state(kinds)}
 
 
 def assert_native_equality(ours: Mapping[str, Any], loop: Loop) -> None:

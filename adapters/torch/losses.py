@@ -120,14 +120,17 @@ def _signs(targets: Tensor) -> Tensor:
     return torch.where(is_binary, 2.0 * targets - 1.0, targets)
 
 
-def hinge(targets: Tensor, predictions: Tensor) -> Tensor:
+def _short_of_margin(targets: Tensor, predictions: Tensor) -> Tensor:
     targets, predictions = alike(targets, predictions)
-    return (1.0 - _signs(targets) * predictions).clamp_min(0.0).mean(-1)
+    return (1.0 - _signs(targets) * predictions).clamp_min(0.0)
+
+
+def hinge(targets: Tensor, predictions: Tensor) -> Tensor:
+    return _short_of_margin(targets, predictions).mean(-1)
 
 
 def squared_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
-    return (1.0 - _signs(targets) * predictions).clamp_min(0.0).square().mean(-1)
+    return _short_of_margin(targets, predictions).square().mean(-1)
 
 
 def categorical_hinge(targets: Tensor, predictions: Tensor) -> Tensor:

@@ -39,7 +39,19 @@ class History:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class _Written:
+    """What of a result is read from its file; the rest is known from where that lies; see `RunResult`."""
+
+    final_loss: float
+    metrics: dict[str, float]
+    strategy_report: dict[str, Any]
+    timings: dict[str, float]
+    plan: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RunResult(_Written):
     """The outcome of a run.
 
     Attributes:
@@ -52,12 +64,6 @@ class RunResult:
         run_directory: Where the run's files are.
     """
 
-    final_loss: float
-    metrics: dict[str, float]
-    strategy_report: dict[str, Any]
-    timings: dict[str, float]
-    plan: dict[str, Any]
-    versions: dict[str, str]
     run_directory: Path
 
     def __repr__(self) -> str:
@@ -87,18 +93,6 @@ class RunResult:
         """The result as plain JSON values; history and weights stay in their files."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"format": FORMAT, **plain, "run_directory": str(self.run_directory)}
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What of a result is read from its file; the rest is known from where that lies."""
-
-    final_loss: float
-    metrics: dict[str, float]
-    strategy_report: dict[str, Any]
-    timings: dict[str, float]
-    plan: dict[str, Any]
-    versions: dict[str, str]
 
 
 def read_result(run_directory: str | os.PathLike[str]) -> RunResult:

@@ -199,7 +199,7 @@ class Session:
         self._reporter.enter(BETWEEN_CALLS)
 
     def step_remarks(self) -> list[str]:
-        """What the group will honour in its own way, seen on the next batch. Local."""
+        """What the group will honour in its own way, seen on the next batch."""
         batch = next(self.batches(), None)
         return [] if batch is None else self.group.step_remarks(batch)
 

@@ -11,6 +11,8 @@ from conformance.hands import by_hand
 
 from isotrain.testing.native import assert_native_equality
 
+pytestmark = pytest.mark.slow
+
 LOOPS = (
     ("torch_ddp_native", "torch-ddp", "torch"),
     ("torch_ddp_keras", "torch-ddp", "keras"),
@@ -33,7 +35,6 @@ def cells() -> list[object]:
             backend,
             f"{optimizer}-{model}",
             replicas,
-            slow=True,
         )
         for script, backend, model in LOOPS
         for replicas, optimizer in OPTIMIZERS.items()

@@ -31,7 +31,7 @@ def checked(backend: str, replicas: int) -> Run:
 
 def cells() -> list[Any]:
     return [
-        param(backend, replicas, name, slow=True)
+        param(backend, replicas, name)
         for (backend, replicas), names in CELLS.items()
         for name in names
     ]

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from interrupts import heed_signals
 
 import isotrain
 from isotrain.core.comparison.comparison import Comparison, read_comparison
@@ -84,7 +85,7 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=heed_signals,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import heed_signals
 
 import isotrain
 from isotrain.core.cli.exit_codes import ExitCode
@@ -178,11 +179,6 @@ SPEC = (
 )
 
 
-def heed_interrupts() -> None:
-    """A shell makes what it starts in the background ignore SIGINT, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SCRIPT)
     (tmp_path / "spec.yaml").write_text(SPEC)
@@ -192,7 +188,7 @@ def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
         [*command, *options],
         cwd=tmp_path,
         env=os.environ,
-        preexec_fn=heed_interrupts,
+        preexec_fn=heed_signals,
     )
     try:
         deadline = time.monotonic() + 120

@@ -15,6 +15,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from interrupts import heed_signals
 
 import isotrain
 from isotrain.core.errors import RunFailedError
@@ -407,11 +408,6 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directo
 """
 
 
-def heed_interrupts() -> None:
-    """A shell makes what it starts in the background ignore SIGINT, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize(
     ("number", "backend", "deed", "way"),
     [
@@ -435,7 +431,7 @@ def test_the_starting_process_is_ended(
         env={**os.environ, "ISOTRAIN_START": way},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
+        preexec_fn=heed_signals,
     )
     with starter:
         wait_until(lambda: (folder / "moment").exists() or starter.poll() is not None, 120)

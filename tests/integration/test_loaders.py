@@ -14,6 +14,8 @@ from conformance.backends import param
 
 import isotrain
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 23
 INPUTS = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
 TARGETS = INPUTS.sum(1, keepdims=True)
@@ -128,7 +130,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("backend", "replicas", "kind"),
     [
-        param(backend, replicas, data.__name__, slow=True)
+        param(backend, replicas, data.__name__)
         for backend, replicas, *all_data in CASES
         for data in all_data
     ],
@@ -144,13 +146,11 @@ def test_the_same_result_as_of_arrays(
         assert found.metrics == expected.metrics
 
 
-@pytest.mark.slow
 def test_processes_that_see_other_samples_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(isotrain.IsotrainError, match="do not see the same samples"):
         trained(different, "torch-ddp", 2, tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_processes_shuffle_a_pipeline_without_seeds_alike(tmp_path: Path) -> None:
     losses = [
         trained(shuffled, "tf-multiworker", replicas, tmp_path / f"{replicas}").final_loss
@@ -159,7 +159,6 @@ def test_processes_shuffle_a_pipeline_without_seeds_alike(tmp_path: Path) -> Non
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-@pytest.mark.slow
 def test_a_data_set_that_never_ends_is_refused(tmp_path: Path) -> None:
     with pytest.raises(isotrain.IsotrainError, match="never ends"):
         trained(endless, "tf-mirrored", 1, tmp_path / "run")

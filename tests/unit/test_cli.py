@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+from interrupts import heed_signals
 
 from isotrain.core.cli import commands
 from isotrain.core.cli.argument_types import choice
@@ -353,9 +354,7 @@ def test_a_failed_run(folder: Path) -> None:
 )
 def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code: int) -> None:
     arguments = ["run", "small.json", "--backend", "reference", "--replicas", "2", "--json"]
-    process = started(
-        [*arguments, "--set", "epochs=1000000"], folder, preexec_fn=_with_default_signals
-    )
+    process = started([*arguments, "--set", "epochs=1000000"], folder, preexec_fn=heed_signals)
     assert process.stdout is not None
     while json.loads(process.stdout.readline())["event"] != "progress":
         pass
@@ -368,12 +367,6 @@ def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code:
     assert "Traceback" not in errors
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
-
-
-def _with_default_signals() -> None:
-    """A test run in the background would otherwise hand down that it ignores Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
