@@ -58,6 +58,15 @@ def built_late(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
     return [metric.name for metric in metrics if not keras_private.is_built(metric)]
 
 
+def sum_names(metric: keras.metrics.Metric) -> list[str]:
+    """Names for what a metric adds up, in the order of its variables: those of the variables, numbered."""
+    names = [variable.name for variable in metric.variables]
+    return [
+        name if name not in names[:place] else f"{name}#{names[:place].count(name)}"
+        for place, name in enumerate(names)
+    ]
+
+
 def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
     """Makes sure that metrics have the variables that others' sums can be added to.
 

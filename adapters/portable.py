@@ -24,6 +24,7 @@ from isotrain.adapters.keras_parts import (
     make_ready,
     readings,
     require_sums,
+    sum_names,
     update_metrics,
 )
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
@@ -40,6 +41,7 @@ __all__ = [
     "configure_precision",
     "inferred_accuracy",
     "loss_computer",
+    "loss_scale_variables",
     "make_ready",
     "mean_over_samples",
     "moving_statistics",
@@ -47,6 +49,7 @@ __all__ = [
     "require_sums",
     "seeded_initial_weights",
     "select",
+    "sum_names",
     "update_metrics",
 ]
 
@@ -176,6 +179,13 @@ def _named_optimizer(
     ):  # Keras' AdamW takes 0 but not None, the others None but not 0
         options["weight_decay"] = options["weight_decay"] or None
     return classes[settings.name](learning_rate=number(settings.lr), **options)
+
+
+def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The variables of a loss scale as its state names them; none without one."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return {}
+    return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
 
 
 def _through_float32(value: float) -> float:

@@ -11,12 +11,9 @@ from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
 from isotrain.core.contracts.capabilities import Placement as Placement
-from isotrain.core.contracts.group import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.group import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.group import Phase as Phase
 from isotrain.core.contracts.group import ReplicaGroup as ReplicaGroup
-from isotrain.core.contracts.group import StateInfo as StateInfo
-from isotrain.core.contracts.group import StateKind as StateKind
 from isotrain.core.contracts.job import Job as Job
 from isotrain.core.contracts.job import Work as Work
 from isotrain.core.contracts.launcher import Launcher as Launcher
@@ -37,8 +34,13 @@ from isotrain.core.contracts.replica import TensorFunctions as TensorFunctions
 from isotrain.core.contracts.replica import own_part as own_part
 from isotrain.core.contracts.service import Service as Service
 from isotrain.core.contracts.start import Start as Start
+from isotrain.core.contracts.state import ALL_STATE as ALL_STATE
+from isotrain.core.contracts.state import MODEL_STATE as MODEL_STATE
+from isotrain.core.contracts.state import StateInfo as StateInfo
+from isotrain.core.contracts.state import StateKind as StateKind
 from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
+from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
 from isotrain.core.contracts.traits import LayerTrait as LayerTrait
 from isotrain.core.contracts.traits import Trait as Trait
 from isotrain.core.contracts.usability import Examination as Examination

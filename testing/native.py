@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from isotrain.core.contracts.group import StateKind
 from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.state import StateKind
 from isotrain.core.data.batches import Batch
 from isotrain.core.running.loop import fit
 from isotrain.core.running.session import Session

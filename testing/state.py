@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isotrain.core.contracts.group import ALL_STATE
+from isotrain.core.contracts.state import MODEL_STATE
 from isotrain.core.errors import IsotrainError
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
@@ -39,7 +39,7 @@ def state_round_trip(bench: Bench) -> None:
 def state_kinds(bench: Bench) -> None:
     """The kinds of state are apart, complete, and the names those of the model."""
     state = bench.session.read_state()
-    kinds = {kind: bench.session.read_state((kind,)) for kind in ALL_STATE}
+    kinds = {kind: bench.session.read_state((kind,)) for kind in MODEL_STATE}
     assert set(kinds["trainable"]) == set(probe.starting_state()), sorted(kinds["trainable"])
     assert "statistics/moving_mean" in kinds["non-trainable"], sorted(kinds["non-trainable"])
     assert all(name.startswith("optimizer/") for name in kinds["optimizer"])

@@ -20,7 +20,7 @@ from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.plugin import (
-    ALL_STATE,
+    MODEL_STATE,
     Batch,
     Computation,
     LayerTrait,
@@ -257,16 +257,22 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def remarks(self) -> list[str]:
         return remarks(self._spec, "tensorflow", self.traits())
 
-    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        self.place_of(replica)
         return self._program.state.describe(kinds)
 
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
         if self._rate >= 0:
             self._program.note_learning_rate(self._rate)
-        return self._program.read_state(kinds)
+        return self._program.state.read(kinds, self.place_of(replica))
 
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._program.write_state(state)
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        place = None if replica is None else self.place_of(replica)
+        self._program.state.write(state, place)
 
     def average_parameters(self) -> None:
         self._function("average parameters", lambda: self._trace_average)()

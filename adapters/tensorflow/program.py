@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.private import copies
-from isotrain.adapters.tensorflow.state import NamedState, native
+from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native
 from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
@@ -34,7 +33,7 @@ class Program:
     Attributes:
         model: The model as the person's function built it.
         statistics: The weights that forward passes move; replicas must agree on them.
-        state: The weights and the optimizer's slots under their canonical names.
+        state: Its named state.
         kept: Where `apply` leaves the gradients it was given; empty unless `keep_gradients` was called.
     """
 
@@ -68,8 +67,15 @@ class Program:
         self._rate: Any = None
         self._prepare_optimizer()
         self.kept: list[tf.Variable] = []
-        slots = [*self._optimizer.variables, self._rate_variable]
-        self.state = NamedState(trainable, others, slots)
+        self.state = NamedState(
+            trainable,
+            others,
+            {
+                "optimizer": self._slots,
+                "loss-scale": lambda: portable.loss_scale_variables(self._optimizer),
+                "metrics": self._sums,
+            },
+        )
         self._losses = {
             training: loss_computer(spec, self.model, training) for training in (True, False)
         }
@@ -83,6 +89,21 @@ class Program:
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
+
+    def _slots(self) -> dict[str, Any]:
+        """The optimizer's slots by name, and its learning rate."""
+        scale = {id(v) for v in portable.loss_scale_variables(self._optimizer).values()}
+        slots = [v for v in self._optimizer.variables if id(v) not in scale]
+        slots.append(self._rate_variable)
+        return dict(zip(canonical_names(slots), slots, strict=True))
+
+    def _sums(self) -> dict[str, Any]:
+        """What the training metrics add up, as `METRIC/SUM`."""
+        return {
+            f"{metric.name}/{name}": variable
+            for metric in self._metrics["train"]
+            for name, variable in zip(portable.sum_names(metric), metric.variables, strict=True)
+        }
 
     def _prepare_optimizer(self) -> None:
         """Makes the slots, hands over the learning rate, and takes away the own reduction."""
@@ -318,14 +339,6 @@ class Program:
 
     def _accumulators(self, phase: Phase) -> list[tf.Variable]:
         return [native(v) for metric in self._metrics[phase] for v in metric.variables]
-
-    def read_state(self, kinds: Sequence[str]) -> dict[str, np.ndarray]:
-        """Copies named state to NumPy; not traced."""
-        return self.state.read(kinds)
-
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets named state; not traced."""
-        self.state.write(state)
 
 
 def _require_precision(model: Any, precision: str) -> None:

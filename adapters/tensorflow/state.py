@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,53 +11,71 @@ import tensorflow as tf
 
 from isotrain.adapters import portable
 from isotrain.adapters.tensorflow.private import copies
-from isotrain.plugin import IsotrainError, StateInfo, unknown_name
-
-_OPTIMIZER = "optimizer/"
+from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 
 class NamedState:
-    """Weights and optimizer slots under their canonical names."""
+    """The state of each replica here: weights under their names, all else under `KIND/...`."""
 
-    def __init__(self, trainable: list[Any], others: list[Any], slots: list[Any]) -> None:
-        names = canonical_names(trainable + others)
-        slot_names = [_OPTIMIZER + name for name in canonical_names(slots)]
-        variables = [native(variable) for variable in (*trainable, *others, *slots)]
-        self._variables = dict(zip(names + slot_names, variables, strict=True))
+    def __init__(
+        self,
+        trainable: Sequence[Any],
+        others: Sequence[Any],
+        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
+    ) -> None:
+        """Names variables.
+
+        Args:
+            trainable: Weights that are trained.
+            others: The other weights.
+            kinds: Gives the variables of each other kind by name, which lack the prefix of the kind.
+        """
+        names = canonical_names([*trainable, *others])
+        variables = [native(variable) for variable in (*trainable, *others)]
+        weights = dict(zip(names, variables, strict=True))
         count = len(trainable)
-        self._names = {
-            "trainable": names[:count],
-            "non-trainable": names[count:],
-            "optimizer": slot_names,
+        self._weights: dict[StateKind, dict[str, tf.Variable]] = {
+            "trainable": {name: weights[name] for name in names[:count]},
+            "non-trainable": {name: weights[name] for name in names[count:]},
         }
+        self._kinds = kinds
 
-    def read(self, kinds: Sequence[str]) -> dict[str, np.ndarray]:
-        """Copies state of these kinds, that of the first replica here; bfloat16 becomes float32."""
-        return {name: to_numpy(copies(self._variables[name])[0]) for name in self._wanted(kinds)}
+    def read(self, kinds: Sequence[StateKind], place: int = 0) -> dict[str, np.ndarray]:
+        """Copies state of these kinds, that of the replica at a place here; bfloat16 becomes float32."""
+        return {name: to_numpy(copies(v)[place]) for name, v in self._found(kinds).items()}
 
-    def describe(self, kinds: Sequence[str]) -> dict[str, StateInfo]:
+    def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""
-        return {name: _described(self._variables[name]) for name in self._wanted(kinds)}
+        return {name: _described(variable) for name, variable in self._found(kinds).items()}
 
-    def _wanted(self, kinds: Sequence[str]) -> list[str]:
-        return [name for kind in self._names if kind in kinds for name in self._names[kind]]
+    def _found(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
+        """The variables of some kinds, under their whole names."""
+        found: dict[str, tf.Variable] = {}
+        for kind, variables in self._kinds.items():
+            if kind in kinds:
+                own = variables().items()
+                found |= {f"{kind}/{name}": native(variable) for name, variable in own}
+        weights = [self._weights[kind] for kind in self._weights if kind in kinds]
+        return {name: v for own in weights for name, v in own.items()} | found
 
-    def write(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets state on every replica here.
+    def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
+        """Sets state on the replica at a place here, or on each.
 
         Raises:
             IsotrainError: A name or a shape does not fit this model.
         """
+        known = self._found((*self._weights, *self._kinds))
         for name, array in state.items():
-            if name not in self._variables:
-                raise IsotrainError(unknown_name("state", name, self._variables))
-            variable = self._variables[name]
+            if name not in known:
+                raise IsotrainError(unknown_name("state", name, known))
+            variable = known[name]
             if variable.shape != np.shape(array):
                 raise IsotrainError(
                     f"{name!r} has shape {tuple(variable.shape)} in this model, and the given state"
                     f" has {np.shape(array)}."
                 )
-            for copy in copies(variable):
+            here = copies(variable)
+            for copy in here if place is None else here[place : place + 1]:
                 copy.assign(tf.cast(tf.convert_to_tensor(array), copy.dtype))
 
 
@@ -67,9 +85,8 @@ def native(variable: Any) -> tf.Variable:
 
 
 def _described(variable: tf.Variable) -> StateInfo:
-    dtype = tf.float32 if variable.dtype == tf.bfloat16 else variable.dtype
     nbytes = variable.shape.num_elements() * variable.dtype.size
-    return StateInfo(tuple(variable.shape), dtype.name, nbytes)
+    return StateInfo(tuple(variable.shape), variable.dtype.name, nbytes)
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

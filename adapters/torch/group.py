@@ -16,10 +16,11 @@ from isotrain.adapters.torch import metrics
 from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.program import to_numpy
 from isotrain.adapters.torch.replica import TorchReplica
+from isotrain.adapters.torch.state import NamedState, accumulators, generators
+from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.plugin import (
-    ALL_STATE,
+    MODEL_STATE,
     Batch,
     CompressionMethod,
     Computation,
@@ -88,6 +89,13 @@ class TorchReplicaGroup(ReplicaGroup):
         }
         self._training_metrics = self._metrics["train"]
         self._evaluated = torch.zeros(2, dtype=torch.float64, device=device)
+        self._state = NamedState(
+            {
+                **self.program.sections(),
+                "random": generators(device),
+                "metrics": accumulators(self._training_metrics),
+            }
+        )
 
     @property
     def model(self) -> Any:
@@ -291,14 +299,22 @@ class TorchReplicaGroup(ReplicaGroup):
         piece = batch.slices[0][0]
         return self.program.remarks(piece.inputs, piece.targets)
 
-    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
-        return self.program.describe_state(kinds)
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        self.place_of(replica)
+        return self._state.describe(kinds)
 
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
-        return self.program.read_state(kinds)
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
+        self.place_of(replica)
+        return self._state.read(kinds)
 
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self.program.write_state(state)
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        self.place_of(replica)
+        self._state.write(state)
+        self._rate = None  # the optimizer may have been given another
 
     def average_parameters(self) -> None:
         flat_mean(self.exchange, list(self.program.trainable.values()), 1.0)

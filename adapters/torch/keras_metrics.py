@@ -23,10 +23,23 @@ class KerasMetric(Metric):
         self.name = metric.name
         self._metric = metric
 
+        self._pending: dict[str, torch.Tensor] = {}
+
     @property
     def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
         """Its variables: some metrics make them when they see the first samples."""
         return [variable.value.detach() for variable in self._metric.variables]
+
+    def named_sums(self) -> dict[str, torch.Tensor]:
+        names = keras_parts.sum_names(self._metric)
+        return self._pending or dict(zip(names, self.sums, strict=True))
+
+    def write_sum(self, name: str, value: torch.Tensor) -> None:
+        """Sets one of them; it is kept until it is made, if that is yet to come."""
+        if self.is_late:
+            self._pending[name] = value
+        else:
+            super().write_sum(name, value)
 
     @property
     def is_late(self) -> bool:
@@ -34,14 +47,20 @@ class KerasMetric(Metric):
 
     def make_ready(self, targets: Any, predictions: Any) -> None:
         keras_parts.make_ready([self._metric], targets, predictions)
+        pending, self._pending = self._pending, {}
+        for name, value in pending.items():
+            super().write_sum(name, value)
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
+        if self._pending:
+            self.make_ready(targets, predictions)
         keras_parts.update_metrics([self._metric], targets, predictions)
 
     def readings(self) -> dict[str, float]:
         return keras_parts.readings(self.name, self._metric.result())
 
     def reset(self) -> None:
+        self._pending = {}
         self._metric.reset_state()
 
     def require_sums(self) -> None:

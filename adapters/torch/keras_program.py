@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 
 from isotrain.adapters import keras_private, keras_traits, portable
 from isotrain.adapters.torch import keras_metrics
 from isotrain.adapters.torch.keras_update import keras_update
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.recording import Compute
 from isotrain.adapters.torch.replayed import Replayed
+from isotrain.adapters.torch.state import Section, in_place
+from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import (
     IsotrainError,
     LayerTrait,
@@ -105,24 +105,40 @@ class KerasProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
-        seeds = self.read_state(("non-trainable",))
+        seeds = {name: self.frozen[name] for name in self.frozen if keras_private.is_seed(name)}
         self._seed_shift = replica * portable.SEED_STRIDE
-        self.write_state({name: seeds[name] for name in seeds if keras_private.is_seed(name)})
+        with torch.no_grad():
+            for seed in seeds.values():
+                seed.copy_(_moved(seed, self._seed_shift))
 
-    def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
-        """Copies named state to NumPy; seeds of random layers as replica 0 has them."""
-        state = super().read_state(kinds)
-        return {name: _shifted(name, value, -self._seed_shift) for name, value in state.items()}
+    def sections(self) -> dict[StateKind, Section]:
+        """The state that it has itself: seeds of random layers as replica 0 has them."""
+        return super().sections() | {"non-trainable": Section(self._shared, self._write_shared)}
 
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets named state; seeds of random layers are made this replica's own."""
-        super().write_state(
-            {name: _shifted(name, value, self._seed_shift) for name, value in state.items()}
-        )
+    def _shared(self) -> dict[str, torch.Tensor]:
+        return {
+            name: _moved(value, -self._seed_shift) if keras_private.is_seed(name) else value
+            for name, value in self.frozen.items()
+        }
+
+    def _write_shared(self, name: str, value: torch.Tensor) -> None:
+        is_seed = keras_private.is_seed(name) and value.shape == (2,)
+        moved = _moved(value, self._seed_shift) if is_seed else value
+        in_place(self.frozen).write(name, moved)
 
     def _slots(self) -> dict[str, Any]:
-        variables = self.optimizer.variables
+        scale = {id(variable) for variable in self._scale_variables().values()}
+        variables = [v for v in self.optimizer.variables if id(v) not in scale]
         return dict(zip(portable.canonical_names(variables), variables, strict=True))
+
+    def _scale_variables(self) -> dict[str, Any]:
+        return portable.loss_scale_variables(self.optimizer)
+
+    def loss_scale_state(self) -> dict[str, torch.Tensor]:
+        return {name: variable.value for name, variable in self._scale_variables().items()}
+
+    def write_loss_scale(self, name: str, value: torch.Tensor) -> None:
+        in_place(self.loss_scale_state(), "loss-scale/").write(name, value)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         return {name: variable.value for name, variable in self._slots().items()}
@@ -136,10 +152,10 @@ class KerasProgram(Program):
             self.update.forget()
 
 
-def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
-    """Moves the seed of a seed generator's state by `shift`; other state stays as it is."""
-    if not keras_private.is_seed(name) or not shift or np.shape(value) != (2,):
-        return value
-    moved = np.array(value)
+def _moved(state: torch.Tensor, shift: int) -> torch.Tensor:
+    """The state of a seed generator with its seed moved."""
+    if not shift:
+        return state
+    moved = state.detach().clone()
     moved[0] = (int(moved[0]) + shift) & 0x7FFFFFFF
     return moved

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from isotrain.adapters.torch.losses import Masked, same_rank
+from isotrain.adapters.torch.tensors import overwrite
+from isotrain.plugin import IsotrainError, unknown_name
 
 
 class Metric(ABC):
@@ -31,6 +33,21 @@ class Metric(ABC):
     @abstractmethod
     def readings(self) -> dict[str, float]:
         """The number by its name, or several as `name/place`."""
+
+    def named_sums(self) -> dict[str, Tensor]:
+        """The sums by a name for each."""
+        return {str(place): total for place, total in enumerate(self.sums)}
+
+    def write_sum(self, name: str, value: Tensor) -> None:
+        """Sets one of them.
+
+        Raises:
+            IsotrainError: There is none of that name and shape.
+        """
+        known = self.named_sums()
+        if name not in known:
+            raise IsotrainError(unknown_name(f"sum of the metric {self.name}", name, known))
+        overwrite(f"metrics/{self.name}/{name}", known[name], value)
 
     def reset(self) -> None:
         """Forgets all samples."""

@@ -15,7 +15,8 @@ from isotrain.adapters.torch.loss_weights import weigher
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_loss import build_loss
 from isotrain.adapters.torch.named_metrics import build_metrics
-from isotrain.adapters.torch.program import Objective, Program, overwrite
+from isotrain.adapters.torch.program import Objective, Program
+from isotrain.adapters.torch.tensors import overwrite
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
     CustomOptimizer,
@@ -37,6 +38,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lamb": Lamb,
 }
 _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
+_SCALE_KEYS = {"scale": "scale", "steps": "_growth_tracker"}
+"""Of a GradScaler's state."""
 _MIXED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -99,6 +102,17 @@ class NativeProgram(Program):
 
     def loss_scale(self) -> float:
         return self._scaler.get_scale()
+
+    def loss_scale_state(self) -> dict[str, torch.Tensor]:
+        own = self._scaler.state_dict()
+        return {name: torch.tensor(own[key]) for name, key in _SCALE_KEYS.items() if key in own}
+
+    def write_loss_scale(self, name: str, value: torch.Tensor) -> None:
+        own = self._scaler.state_dict()
+        known = self.loss_scale_state()
+        if name not in known:
+            raise IsotrainError(unknown_name("state", f"loss-scale/{name}", known))
+        self._scaler.load_state_dict(own | {_SCALE_KEYS[name]: value.item()})
 
     def set_learning_rate(self, rate: float) -> None:
         for group, ratio in zip(self.optimizer.param_groups, self._rate_ratios, strict=True):

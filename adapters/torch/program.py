@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from isotrain.adapters.torch.loss_weights import Weigh
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.plugin import (
-    IsotrainError,
-    LayerTrait,
-    StateInfo,
-    StateKind,
-    StatePart,
-    Trait,
-    unknown_name,
-)
+from isotrain.adapters.torch.state import Section, in_place
+from isotrain.plugin import LayerTrait, StateKind, StatePart, Trait
 
 
 class Objective(nn.Module):
@@ -122,65 +114,19 @@ class Program(ABC):
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
         """Sets one slot."""
 
-    def read_state(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
-        """Copies named state to NumPy."""
-        return {name: to_numpy(tensor) for name, tensor in self._state(kinds).items()}
+    @abstractmethod
+    def loss_scale_state(self) -> dict[str, torch.Tensor]:
+        """The loss scale as `scale`, and the `steps` since it changed; nothing without one."""
 
-    def describe_state(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
-        """Tells what `read_state` would give."""
-        return {name: _described(tensor) for name, tensor in self._state(kinds).items()}
+    @abstractmethod
+    def write_loss_scale(self, name: str, value: torch.Tensor) -> None:
+        """Sets one of these."""
 
-    def _state(self, kinds: Sequence[StateKind]) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        if "trainable" in kinds:
-            found |= self.trainable
-        if "non-trainable" in kinds:
-            found |= self.frozen
-        if "optimizer" in kinds:
-            slots = self.optimizer_state()
-            found |= {f"optimizer/{name}": tensor for name, tensor in slots.items()}
-        return found
-
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets named state.
-
-        Raises:
-            IsotrainError: A name or a shape does not fit this model.
-        """
-        weights = self.trainable | self.frozen
-        with torch.no_grad():
-            for name, array in state.items():
-                value = torch.from_numpy(np.array(array))
-                if name.startswith("optimizer/"):
-                    self.write_optimizer_slot(name.removeprefix("optimizer/"), value)
-                    continue
-                if name not in weights:
-                    raise IsotrainError(unknown_name("weight", name, weights))
-                overwrite(name, weights[name], value)
-
-
-def overwrite(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies `value` into `target`, which keeps its dtype and device.
-
-    Raises:
-        IsotrainError: The shapes differ.
-    """
-    if target.shape != value.shape:
-        raise IsotrainError(
-            f"{name!r} has shape {tuple(target.shape)} in this model, and the given state has"
-            f" {tuple(value.shape)}."
-        )
-    target.copy_(value)
-
-
-def _described(tensor: torch.Tensor) -> StateInfo:
-    dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-    return StateInfo(tuple(tensor.shape), str(dtype).removeprefix("torch."), tensor.nbytes)
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Copies a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
-    tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return np.array(tensor.cpu().numpy())
+    def sections(self) -> dict[StateKind, Section]:
+        """The state that it has itself."""
+        return {
+            "trainable": in_place(self.trainable),
+            "non-trainable": in_place(self.frozen),
+            "optimizer": Section(self.optimizer_state, self.write_optimizer_slot),
+            "loss-scale": Section(self.loss_scale_state, self.write_loss_scale),
+        }

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
+from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.data.batches import Batch
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.errors import IsotrainError, UnsupportedError
 
 CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
-StateKind = Literal["trainable", "non-trainable", "optimizer"]
-ALL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
-
-
-@dataclass(frozen=True)
-class StateInfo:
-    """What is known of a named state without reading it.
-
-    Attributes:
-        shape: Of the array that `read_state` gives.
-        dtype: Of that array, by NumPy's name.
-        nbytes: Bytes that it takes on a replica; half of the array's for bfloat16, which NumPy lacks.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
 
 
 class ReplicaGroup(ABC):
@@ -219,17 +196,60 @@ class ReplicaGroup(ABC):
         """Says what it will honour in its own way in steps on such batches; nothing moves. Local."""
         return []
 
+    def not_carried(self) -> list[str]:
+        """Says what a step depends on that `read_state` cannot give: one sentence each. Local."""
+        return []
+
     @abstractmethod
-    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
         """Tells what `read_state` would give, in the same order, and copies nothing. Local."""
 
     @abstractmethod
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
-        """Copies named state to NumPy: `<path>` for weights, `optimizer/<path>` for slots. Local."""
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Copies named state to NumPy. Local.
+
+        Another group of the same backend and replicas that is given, replica by replica, all that this
+        one has (`ALL_STATE`) takes the very steps that this one would take.
+
+        Args:
+            kinds: Of the state; see `StateKind`.
+            replica: One of `local_replicas`; None for the first of them.
+
+        Returns:
+            Weights under their path, the rest under `KIND/...`; bfloat16, which NumPy lacks, as float32.
+        """
 
     @abstractmethod
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets named state on the replicas of this process; unknown names are an error. Local."""
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        """Sets named state; what it does not name stays. Local.
+
+        Args:
+            state: Such as `read_state` gives.
+            replica: One of `local_replicas`, which alone is set; None for each of them.
+
+        Raises:
+            IsotrainError: A name is unknown, a shape does not fit, or the replica is not here.
+        """
+
+    def place_of(self, replica: int | None) -> int:
+        """The place of a replica among `local_replicas`, that of the first for None. Local.
+
+        Raises:
+            IsotrainError: It does not live in this process.
+        """
+        if replica is None:
+            return 0
+        if replica not in self.local_replicas:
+            here = ", ".join(map(str, self.local_replicas))
+            raise IsotrainError(
+                f"replica: expected one of those that live in this process ({here}), received"
+                f" {replica!r}."
+            )
+        return self.local_replicas.index(replica)
 
     @abstractmethod
     def average_parameters(self) -> None:

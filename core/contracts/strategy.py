@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capability, Placement
+from isotrain.core.contracts.strategy_state import StrategyState
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
@@ -84,6 +85,44 @@ class Strategy(ABC):
 
     def state_written(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Called on every process after `session.write_state`; what was kept of the weights is old."""
+
+    def state(self, group: ReplicaGroup) -> StrategyState:
+        """Gives what it keeps from step to step besides the state of its replicas. Local.
+
+        Called between two steps; the step does not change what was given.
+        """
+        return StrategyState()
+
+    def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:  # noqa: B027  # as above
+        """Goes on from what `state` of the same strategy gave; the group has its own state back. Local.
+
+        Called after `started`. Where the run had another number of replicas, `state.of_replicas` is empty
+        and `state_written` was called before.
+        """
+
+    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says what a run loses of this strategy's own state when it goes on as something else.
+
+        With another strategy's name it goes on from the weights alone: `load_state` is not called.
+
+        Args:
+            strategy_before: The name of the strategy until now.
+            replicas_before: How many there were.
+            replicas: How many there will be.
+
+        Returns:
+            A sentence for each thing that is lost; nothing where the strategy keeps nothing.
+
+        Raises:
+            UnsupportedError: It cannot go on.
+        """
+        if type(self).state is Strategy.state:
+            return []
+        if strategy_before != self.name:
+            return [f"{self.name}: starts with nothing kept from the steps before"]
+        if replicas_before != replicas:
+            return [f"{self.name}: what it kept for each replica is lost"]
+        return []
 
     @abstractmethod
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:

@@ -12,9 +12,9 @@ from isotrain.core.parity.names import NameMap, require_counterparts
 if TYPE_CHECKING:
     import numpy as np
 
-    from isotrain.core.contracts.group import StateKind
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.contracts.state import StateKind
     from isotrain.core.data.batches import Batch
     from isotrain.core.running.session import Session
 

@@ -12,12 +12,13 @@ from typing import Any, Self
 import numpy as np
 
 from isotrain.core.contracts.events import EpochEnded, Evaluating
-from isotrain.core.contracts.group import ALL_STATE, ReplicaGroup, StateKind
+from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.batches import Batch, Loader, Place
 from isotrain.core.data.sources import BatchStream, ShardedStream, as_source, map_tree
 from isotrain.core.errors import DataError, IsotrainError
@@ -327,7 +328,7 @@ class Session:
                 EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
             )
 
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+    def read_state(self, kinds: Sequence[StateKind] = MODEL_STATE) -> dict[str, np.ndarray]:
         """Copies named state to NumPy: weights under their path, slots under `optimizer/`. Local."""
         return self.group.read_state(kinds)
 

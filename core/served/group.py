@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isotrain.core.contracts.group import ALL_STATE, Phase, ReplicaGroup, StateInfo, StateKind
+from isotrain.core.contracts.group import Phase, ReplicaGroup
 from isotrain.core.contracts.replica import Computation, StatePart, Tensor
 from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait
 from isotrain.core.data.batches import Batch, Slice
 from isotrain.core.errors import UnsupportedError
@@ -232,18 +233,32 @@ class ServedGroup(ReplicaGroup):
     def step_remarks(self, batch: Batch) -> list[str]:
         return self._own.step_remarks(batch)
 
-    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
-        return self._own.describe_state(kinds)
+    def not_carried(self) -> list[str]:
+        return self._own.not_carried()
 
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        return self._own.describe_state(self._kept_of(replica, kinds))
+
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
         self._settle()
-        return self._own.read_state(kinds)
+        return self._own.read_state(self._kept_of(replica, kinds))
 
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        self.place_of(replica)
         self._settle()
         self._own.write_state(state)
         self._outdate()
         self._statistics = self._read(STATISTICS)
+
+    def _kept_of(self, replica: int | None, kinds: Sequence[StateKind]) -> Sequence[StateKind]:
+        """What is kept of a replica: the weights are those of all; the rest is counted as the first one's."""
+        if self.place_of(replica) == 0:
+            return kinds
+        return [kind for kind in kinds if kind in MODEL_STATE]
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Computes them here, one replica's after the other's: for looking at, not for training."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.plugin import (
-    ALL_STATE,
+    MODEL_STATE,
     Batch,
     Computation,
     LayerTrait,
@@ -89,7 +89,7 @@ class ReferenceGroup(ReplicaGroup):
         sums = self._program.metrics.sums.copy()
         with super().undisturbed():
             yield
-        self._program.metrics.sums = sums
+        self._program.metrics.sums[...] = sums
 
     def keep_gradients(self) -> bool:
         self._keeps = True
@@ -120,7 +120,7 @@ class ReferenceGroup(ReplicaGroup):
         return {"loss": mean(*found[:2]), **program.evaluated.results(found[2:])}
 
     def take_metrics(self) -> Array:
-        sums = self._program.metrics.sums
+        sums = self._program.metrics.sums.copy()
         self._program.metrics.reset()
         return sums
 
@@ -130,19 +130,29 @@ class ReferenceGroup(ReplicaGroup):
     def traits(self) -> list[LayerTrait]:
         return self._program.network.traits()
 
-    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
-        state = self._program.state
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
         return {
             name: StateInfo(value.shape, value.dtype.name, value.nbytes)
-            for kind in kinds
-            for name, value in state[kind].items()
+            for name, value in self._named(kinds, replica)
         }
 
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, Array]:
-        state = self._program.state
-        return {name: np.array(value) for kind in kinds for name, value in state[kind].items()}
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, Array]:
+        return {name: np.array(value) for name, value in self._named(kinds, replica)}
 
-    def write_state(self, state: Mapping[str, Array]) -> None:
+    def _named(
+        self, kinds: Sequence[StateKind], replica: int | None
+    ) -> Iterator[tuple[str, Array]]:
+        self.place_of(replica)
+        for kind, values in self._program.state.items():
+            if kind in kinds:
+                yield from values.items()
+
+    def write_state(self, state: Mapping[str, Array], *, replica: int | None = None) -> None:
+        self.place_of(replica)
         self._program.write(state)
 
     def average_parameters(self) -> None:

@@ -134,11 +134,17 @@ class Means:
         }
         if len(self._functions) < len(metrics) or "loss" in self._functions:
             raise SpecError("metrics: each needs a name of its own, which is not 'loss'.")
-        self.reset()
+        self.sums = np.zeros(2 * len(self._functions))
+
+    @property
+    def of_each(self) -> dict[str, Array]:
+        """The sums of each metric by its name, to be written in place."""
+        pairs = self.sums.reshape(-1, 2)
+        return dict(zip(self._functions, pairs, strict=True))
 
     def reset(self) -> None:
         """Starts at nothing again."""
-        self.sums = np.zeros(2 * len(self._functions))
+        self.sums[...] = 0
 
     def add(self, targets: Any, predictions: Any, count: int) -> None:
         """Adds samples.

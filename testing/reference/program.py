@@ -54,6 +54,7 @@ class Program:
             "trainable": self.network.trainable,
             "non-trainable": self.network.statistics | self.network.draws,
             "optimizer": slots,
+            "metrics": {f"metrics/{n}": value for n, value in self.metrics.of_each.items()},
         }
 
     def part(self, part: StatePart) -> list[Array]:

@@ -22,6 +22,7 @@ import isotrain
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment
 from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.batches import Batch, Loader, Slice, as_dataset
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.spec.files import load_spec
@@ -31,6 +32,7 @@ from isotrain.testing.launching import attempt
 from isotrain.testing.series import PATIENT, next_session
 
 RUNS = [("tf-mirrored", 2), ("tf-multiworker", 3)]
+STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
 Found = dict[str, Any]
 Work = Callable[[Any], Found]
 Check = Callable[["Run"], None]
@@ -63,7 +65,7 @@ class Run:
             board = Board(session.run_directory, session.rank, len(session.plan.processes))
             rows = board.share_rows([group.numpy(row) for row in group.compute(whole_state)])
             losses = board.share({n: np.array(v) for n, v in found["losses"].items()})
-            found["state"] = group.read_state()
+            found["state"] = group.read_state(STATE)
         for replica, row in enumerate(rows):
             assert_same(row, rows[0], f"state of replica {replica}")
         for rank, own in enumerate(losses):
@@ -77,7 +79,7 @@ class Run:
         threads = len(self.session.group.local_replicas)  # of a process, set once
         spec, backend = make_spec(**fields, threads=threads), self.session.plan.backend
         with isotrain.open_session(spec, backend=backend, replicas=1) as alone:
-            expected = {**work(alone.group), "state": alone.read_state()}
+            expected = {**work(alone.group), "state": alone.read_state(STATE)}
         assert found.keys() == expected.keys()
         assert found["state"].keys() == expected["state"].keys()
         for name, value in found.items():
@@ -308,8 +310,7 @@ def train_with_an_overflow(group: Any) -> Found:
 @check
 def float16_skips_a_step_that_overflows(run: Run) -> None:
     found = run.together(train_with_an_overflow, **FLOAT16)
-    (scale,) = [name for name in found["state"] if name.endswith("dynamic_scale")]
-    assert found["state"][scale] == 1024.0
+    assert found["state"]["loss-scale/scale"] == 1024.0
     run.assert_as_alone(found, train_with_an_overflow, 5e-3, **FLOAT16)
 
 

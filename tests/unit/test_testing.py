@@ -36,6 +36,7 @@ WITHOUT_CAPABILITY = {
         "add_metrics",
     ),
     *("undisturbed", "keep_gradients", "kept_gradients", "describe_state"),
+    *("not_carried", "place_of"),
 }
 
 

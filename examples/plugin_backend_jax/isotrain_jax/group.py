@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isotrain.plugin import (
-    ALL_STATE,
+    MODEL_STATE,
     Batch,
     Computation,
     LayerTrait,
@@ -50,7 +50,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self.replicas = ties.replicas
         self.local_replicas = (ties.rank,)
         self._program = program = Program(spec)
-        self._names = Names(program.variables, ties.rank)
+        self._names = Names(program, ties.rank)
         self._state: State = ties.lift(program.initial_state())
         self._evaluated = program.nothing_evaluated()
         self._precision = spec.precision
@@ -74,7 +74,7 @@ class JaxReplicaGroup(ReplicaGroup):
             weights = (self._state.trainable, self._state.others)
             alike = self._mesh.compile(functools.partial(jax.tree.map, mesh.of_first))(weights)
             self._state = self._state._replace(trainable=alike[0], others=alike[1])
-        as_first_has_them = Names(self._program.variables, rank=0)
+        as_first_has_them = Names(self._program, rank=0)
         self.write_state(as_first_has_them.read(self._local_state(), ("non-trainable",)))
 
     def _local_state(self) -> State:
@@ -216,13 +216,20 @@ class JaxReplicaGroup(ReplicaGroup):
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self._program.model, self._precision)
 
-    def describe_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, StateInfo]:
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        self.place_of(replica)
         return self._names.described(self._local_state(), kinds)
 
-    def read_state(self, kinds: Sequence[StateKind] = ALL_STATE) -> dict[str, np.ndarray]:
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
+        self.place_of(replica)
         return self._names.read(self._local_state(), kinds)
 
-    def write_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        self.place_of(replica)
         written = self._names.written(self._local_state(), state, self._mesh.place)
         self._state = self._mesh.lift(written)
 

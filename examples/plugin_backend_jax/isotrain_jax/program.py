@@ -42,7 +42,8 @@ class State(NamedTuple):
     kept: Arrays
 
 
-_OF_VARIABLES = ("trainable", "others", "slots", "metrics")
+OF_VARIABLES = ("trainable", "others", "slots", "metrics")
+"""The fields of a `State` that hold the values of variables."""
 
 
 class Evaluated(NamedTuple):
@@ -64,6 +65,7 @@ class Program:
         model: The model as the person's function built it.
         variables: The Keras variables, where `State` has their values.
         statistics: Which of the other weights forward passes move.
+        loss_scale: Those of the optimizer's variables that are the loss scale's, by what they are.
     """
 
     def __init__(self, spec: TrainingSpec) -> None:
@@ -82,6 +84,7 @@ class Program:
             )
         self._optimizer = portable.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
+        self.loss_scale = portable.loss_scale_variables(self._optimizer)
         self._metrics = _with_accumulators(portable.build_metrics(spec, "jax"))
         self._evaluation_metrics = portable.build_metrics(spec, "jax")
         self.variables = State(
@@ -97,6 +100,14 @@ class Program:
         self._rate_place = [id(slot) for slot in self.variables.slots].index(id(rate))
         self._training_loss = portable.loss_computer(spec, self.model, "jax", training=True)
         self._evaluation_loss = portable.loss_computer(spec, self.model, "jax", training=False)
+
+    def sums(self) -> dict[str, Any]:
+        """The variables of the training metrics, as `METRIC/SUM`."""
+        return {
+            f"{metric.name}/{name}": variable
+            for metric in self._metrics
+            for name, variable in zip(portable.sum_names(metric), metric.variables, strict=True)
+        }
 
     def places(self, part: StatePart) -> tuple[str, Sequence[int]]:
         """Where strategies find a part of the state: the field of `State`, and places in it."""
@@ -155,7 +166,7 @@ class Program:
     def _holding(self, state: State) -> keras.StatelessScope:
         """A scope in which the variables have the values of a state."""
         pairs: list[tuple[keras.Variable, jax.Array]] = []
-        for field in _OF_VARIABLES:
+        for field in OF_VARIABLES:
             variables, values = getattr(self.variables, field), getattr(state, field)
             pairs += zip(variables, _shaped(variables, values), strict=True)
         return keras.StatelessScope(pairs, collect_losses=True)
@@ -164,7 +175,7 @@ class Program:
         """The state with the values that the variables have at the end of a scope."""
         values = {
             field: _packed(map(scope.get_current_value, getattr(self.variables, field)))
-            for field in _OF_VARIABLES
+            for field in OF_VARIABLES
         }
         return state._replace(**values)
 

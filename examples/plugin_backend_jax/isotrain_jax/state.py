@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, portable, unknown_name
-from isotrain_jax.program import Arrays, State
+from isotrain_jax.program import OF_VARIABLES, Program, State
 
-_OPTIMIZER = "optimizer/"
-_KINDS: dict[StateKind, str] = {
-    "trainable": "trainable",
-    "non-trainable": "others",
-    "optimizer": "slots",
-}
-"""Which part of a `State` has each kind."""
+
+class Place(NamedTuple):
+    """Where in a `State` a named value is, and its shape there."""
+
+    part: str
+    index: int
+    shape: tuple[int, ...]
 
 
 class Names:
@@ -27,40 +28,51 @@ class Names:
     names they are those of replica 0.
     """
 
-    def __init__(self, variables: State, rank: int) -> None:
-        weights = portable.canonical_names([*variables.trainable, *variables.others])
-        slots = [_OPTIMIZER + name for name in portable.canonical_names(variables.slots)]
-        count = len(variables.trainable)
-        self._names = {
-            "trainable": weights[:count],
-            "others": weights[count:],
-            "slots": slots,
+    def __init__(self, program: Program, rank: int) -> None:
+        variables, scale = program.variables, program.loss_scale
+        weights = [*variables.trainable, *variables.others]
+        known = dict(zip(portable.canonical_names(weights), weights, strict=True))
+        slots = [v for v in variables.slots if all(v is not each for each in scale.values())]
+        named_slots = zip(portable.canonical_names(slots), slots, strict=True)
+        places = {
+            id(variable): Place(part, index, tuple(variable.shape))
+            for part in OF_VARIABLES
+            for index, variable in enumerate(getattr(variables, part))
         }
-        self._shapes = {
-            name: tuple(variable.shape)
-            for part, names in self._names.items()
-            for name, variable in zip(names, getattr(variables, part), strict=True)
+        by_kind: dict[StateKind, dict[str, Any]] = {
+            "trainable": {n: v for n, v in known.items() if places[id(v)].part == "trainable"},
+            "non-trainable": {n: v for n, v in known.items() if places[id(v)].part == "others"},
+            "optimizer": {f"optimizer/{name}": v for name, v in named_slots},
+            "loss-scale": {f"loss-scale/{name}": v for name, v in scale.items()},
+            "metrics": {f"metrics/{name}": v for name, v in program.sums().items()},
+        }
+        self._places = {
+            kind: {name: places[id(variable)] for name, variable in own.items()}
+            for kind, own in by_kind.items()
         }
         self._shift = rank * portable.SEED_STRIDE
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds to NumPy."""
         return {
-            name: _shifted(name, to_numpy(value).reshape(self._shapes[name]), -self._shift)
-            for name, value in self._chosen(state, kinds)
+            name: _shifted(name, to_numpy(value).reshape(place.shape), -self._shift)
+            for name, place, value in self._chosen(state, kinds)
         }
 
     def described(self, state: State, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""
         return {
-            name: StateInfo(self._shapes[name], _numpy_name(value.dtype), value.nbytes)
-            for name, value in self._chosen(state, kinds)
+            name: StateInfo(place.shape, value.dtype.name, value.nbytes)
+            for name, place, value in self._chosen(state, kinds)
         }
 
-    def _chosen(self, state: State, kinds: Sequence[StateKind]) -> Iterator[tuple[str, jax.Array]]:
-        for kind, part in _KINDS.items():
+    def _chosen(
+        self, state: State, kinds: Sequence[StateKind]
+    ) -> Iterator[tuple[str, Place, jax.Array]]:
+        for kind, places in self._places.items():
             if kind in kinds:
-                yield from zip(self._names[part], getattr(state, part), strict=True)
+                for name, place in places.items():
+                    yield name, place, getattr(state, place.part)[place.index]
 
     def written(
         self,
@@ -78,36 +90,29 @@ class Names:
         Raises:
             IsotrainError: A name or a shape does not fit this model.
         """
+        parts = {part: list(getattr(state, part)) for part in OF_VARIABLES}
         for name, array in given.items():
-            self._require(name, np.shape(array))
-        parts: dict[str, Arrays] = {}
-        for part, names in self._names.items():
-            values = list(getattr(state, part))
-            for index, name in enumerate(names):
-                if name in given:
-                    array = _shifted(name, np.asarray(given[name]), self._shift)
-                    values[index] = place(np.atleast_1d(array).astype(values[index].dtype))
-            parts[part] = values
+            found = self._found(name, np.shape(array))
+            own, value = parts[found.part], _shifted(name, np.asarray(array), self._shift)
+            own[found.index] = place(np.atleast_1d(value).astype(own[found.index].dtype))
         return state._replace(**parts)
 
-    def _require(self, name: str, shape: tuple[int, ...]) -> None:
-        if name not in self._shapes:
-            raise IsotrainError(unknown_name("state", name, self._shapes))
-        if shape != self._shapes[name]:
+    def _found(self, name: str, shape: tuple[int, ...]) -> Place:
+        known = {n: place for places in self._places.values() for n, place in places.items()}
+        if name not in known:
+            raise IsotrainError(unknown_name("state", name, known))
+        if shape != known[name].shape:
             raise IsotrainError(
-                f"{name!r} has shape {self._shapes[name]} in this model, and the given state has"
+                f"{name!r} has shape {known[name].shape} in this model, and the given state has"
                 f" {shape}."
             )
+        return known[name]
 
 
 def to_numpy(array: jax.Array) -> np.ndarray:
     """Copies an array to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     found = np.array(array)
     return found.astype(np.float32) if found.dtype == ml_dtypes.bfloat16 else found
-
-
-def _numpy_name(dtype: np.dtype) -> str:
-    return "float32" if dtype == ml_dtypes.bfloat16 else dtype.name
 
 
 def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:

@@ -1,0 +1,126 @@
+"""Named state of a torch replica, kind by kind, read and written as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.torch.tensors import overwrite, to_numpy
+from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
+
+_OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One kind of state, by names that lack the prefix of the kind.
+
+    Attributes:
+        read: Gives its tensors, as they are or copied.
+        write: Sets one of them; raises an IsotrainError where the name or the shape does not fit.
+    """
+
+    read: Callable[[], Mapping[str, torch.Tensor]]
+    write: Callable[[str, torch.Tensor], None]
+
+
+class NamedState:
+    """The state of one replica: weights under their names, all else under `KIND/...`."""
+
+    def __init__(self, sections: Mapping[StateKind, Section]) -> None:
+        """Puts sections together, the model's own among them."""
+        self._sections = sections
+        self._weights = {name: kind for kind in _OF_MODEL for name in sections[kind].read()}
+        self._kinds = {str(kind): kind for kind in sections if kind not in _OF_MODEL}
+
+    def read(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
+        """Copies state of these kinds; bfloat16 becomes float32."""
+        return {name: to_numpy(tensor) for name, tensor in self._tensors(kinds)}
+
+    def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
+        """Tells what `read` would give."""
+        return {name: _described(tensor) for name, tensor in self._tensors(kinds)}
+
+    def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, torch.Tensor]]:
+        for kind, section in self._sections.items():
+            if kind in kinds:
+                prefix = "" if kind in _OF_MODEL else f"{kind}/"
+                for name, tensor in section.read().items():
+                    yield prefix + name, tensor
+
+    def write(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets state.
+
+        Raises:
+            IsotrainError: A name or a shape does not fit this model.
+        """
+        with torch.no_grad():
+            for name, array in state.items():
+                section, own = self._found(name)
+                section.write(own, torch.from_numpy(np.array(array)))
+
+    def _found(self, name: str) -> tuple[Section, str]:
+        """The section that a name belongs to, and the name in it; a weight's name goes first."""
+        if name in self._weights:
+            return self._sections[self._weights[name]], name
+        prefix, _, own = name.partition("/")
+        if prefix not in self._kinds:
+            raise IsotrainError(unknown_name("weight", name, self._weights))
+        return self._sections[self._kinds[prefix]], own
+
+
+def in_place(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Section:
+    """A section of tensors that stay where they are; the prefix is for messages."""
+
+    def write(name: str, value: torch.Tensor) -> None:
+        if name not in tensors:
+            raise IsotrainError(unknown_name("state", prefix + name, tensors))
+        overwrite(prefix + name, tensors[name], value)
+
+    return Section(lambda: tensors, write)
+
+
+def generators(device: torch.device) -> Section:
+    """Torch's own generators of random numbers: that of the CPU, and that of a GPU."""
+    states = {"torch": (torch.get_rng_state, torch.set_rng_state)}
+    if device.type == "cuda":
+        states["torch-cuda"] = (
+            lambda: torch.cuda.get_rng_state(device),
+            lambda state: torch.cuda.set_rng_state(state, device),
+        )
+
+    def write(name: str, value: torch.Tensor) -> None:
+        if name not in states:
+            raise IsotrainError(unknown_name("generator", name, states))
+        states[name][1](value)
+
+    return Section(lambda: {name: read() for name, (read, _) in states.items()}, write)
+
+
+def accumulators(metrics: Sequence[Metric]) -> Section:
+    """What metrics have added up, as `METRIC/SUM`."""
+    by_name = {metric.name: metric for metric in metrics}
+
+    def read() -> dict[str, torch.Tensor]:
+        return {
+            f"{metric.name}/{name}": total
+            for metric in metrics
+            for name, total in metric.named_sums().items()
+        }
+
+    def write(name: str, value: torch.Tensor) -> None:
+        owner, _, own = name.rpartition("/")
+        if owner not in by_name:
+            raise IsotrainError(unknown_name("metric", owner, by_name))
+        by_name[owner].write_sum(own, value)
+
+    return Section(read, write)
+
+
+def _described(tensor: torch.Tensor) -> StateInfo:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return StateInfo(tuple(tensor.shape), dtype, tensor.nbytes)

@@ -1,0 +1,51 @@
+"""The state of a replica: its kinds, and what is known of a named part of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+StateKind = Literal[
+    "trainable", "non-trainable", "optimizer", "loss-scale", "random", "metrics", "exchange"
+]
+"""`trainable` and `non-trainable`: the model's weights, under their own names; all else under `KIND/...`.
+
+`optimizer`: its slots. `loss-scale`: `scale`, and `steps` since it changed. `random`: generators of random
+numbers, but for those among the non-trainable weights. `metrics`: what training metrics have added up since
+they were collected last. `exchange`: what the native exchange keeps from step to step.
+
+`random`, `metrics` and `exchange` are each replica's own. The others are equal on all replicas wherever these
+hold the same weights."""
+
+ALL_STATE: tuple[StateKind, ...] = (
+    "trainable",
+    "non-trainable",
+    "optimizer",
+    "loss-scale",
+    "random",
+    "metrics",
+    "exchange",
+)
+MODEL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
+"""What is meant where no kinds are given."""
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """What is known of a named state without reading it.
+
+    Attributes:
+        shape: Of it.
+        dtype: Its own, by name: also `bfloat16`, for which `read_state` gives float32, as NumPy lacks it.
+        nbytes: Bytes that it takes on a replica.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
