@@ -30,6 +30,10 @@ class DataError(IsotrainError):
     """A data source does not give what the run needs."""
 
 
+class CheckpointError(IsotrainError):
+    """A checkpoint cannot be written or read, or is not as it was written; names the file."""
+
+
 class PluginError(IsotrainError):
     """A plugin is broken, or two plugins register the same name."""
 

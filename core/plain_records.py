@@ -32,13 +32,30 @@ def read_json(path: Path) -> Any:
         FileNotFoundError: It is not there.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise IsotrainError(f"{path} cannot be read: {error}.") from None
+    return json_value(content, str(path))
+
+
+def json_value(content: bytes, where: str) -> Any:
+    """The value that JSON text stands for.
+
+    Args:
+        content: In UTF-8.
+        where: The file; the start of every error.
+
+    Raises:
+        IsotrainError: It is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(content.decode())
+    except ValueError as error:
+        raise IsotrainError(f"{where} cannot be read: {error}.") from None
     except RecursionError:
-        raise IsotrainError(f"{path} cannot be read: it is nested too deeply.") from None
+        raise IsotrainError(f"{where} cannot be read: it is nested too deeply.") from None
 
 
 def record(cls: type[T], plain: Any, where: str) -> T:

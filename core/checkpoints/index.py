@@ -1,0 +1,117 @@
+"""Which parts, in which files, make up each tensor of a checkpoint; checked before any is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from isotrain.core.checkpoints.dtypes import CODES, stored_dtype
+from isotrain.core.checkpoints.parts import MOST_AXES, StoredTensor
+from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
+from isotrain.core.errors import CheckpointError
+
+_MOST_PARTS = 4096
+_MOST_BYTES = 2**62
+
+
+@dataclass(frozen=True)
+class PlacedPart:
+    """A part and the file that it lies in."""
+
+    file: TensorFileRecord
+    record: PartRecord
+
+
+Index = Mapping[str, Mapping[str, list[PlacedPart]]]
+"""By section and by name."""
+
+
+def index(files: Iterable[TensorFileRecord], where: str) -> Index:
+    """Puts the parts of all writers together.
+
+    Args:
+        files: All.
+        where: The checkpoint, for errors.
+
+    Raises:
+        CheckpointError: A file cannot be as it is said to be, or parts do not make up a whole tensor.
+    """
+    found: dict[str, dict[str, list[PlacedPart]]] = {}
+    for file in files:
+        _check_file(file, f"{where}: {file.name}")
+        tensors = found.setdefault(file.section, {})
+        for record in file.tensors:
+            tensors.setdefault(record.name, []).append(PlacedPart(file, record))
+    for section, tensors in found.items():
+        for name, parts in tensors.items():
+            _check_tensor([part.record for part in parts], f"{where}: {section}: {name!r:.200}")
+    return found
+
+
+def described(parts: list[PlacedPart]) -> StoredTensor:
+    """What is known of the tensor that parts make up."""
+    first = parts[0].record
+    nbytes = sum(part.record.bytes for part in parts)
+    return StoredTensor(tuple(first.global_shape), first.dtype, nbytes, len(parts))
+
+
+def _check_file(file: TensorFileRecord, where: str) -> None:
+    end = file.header_bytes
+    for record in file.tensors:
+        _check_part(record, f"{where}: {record.name!r:.200}")
+        if record.start != end:
+            raise CheckpointError(
+                f"{where}: {record.name!r:.200} begins at {record.start}, expected {end}."
+            )
+        end += record.bytes
+    if not 8 <= file.header_bytes <= end == file.bytes:
+        raise CheckpointError(f"{where}: its tensors end at {end}, and it has {file.bytes} bytes.")
+
+
+def _check_part(record: PartRecord, where: str) -> None:
+    if record.dtype not in CODES:
+        raise CheckpointError(
+            f"{where}: expected a dtype of {', '.join(CODES)}, received {record.dtype!r:.60}."
+        )
+    extents = (record.shape, record.offset, record.global_shape)
+    if len({len(each) for each in extents}) > 1 or len(record.shape) > MOST_AXES:
+        raise CheckpointError(
+            f"{where}: expected a shape, an offset and a global shape of the same length, up to {MOST_AXES}."
+        )
+    inside = all(
+        min(first, n) >= 0 and first + n <= most for n, first, most in zip(*extents, strict=True)
+    )
+    item = stored_dtype(record.dtype).itemsize
+    sound = math.prod(max(n, 1) for n in record.global_shape) * item < _MOST_BYTES
+    if not (inside and sound and math.prod(record.shape) * item == record.bytes):
+        raise CheckpointError(
+            f"{where}: {record.bytes} bytes cannot be {record.dtype} of shape {record.shape!s:.200} at"
+            f" {record.offset!s:.200} of {record.global_shape!s:.200}."
+        )
+
+
+def _check_tensor(records: list[PartRecord], where: str) -> None:
+    """Whether the parts are of one tensor, lie beside each other, and fill it."""
+    first = records[0]
+    if any((r.dtype, r.global_shape) != (first.dtype, first.global_shape) for r in records):
+        raise CheckpointError(f"{where}: its parts are of tensors of several shapes or dtypes.")
+    if len(records) > _MOST_PARTS:
+        raise CheckpointError(f"{where}: {len(records)} parts; at most {_MOST_PARTS} are read.")
+    filled = sum(math.prod(record.shape) for record in records)
+    if filled != math.prod(first.global_shape) or _overlap(records):
+        raise CheckpointError(
+            f"{where}: its {len(records)} parts overlap or leave gaps: they have {filled} numbers, and"
+            f" it has {math.prod(first.global_shape)}. Did every writer of it write?"
+        )
+
+
+def _overlap(records: list[PartRecord]) -> bool:
+    starts = np.array([record.offset for record in records], "int64")
+    ends = starts + np.array([record.shape for record in records], "int64")
+    return any(
+        bool(np.all((starts[n] < ends[:n]) & (starts[:n] < ends[n]), axis=1).any())
+        for n in range(1, len(records))
+    )
