@@ -88,6 +88,7 @@ IN_SESSION = (
     _check(state.state_is_a_copy, STEP, STATE),
     _check(state.unknown_state_is_refused, STATE),
     _check(state.evaluation, STATE),
+    _check(state.predictions, STATE, COMPUTE),
     _check(state.evaluation_changes_nothing, STEP, STATE),
     _check(computations.computation, COMPUTE),
     _check(computations.computation_on_state, COMPUTE, STATE),

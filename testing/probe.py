@@ -26,6 +26,8 @@ SEED = 5
 RATE = 0.125
 MOMENTUM = 0.5
 STATISTICS_MOMENTUM = 0.75
+STATISTICS_EPSILON = 1e-3
+"""Keras' own."""
 NOISE = 64
 
 START = {
@@ -167,6 +169,16 @@ class Oracle:
             self._hidden(rows) @ self.weights["head/kernel"] + self.weights["head/bias"]
         )
         return logits
+
+    def outputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """All that the model gives in evaluation mode, before training, where every `noise` is 1."""
+        normalized = samples()[0]["features"][rows] / np.sqrt(1.0 + STATISTICS_EPSILON)
+        return {
+            "prediction": self.predictions(rows),
+            "seen": self.weights["seen/embeddings"][rows],
+            "noisy": np.full((len(rows), 1), self.weights["noisy/kernel"].sum()),
+            "statistics": normalized,
+        }
 
     def _hidden(self, rows: np.ndarray) -> np.ndarray:
         features = samples()[0]["features"][rows]

@@ -91,6 +91,16 @@ def evaluation(bench: Bench) -> None:
         assert_close(results, expected, f"evaluation of {count} samples")
 
 
+def predictions(bench: Bench) -> None:
+    """Predictions are those of evaluation mode, for every sample, in order, whatever the replicas."""
+    bench.restart()
+    counts = (22, 13, 5, 1)
+    found = [bench.session.predict(probe.samples(count, noise=1.0)) for count in counts]
+    for count, outputs in zip(counts, found, strict=True):
+        expected = probe.Oracle.fresh().outputs(np.arange(count))
+        assert_close(outputs, expected, f"predictions for {count} samples")
+
+
 def evaluation_changes_nothing(bench: Bench) -> None:
     """Evaluation leaves weights, moving statistics, slots and training metrics alone."""
     bench.restart()

@@ -220,6 +220,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         self._on_replicas(replica)
 
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        return self._function("predict", lambda: self._trace_predictions)(list(inputs))
+
+    def _trace_predictions(self, inputs: list[Any]) -> list[Any]:
+        return self._on_replicas(lambda position: self._program.predict(inputs[position]))
+
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         function = self._function(("collect", phase), lambda: lambda: self._trace_collect(phase))
         found: dict[str, float] = {}

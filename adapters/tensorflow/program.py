@@ -7,6 +7,7 @@ and the access to named state.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -76,6 +77,7 @@ class Program:
                 "metrics": self._sums,
             },
         )
+        self._forward = forward(self.model, training=False)
         self._losses = {
             training: loss_computer(spec, self.model, training) for training in (True, False)
         }
@@ -296,6 +298,10 @@ class Program:
             total = tf.math.multiply_no_nan(tf.cast(loss, tf.float64), count)
             self._evaluated.assign_add(tf.stack([total, count]))
 
+    def predict(self, inputs: Any) -> Any:
+        """What the model gives in evaluation mode."""
+        return self._forward(inputs)
+
     def _update_metrics(self, phase: Phase, piece: Piece, predictions: Any) -> None:
         portable.update_metrics(self._metrics[phase], piece[1], predictions)
 
@@ -395,14 +401,21 @@ def loss_computer(
 
         return compute_objective
     loss = portable.build_loss(spec, "tensorflow")
-    knows_training = "training" in inspect.signature(model.__call__).parameters
-    options = {"training": training} if knows_training else {}
+    called = forward(model, training)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
-        predictions = model(inputs, **options)
+        predictions = called(inputs)
         return portable.mean_over_samples(loss(targets, predictions)), predictions
 
     return compute
+
+
+def forward(model: Any, training: bool) -> Callable[[Any], Any]:
+    """The call of a model, which is told whether it is training if it wants to know."""
+    wants_to_know = isinstance(model, keras.Layer) or (
+        "training" in inspect.signature(model.__call__).parameters
+    )
+    return functools.partial(model, training=training) if wants_to_know else model
 
 
 @contextlib.contextmanager

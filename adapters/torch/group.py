@@ -260,6 +260,9 @@ class TorchReplicaGroup(ReplicaGroup):
             self._evaluated[1] += weight
             _update(metrics, piece, predictions)
 
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        return [self.program.predict(own) for own in inputs]
+
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         def total(tensor: torch.Tensor) -> torch.Tensor:
             return self.exchange.all_reduce(tensor, "sum")

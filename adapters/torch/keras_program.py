@@ -78,6 +78,10 @@ class KerasProgram(Program):
         with torch.no_grad():
             return self.evaluation(inputs, targets)
 
+    def predict(self, inputs: Any) -> Any:
+        with torch.no_grad():
+            return self.model(inputs, training=False)
+
     def backward(self, loss: torch.Tensor) -> None:
         if self._scales_loss:
             loss = self.optimizer.scale_loss(loss)

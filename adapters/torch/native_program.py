@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class NativeProgram(Program):
             enabled=spec.loss_scaling is not None,
         )
         self.weigh = weigher(spec)
+        self._forward = self._with_autocast(model)
         self._compute = self._with_autocast(loss_computer(spec, model))
         self.objective = Objective(model, self._compute)
         model.train()
@@ -77,9 +79,9 @@ class NativeProgram(Program):
         if self._mixed is None:
             return compute
 
-        def mixed(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        def mixed(*given: Any) -> Any:
             with torch.autocast(self._device.type, dtype=self._mixed):
-                return compute(inputs, targets)
+                return compute(*given)
 
         return mixed
 
@@ -90,10 +92,20 @@ class NativeProgram(Program):
         return model_traits(self.model)
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        with self._evaluating():
+            return self._compute(inputs, targets)
+
+    def predict(self, inputs: Any) -> Any:
+        with self._evaluating():
+            return self._forward(inputs)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Has the model in evaluation mode, and computes no gradients."""
         self.model.eval()
         try:
             with torch.no_grad():
-                return self._compute(inputs, targets)
+                yield
         finally:
             self.model.train()
 

@@ -83,6 +83,10 @@ class Program(ABC):
         """Mean loss and predictions in evaluation mode, without gradients."""
 
     @abstractmethod
+    def predict(self, inputs: Any) -> Any:
+        """What the model gives in evaluation mode, without gradients."""
+
+    @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the loss's gradients (scaled, where the precision needs it) to the parameters."""
 

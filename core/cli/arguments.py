@@ -7,6 +7,8 @@ import argparse
 from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import choice, count, counts, listed, port, several, target
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
+from isotrain.core.cli.model_arguments import DESCRIPTIONS as OF_MODELS
+from isotrain.core.cli.model_arguments import PREDICT_EXAMPLES, describe_predict
 from isotrain.core.system.version import VERSION
 
 _MAIN_EXAMPLES = """\
@@ -110,6 +112,15 @@ def parser() -> argparse.ArgumentParser:
     _describe_parity(
         _add(commands, "parity", "find where two runs of a spec part, and why", _PARITY_EXAMPLES)
     )
+    describe_predict(
+        _add(
+            commands,
+            "predict",
+            "predict with the model of a finished run",
+            PREDICT_EXAMPLES,
+            home="isotrain.core.cli.model_commands",
+        )
+    )
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
@@ -133,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-_DESCRIPTIONS = {
+_DESCRIPTIONS = OF_MODELS | {
     "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
     " standard error, the result to standard output.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.here import look_here
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins.hookspecs import API_VERSION
@@ -264,9 +264,7 @@ def _spec(options: argparse.Namespace) -> TrainingSpec:
     """Reads the spec; what it refers to may lie in the current folder."""
     from isotrain.core.spec.files import load_spec
 
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    look_here()
     return load_spec(options.spec, getattr(options, "set", ()))
 
 

@@ -163,6 +163,17 @@ class ReplicaGroup(ABC):
         """Adds a batch's loss and metrics to the evaluation accumulators. Local."""
 
     @abstractmethod
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """Calls the model on samples in evaluation mode, in the precision of the run. Local.
+
+        Args:
+            inputs: Of each local replica, already placed: shape `[samples, ...]`, or a tree of such.
+
+        Returns:
+            Of each local replica what its model gave: a tensor, or tensors in dicts, lists and tuples.
+        """
+
+    @abstractmethod
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         """Gives the exact means over all samples of all replicas since the last call, and resets.
 

@@ -1,4 +1,4 @@
-"""Looks at a spec's data and model with one replica, in a process of its own."""
+"""Looks at a spec's data and model in short runs that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
-def look(work: Work, spec: TrainingSpec, backend: str, host: PluginHost) -> Any:
-    """Gives what `work` returns of a session with one replica.
+def look(
+    work: Work, spec: TrainingSpec, backend: str, host: PluginHost, replicas: int | None = 1
+) -> Any:
+    """Gives what `work` returns of a session in rank 0.
 
     Args:
-        work: Called in the process.
+        work: Called in each process.
         spec: What to load and build.
-        backend: Its registered name, without a collective.
+        backend: Its registered name, also with a collective.
         host: Knows the backend.
+        replicas: How many; None for one per usable GPU, or one.
 
     Raises:
         RunFailedError: The data cannot be loaded or the model not built; tells why.
     """
-    plan = make_plan(spec, backend=backend, replicas=1, host=host)
+    plan = make_plan(spec, backend=backend, replicas=replicas, host=host)
     folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
     found = run_job(work, spec, plan, host, RunDirectory(Path(folder)))[0]
     shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from isotrain.core.data.batches import DataSet, as_dataset
 from isotrain.core.data.sources import stream
@@ -18,13 +19,22 @@ def load_data(spec: TrainingSpec) -> DataSet:
     Raises:
         DataError: It is no data set.
     """
-    found = references.resolve(spec.data)
+    return loaded(spec.data, spec.data_args)
+
+
+def loaded(data: Any, arguments: Mapping[str, Any]) -> DataSet:
+    """Calls a data function with its arguments, or takes data as they are.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    found = references.resolve(data)
     is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
     if callable(found) and not is_data:
-        function = functools.partial(found, **spec.data_args)
+        function = functools.partial(found, **arguments)
         found = function()
         if isinstance(found, Iterator):  # it can be read once: the function begins each epoch
             found = stream(function)
-    elif spec.data_args:
+    elif arguments:
         raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
     return as_dataset(found)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.run_directory import kept_weights, weights_after
 from isotrain.core.system.whole_file import whole_file
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from isotrain.core.running.session import Session
+
+WEIGHTS_FILE = "weights.npz"
+"""Where a run directory has the final weights."""
 
 _SECONDS = 30.0
 
@@ -49,6 +56,21 @@ class KeptWeights:
         kept = kept_weights(self._session.run_directory)
         if kept is not None:
             kept.unlink()
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Reads what `save_weights` wrote.
+
+    Raises:
+        IsotrainError: There is no such file, or it is not one of weights.
+    """
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise IsotrainError(f"{path}: the weights cannot be read: {error}.") from error
 
 
 def save_weights(session: Session, target: Path) -> None:

@@ -13,12 +13,12 @@ from isotrain.core.contracts.events import EpochEnded, Steps
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.run_directory import EVENTS_FILE, STEPS_FILE, read_events
 from isotrain.core.plain_records import read_json, record, value
+from isotrain.core.running.kept_weights import WEIGHTS_FILE, read_weights
 
 if TYPE_CHECKING:
     import numpy as np
 
 RESULT_FILE = "result.json"
-WEIGHTS_FILE = "weights.npz"
 FORMAT = 1
 
 
@@ -84,10 +84,7 @@ class RunResult(_Written):
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """The final weights by canonical name, optimizer slots left out."""
-        import numpy as np
-
-        with np.load(self.run_directory / WEIGHTS_FILE, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        return read_weights(self.run_directory / WEIGHTS_FILE)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; history and weights stay in their files."""

@@ -28,6 +28,7 @@ from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.running.loss_watch import LossWatch, culprit
+from isotrain.core.running.predictions import joined, predicted
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
 from isotrain.core.spec import references
@@ -272,12 +273,7 @@ class Session:
             DataError: There is no validation data.
         """
         with self._in_call("evaluate"):
-            source = self._data.validation if data is None else as_source(data)
-            if source is None:
-                raise DataError(
-                    "evaluate: the spec's data has no validation part. Return"
-                    " isotrain.DataSet(train, validation) from the data function, or pass data."
-                )
+            source = self._evaluated_source(data, "evaluate")
             if self.is_main:
                 self._reporter.emit(Evaluating())
             with self._strategy.evaluating(self.group):
@@ -286,6 +282,54 @@ class Session:
                     self._require_same_samples(batch)
                     self.group.evaluation_step(batch)
             return self.group.collect_metrics("evaluation")
+
+    def predict(self, data: Any = None) -> Any:
+        """Gives what the model predicts for every sample of a data set, in their order.
+
+        Args:
+            data: What to predict for; the spec's validation data when left out. Targets are ignored.
+
+        Returns:
+            An array of shape `[samples, ...]`, or a tree of such as the model gives, the same on every
+            process and, to rounding, whatever the number of replicas.
+
+        Raises:
+            DataError: There is no validation data, or a process cannot know which samples the others see.
+            UnsupportedError: What the model gives has no row for each sample.
+        """
+        return joined(list(self.predictions(data)))
+
+    def predictions(self, data: Any = None) -> Iterator[Any]:
+        """As `predict`, one global batch after the other, so that not all must be in memory at once.
+
+        To be read to its end by every process, without a step in between.
+        """
+        source = self._evaluated_source(data, "predict")
+        if isinstance(source, ShardedStream):
+            raise DataError(
+                "predict: a stream that shards itself has no order of samples that predictions could be"
+                " in. Give the samples as arrays, or as a stream of whole batches."
+            )
+        with self._strategy.evaluating(self.group):
+            for batch in self._evaluation_loader(source):
+                with self._in_call("predict"):
+                    self._require_same_samples(batch)
+                    found = predicted(self.group, batch)
+                yield found
+
+    def _evaluated_source(self, data: Any, call: str) -> Any:
+        """What was given, or the spec's validation data.
+
+        Raises:
+            DataError: There is neither.
+        """
+        source = self._data.validation if data is None else as_source(data)
+        if source is None:
+            raise DataError(
+                f"{call}: the spec's data has no validation part. Return"
+                " isotrain.DataSet(train, validation) from the data function, or pass data."
+            )
+        return source
 
     def _require_same_samples(self, batch: Batch) -> None:
         """Sees, where a stream says what it gave, that it gave the same to every process.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import IsotrainError, NotANumberError
-from isotrain.core.running.kept_weights import KeptWeights, save_weights
+from isotrain.core.running.kept_weights import WEIGHTS_FILE, KeptWeights, save_weights
 from isotrain.core.running.loop import fit
-from isotrain.core.running.result import WEIGHTS_FILE, RunResult
+from isotrain.core.running.result import RunResult
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session

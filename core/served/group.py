@@ -213,6 +213,10 @@ class ServedGroup(ReplicaGroup):
         own = Slice(place(piece.inputs), targets, piece.count, 1.0)
         return replace(batch, even=True, slices=((own,),))
 
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        self._settle()
+        return [self._own.predict([self._own.place(own)])[0] for own in inputs]
+
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         self._settle()
         return self._own.collect_metrics(phase)

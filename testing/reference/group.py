@@ -108,6 +108,9 @@ class ReferenceGroup(ReplicaGroup):
     def evaluation_step(self, batch: Batch) -> None:
         self._program.evaluate(batch.slices[0])
 
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        return [self._program.predict(own) for own in inputs]
+
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         program = self._program
         if phase == "train":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -94,6 +95,11 @@ class Program:
                 losses, predictions, _ = self._objective(piece.inputs, piece.targets)
                 self.losses += (float(losses.mean()) * piece.count, piece.count)
                 self.evaluated.add(piece.targets, predictions, piece.count)
+
+    def predict(self, inputs: Any) -> Any:
+        """What the model gives for samples that it is not trained on."""
+        self.network.training = False
+        return self.network(inputs)
 
     def update(self, gradients: Sequence[Array], rate: float) -> None:
         """Clips and applies gradients that are already reduced."""

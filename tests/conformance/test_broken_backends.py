@@ -49,6 +49,7 @@ EXPECTED: dict[str, set[str]] = {
     "dropped-slice": {"gradients_and_apply", *TRAINING},
     "silent-broadcast": {"broadcast_keeps_bits", "broadcast_within", "computation_within_parts"},
     "counted-placeholders": {"evaluation"},
+    "trains-to-predict": {"predictions"},
     "own-start": {"start_is_equal", "start_is_of_the_seed"},
     "careless": {"declarations", "unknown_choices_are_refused"},
     "noisy-close": {"clean_exit"},

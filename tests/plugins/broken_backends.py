@@ -119,6 +119,15 @@ class CountedPlaceholders(_Broken):
         group.evaluation_step = evaluation_step
 
 
+class TrainsToPredict(_Broken):
+    """Predictions are made in training mode."""
+
+    name = "broken-trains-to-predict"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        group.program.predict = lambda inputs: group.model(inputs, training=True)
+
+
 class OwnStart(_Broken):
     """Every replica starts from weights of its own."""
 
@@ -177,6 +186,7 @@ BROKEN = (
     DroppedSlice,
     SilentBroadcast,
     CountedPlaceholders,
+    TrainsToPredict,
     OwnStart,
     Careless,
     NoisyClose,

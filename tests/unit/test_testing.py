@@ -27,6 +27,7 @@ WITHOUT_CAPABILITY = {
     *("place", "tensor", "numpy", "barrier", "synchronise_device", "close"),
     *(
         "evaluation_step",
+        "predict",
         "collect_metrics",
         "traits",
         "remarks",

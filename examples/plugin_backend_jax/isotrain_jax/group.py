@@ -66,6 +66,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._unscaled = jax.jit(program.unscaled)
         self._apply = jax.jit(self._rescale_and_apply)
         self._evaluate = jax.jit(program.evaluate)
+        self._predict = jax.jit(program.predict)
         self._start_alike()
 
     def _start_alike(self) -> None:
@@ -187,6 +188,9 @@ class JaxReplicaGroup(ReplicaGroup):
         counts = self._numbers_of(tuple(float(piece.count) for piece in batch.slices[0]))
         given = (self._local_state(), self._evaluated, _pieces(batch), counts)
         self._evaluated = self._evaluate(*given)
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        return [self._predict(self._local_state(), own) for own in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         program, ties = self._program, self._mesh

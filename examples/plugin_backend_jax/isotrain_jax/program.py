@@ -279,6 +279,11 @@ class Program:
             )
         return evaluated
 
+    def predict(self, state: State, inputs: Any) -> Any:
+        """What the model gives in evaluation mode."""
+        with self._holding(state):
+            return self.model(inputs, training=False)
+
     def training_results(self, sums: Arrays) -> dict[str, float]:
         """The training metrics, from their accumulators added up over all replicas."""
         return _results(self._metrics, sums)

@@ -1,0 +1,75 @@
+"""What the commands for models of finished runs do; `model_arguments` has their arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.cli.here import look_here
+from isotrain.core.errors import IsotrainError
+from isotrain.core.json_text import FORMAT, json_page
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Predicts, and writes the predictions to a file."""
+    import numpy as np
+
+    from isotrain.core.running.finished import predict as predicted
+    from isotrain.core.system.whole_file import whole_file
+
+    look_here()
+    target = _output(options.output)
+    found = predicted(
+        options.run,
+        _data(options.data),
+        spec=options.spec,
+        backend=options.backend,
+        replicas=options.replicas,
+    )
+    arrays = dict(_named(found))
+    if target.suffix == ".npy" and len(arrays) > 1:
+        raise IsotrainError(f"--output {target}: the model has several outputs; write .npz.")
+    with whole_file(target) as stream:
+        if target.suffix == ".npy":
+            np.save(stream, next(iter(arrays.values())))
+        else:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    if options.json:
+        print(json_page({"format": FORMAT, "output": str(target), "shapes": shapes}))
+        return
+    for name, shape in shapes.items():
+        print(f"{target}: {name} of shape {shape}")
+
+
+def _output(name: str) -> Path:
+    target = Path(name)
+    if target.suffix not in (".npy", ".npz"):
+        raise IsotrainError(f"--output: expected a file .npy or .npz, received {name!r}.")
+    return target
+
+
+def _data(given: str) -> Any:
+    """What `--data` names: an array file, or what a reference stands for."""
+    if given.endswith(".npy"):
+        from isotrain.core.data.sources import npy
+
+        return npy(given)
+    from isotrain.core.spec import references
+
+    return references.absolute(given, Path.cwd())
+
+
+def _named(tree: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a tree, each by the way to it, such as `head/0`; a single one is `predictions`."""
+    if not isinstance(tree, dict | list | tuple):
+        yield name or "predictions", tree
+        return
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, part in parts:
+        yield from _named(part, f"{name}/{key}" if name else str(key))

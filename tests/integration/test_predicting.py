@@ -1,0 +1,210 @@
+"""Predictions with the model of a finished run: any backend, any number of replicas, any output."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Branch, Network
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+SAMPLES = np.random.default_rng(7).standard_normal((23, 4))
+
+
+def network() -> Network:
+    return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
+
+
+def two_outputs() -> Network:
+    one = Branch("features", [Dense(4, 3, name="one")])
+    return Network({"one": one, "two": Branch("features", [Dense(4, 1, name="two")])})
+
+
+def portable() -> Any:
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(8, activation="tanh", name="hidden")(inputs)
+    return keras.Model(inputs, layers.Dense(3, name="head")(hidden))
+
+
+def data() -> isotrain.DataSet:
+    """Predicted for is the validation part."""
+    return isotrain.DataSet((SAMPLES[5:], np.arange(18) % 3), (SAMPLES, np.arange(23) % 3))
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "model": {"reference": network, "torch": portable, "tensorflow": portable},
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "precision": "float64",
+        "global_batch": 7,
+        "epochs": 1,
+        "device": "cpu",
+    }
+    return fields | changes
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return run(spec(), backend="reference", replicas=2, run_directory=folder)
+
+
+run = functools.partial(isotrain.run, on_event=lambda event: None)
+
+
+def expected(weights: dict[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
+    hidden = np.tanh(inputs @ weights["hidden/kernel"] + weights["hidden/bias"])
+    logits: np.ndarray = hidden @ weights["head/kernel"] + weights["head/bias"]
+    return logits
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 7, 23])
+def test_any_number_of_replicas_predicts_the_same(
+    result: isotrain.RunResult, replicas: int, count: int
+) -> None:
+    found = isotrain.predict(result, SAMPLES[:count], replicas=replicas)
+    wanted = expected(result.weights, SAMPLES[:count])
+    np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [
+        ("torch-ddp", 2),
+        pytest.param("tf-mirrored", 2, marks=pytest.mark.slow),
+        pytest.param("tf-multiworker", 2, marks=pytest.mark.slow),
+        pytest.param("horovod-torch", 2, marks=pytest.mark.slow),
+        pytest.param("horovod-tf", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_every_backend_predicts_the_same(
+    result: isotrain.RunResult, backend: str, replicas: int
+) -> None:
+    found = isotrain.predict(
+        result.run_directory, data, spec=spec(), backend=backend, replicas=replicas
+    )
+    np.testing.assert_allclose(found, expected(result.weights, SAMPLES), rtol=1e-12, atol=1e-13)
+
+
+def test_targets_are_ignored_and_several_outputs_kept_apart(tmp_path: Path) -> None:
+    changes = {"model": {"reference": two_outputs}, "objective": objective, "loss": None}
+    fields = {name: value for name, value in spec(**changes).items() if value is not None}
+    trained = run(
+        fields | {"data": {"features": SAMPLES}}, backend="reference", run_directory=tmp_path / "r"
+    )
+    inputs = {"features": SAMPLES[:6]}
+    found = isotrain.predict(trained, (inputs, np.zeros(6)), replicas=4)
+    weights = trained.weights
+    for name in ("one", "two"):
+        wanted = SAMPLES[:6] @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-13, atol=1e-13)
+
+
+def objective(network: Network, batch: Any) -> Any:
+    outputs = network(batch[0])
+    return outputs["one"][:, 0], outputs["one"], {"one": np.ones_like(outputs["one"])}
+
+
+def test_a_session_predicts_batch_by_batch(tmp_path: Path) -> None:
+    (found, _) = isotrain.launch(
+        predictions_in_a_loop,
+        spec(),
+        backend="reference",
+        replicas=2,
+        run_directory=tmp_path / "run",
+        on_event=lambda event: None,
+    )
+    assert found["sizes"] == [7, 7, 7, 2]
+    np.testing.assert_array_equal(found["in batches"], found["at once"])
+    np.testing.assert_allclose(
+        found["at once"], expected(found["weights"], SAMPLES), rtol=1e-13, atol=1e-13
+    )
+
+
+def predictions_in_a_loop(session: isotrain.Session) -> dict[str, Any]:
+    for batch in session.batches():
+        session.step(batch)
+    parts = list(session.predictions())
+    return {
+        "sizes": [len(part) for part in parts],
+        "in batches": np.concatenate(parts),
+        "at once": session.predict(SAMPLES),
+        "weights": session.read_state(["trainable"]),
+    }
+
+
+def test_an_output_without_a_row_for_each_sample_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=r"shape \(\) for 4 samples"):
+        isotrain.launch(
+            predict_sums,
+            spec(),
+            backend="reference",
+            replicas=2,
+            run_directory=tmp_path / "run",
+            on_event=lambda event: None,
+        )
+
+
+def predict_sums(session: isotrain.Session) -> None:
+    group: Any = session.group
+    group.predict = lambda inputs: [np.zeros(()) for _ in inputs]
+    session.predict()
+
+
+def test_what_cannot_be_found_again_is_asked_for(tmp_path: Path) -> None:
+    def local() -> Network:
+        return network()
+
+    unnamed = run(
+        spec(model={"reference": local}), backend="reference", run_directory=tmp_path / "r"
+    )
+    with pytest.raises(isotrain.SpecError, match="Pass the spec that was run"):
+        isotrain.predict(unnamed, SAMPLES)
+    found = isotrain.predict(unnamed, SAMPLES, spec=spec(model={"reference": local}))
+    np.testing.assert_array_equal(found, expected(unnamed.weights, SAMPLES))
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.IsotrainError, match="Expected the directory of a run"):
+        isotrain.predict(tmp_path, SAMPLES)
+
+
+MODEL = """
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+
+
+def model():
+    return Network([Dense(4, 3, name="head")])
+"""
+
+
+def test_the_command_writes_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    np.save(tmp_path / "samples.npy", SAMPLES)
+    changes = {"model": f"{tmp_path}/mine.py:model", "plugins": ["isotrain.testing.reference"]}
+    result = run(spec(**changes), backend="reference", run_directory=tmp_path / "run")
+    command = (
+        *("predict", "run", "--data", "samples.npy", "--output", "found.npy"),
+        *("--replicas", "2"),
+    )
+    subprocess.run(
+        [sys.executable, "-m", "isotrain", *command], cwd=tmp_path, check=True, timeout=120
+    )
+    wanted = SAMPLES @ result.weights["head/kernel"] + result.weights["head/bias"]
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted, rtol=1e-13, atol=1e-13)
