@@ -249,6 +249,45 @@ def _scales_losses() -> None:
     require(float(loss) == 2.0, "losses are scaled by losses.loss.scale_loss_for_distribution")
 
 
+@contextlib.contextmanager
+def counting_losses(counted: Callable[[Any | None], None]) -> Iterator[None]:
+    """Tells of every loss that is reduced to a mean what that mean counts by.
+
+    Args:
+        counted: Gets, for each, the number of places that a mask leaves, or the sum of the weights that the
+            reduction divides by; None where it divides by the number of all places.
+    """
+    original = loss_module.reduce_weighted_values
+
+    def reduced(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = None,
+        **options: Any,
+    ) -> Any:
+        weights = mask
+        if reduction == "mean_with_sample_weight":
+            weights = loss_module.apply_mask(sample_weight, mask, values.dtype, reduction)
+        is_mean = reduction in ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+        is_alike = weights is None or not is_mean
+        counted(None if is_alike else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
+        return original(values, sample_weight, mask, reduction, **options)
+
+    with _replaced(loss_module, "reduce_weighted_values", reduced):
+        yield
+
+
+def _counts_losses() -> None:
+    found: list[Any] = []
+    plain, masked = keras.ops.ones((2, 1)), keras.ops.ones((2, 1))
+    set_mask(masked, keras.ops.convert_to_tensor([True, False]))
+    with counting_losses(found.append):
+        for predictions in (plain, masked):
+            keras.losses.MeanSquaredError()(keras.ops.zeros((2, 1)), predictions)
+    require(found[0] is None and float(found[1]) == 1.0, "what counts in a loss with a mask")
+
+
 def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
     """Turns off the sum over replicas that an optimizer does on TensorFlow after it has clipped.
 
@@ -354,6 +393,7 @@ PARTS = (
     PrivatePart("Layer._forward_hooks", _knows_hooks),
     PrivatePart("messages of errors in layers", _names_the_layer_of_an_error),
     PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
+    PrivatePart("losses.loss.reduce_weighted_values", _counts_losses),
     PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
     PrivatePart("SeedGenerator.state", _names_seeds),
     PrivatePart("slots of optimizers", _keeps_slots),

@@ -13,9 +13,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from isotrain.adapters import called, keras_private
+from isotrain.adapters import keras_losses, keras_private
 from isotrain.adapters.chosen import select
 from isotrain.adapters.initial_weights import seeded_initial_weights
+from isotrain.adapters.keras_losses import mean_over_samples
 from isotrain.adapters.keras_parts import (
     build_loss,
     build_metrics,
@@ -210,11 +211,19 @@ class ObjectiveLayer(keras.layers.Layer):
 
 
 def loss_computer(
-    spec: TrainingSpec, model: Any, framework: str, training: bool
+    spec: TrainingSpec, model: Any, framework: str, training: bool, *, in_rows: bool = False
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Makes the function from (inputs, targets) to the mean loss and the predictions.
 
     The losses of the model's own layers (regularisers, `add_loss`) are added to the mean.
+
+    Args:
+        spec: Gives the loss or objective.
+        model: What is called.
+        framework: Whose entry of the spec is taken.
+        training: The mode in which the model is called.
+        in_rows: Whether to give the loss as `keras_losses.in_rows` says, so that a slice with fewer places
+            that count (masks, ignored classes) counts less in the mean of the global batch.
     """
     own_losses = OwnLosses(model)
     if spec.objective is not None:
@@ -226,8 +235,8 @@ def loss_computer(
             return own_losses.added_to(mean_over_samples(losses)), predictions
 
         return objective
-    loss = build_loss(spec, framework)
-
+    parts = keras_losses.build_parts(spec, framework)
+    reduced = keras_losses.in_rows if in_rows else keras_losses.summed
     takes_one = isinstance(model, keras.Sequential)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -237,8 +246,7 @@ def loss_computer(
                 " takes one array. Give it that array, or build a functional model with named inputs."
             )
         predictions = model(inputs, training=training)
-        mean = mean_over_samples(loss(targets, predictions))
-        return own_losses.added_to(mean), predictions
+        return reduced(parts(targets, predictions), own_losses.added_to), predictions
 
     return compute
 
@@ -257,16 +265,6 @@ class OwnLosses:
             for extra in self._model.losses:
                 loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
-
-
-def mean_over_samples(loss: Any) -> Any:
-    """Reduces what a loss callable gave to the mean over its samples.
-
-    Raises:
-        SpecError: It gave no tensor.
-    """
-    called.require_tensor(loss, "the loss or objective")
-    return loss if len(loss.shape) == 0 else keras.ops.mean(loss)
 
 
 def moving_statistics(model: keras.Layer) -> list[Any]:

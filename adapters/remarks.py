@@ -7,6 +7,12 @@ from collections.abc import Iterator, Sequence
 from isotrain.adapters import called, chosen
 from isotrain.plugin import Component, LayerTrait, TrainingSpec, Trait, references
 
+UNALIKE = (
+    "loss: targets do not count alike (masks, classes that are ignored or weighed); what counts in each slice"
+    " is exchanged in every step, so that the mean is that of the whole global batch. In local steps, and for"
+    " the workers of a parameter server, each slice has the mean of its own"
+)
+
 
 def remarks(spec: TrainingSpec, framework: str, traits: Sequence[LayerTrait]) -> list[str]:
     """Says what is not called, and in which order the arguments of a person's functions are given.

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.adapters.remarks import remarks
+from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
 from isotrain.adapters.tensorflow.private import copies
@@ -98,7 +98,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
             program, own = self._program, _row(weights, position)
-            loss, gradients = program.contribution(pieces[position], own, holes)
+            loss, gradients = program.contribution(pieces[position], own, holes, self._total)
             share = None if own is None else tf.reduce_sum(own)
             loss, gradients = self._reduced(loss, gradients, share)
             program.apply(gradients)
@@ -130,24 +130,23 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
             program, own = self._program, _row(weights, position)
-            if own is None:
-                loss, gradients = program.contribution(pieces[position], None, holes)
-                program.apply(gradients)
-                return self._mean(loss)
-            share = tf.reduce_sum(own)
-            normal = tf.math.divide_no_nan(own, share)
-            loss, gradients = program.contribution(pieces[position], normal, holes)
-            if holes:
-                program.apply_unless(tf.equal(share, 0), gradients)
+            loss, gradients = program.contribution(
+                pieces[position], own, holes, self._total, local=True
+            )
+            if own is not None and holes:
+                program.apply_unless(tf.equal(tf.reduce_sum(own), 0), gradients)
             else:
                 program.apply(gradients)
-            return self._mean(loss * tf.cast(share, loss.dtype))
+            return self._mean(loss)
 
         with self._program.learning_rate(rate):
             return self._on_replicas(replica, trains=True)[0]
 
     def _mean(self, value: tf.Tensor) -> tf.Tensor:
         return self._exchange.all_reduce([value], "mean")[0]
+
+    def _total(self, value: tf.Tensor) -> tf.Tensor:
+        return self._exchange.all_reduce([value], "sum")[0]
 
     def gradients(self, batch: Batch) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
         results = self._run_on_batch("gradients", self._trace_gradients, batch)
@@ -156,7 +155,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _trace_gradients(self, holes: bool, pieces: Pieces, weights: Weights) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
             own = _row(weights, position)
-            loss, gradients = self._program.contribution(pieces[position], own, holes)
+            loss, gradients = self._program.contribution(pieces[position], own, holes, self._total)
             return self._program.unscaled(gradients), self._mean(loss)
 
         return self._on_replicas(replica, trains=True)
@@ -262,6 +261,17 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def remarks(self) -> list[str]:
         return remarks(self._spec, "tensorflow", self.traits())
+
+    def step_remarks(self, batch: Batch) -> list[str]:
+        unalike = []
+
+        def trace(holes: bool, pieces: Pieces, weights: Weights) -> None:
+            program = self._program
+            self._on_replicas(lambda own: unalike.append(program.counts_unalike(pieces[own][0])))
+
+        flat = _flat(trace, False, batch, given_weights=False)
+        tf.function(flat, autograph=False).get_concrete_function(*_leaves(batch))
+        return [UNALIKE] if any(unalike) else []
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

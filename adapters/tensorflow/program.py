@@ -7,8 +7,6 @@ and the access to named state.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +15,9 @@ import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
+from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
+from isotrain.adapters.tensorflow.shares import Shares, Total
 from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native
 from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec
 
@@ -86,7 +86,7 @@ class Program:
             "evaluation": portable.build_metrics(spec, "tensorflow"),
         }
         self._evaluated = tf.Variable(
-            tf.zeros(2, tf.float64),
+            tf.zeros((2, 2), tf.float64),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
@@ -128,7 +128,12 @@ class Program:
         self._rate_variable.assign(rate)
 
     def contribution(
-        self, pieces: Sequence[Piece], weights: tf.Tensor | None, holes: bool
+        self,
+        pieces: Sequence[Piece],
+        weights: tf.Tensor | None,
+        holes: bool,
+        total: Total,
+        local: bool = False,
     ) -> tuple[tf.Tensor, Gradients]:
         """Computes a replica's share of the loss and its gradients.
 
@@ -136,22 +141,34 @@ class Program:
             pieces: The replica's slices, one after the other.
             weights: The weight of each, shape `[pieces]`; None when all are 1.
             holes: Whether a slice may be a placeholder, which is one of weight 0.
+            total: Sums a tensor over all replicas.
+            local: Whether the gradients are to be those of this replica's own mean.
 
         Returns:
             The sum over the slices of weight * mean loss, and its gradients (of the scaled loss,
             where the precision needs loss scaling).
         """
-        total: tf.Tensor | None = None
+        shares = Shares(weights, lambda: [self._counted(piece) for piece in pieces], total, local)
+        loss: tf.Tensor | None = None
         sums: Gradients = []
         for index, piece in enumerate(pieces):
             weight = None if weights is None else weights[index]
-            before = [] if total is None else [total, *(g for g in sums if g is not None)]
+            before = [] if loss is None else [loss, *(g for g in sums if g is not None)]
             with tf.control_dependencies(before), self._kept_where(holes, weight, "train"):
-                loss, gradients = self._forward_and_backward(piece, weight)
-                total = loss if total is None else total + loss
+                share, gradients = self._forward_and_backward(piece, shares, index)
+                loss = share if loss is None else loss + share
                 sums = gradients if not sums else list(map(_add, sums, gradients))
-        assert total is not None
-        return total, sums
+        assert loss is not None
+        return loss, sums
+
+    def counts_unalike(self, piece: Piece) -> bool:
+        """Whether the loss of such slices counts targets by more than their number."""
+        return bool(self._losses[False](*piece)[0].shape.rank)
+
+    def _counted(self, piece: Piece) -> tf.Tensor:
+        """What the losses that do not count all targets alike count by in a slice; nothing moves."""
+        with undone_where(tf.constant(True), self.statistics):
+            return self._losses[False](*piece)[0][1, 1:]
 
     def contribution_aside(
         self, pieces: Sequence[Piece], weights: tf.Tensor, shift: tf.Tensor
@@ -171,7 +188,7 @@ class Program:
         with keras.StatelessScope() as scope, moved_seeds(lambda: shift):
             for variable in metrics:
                 scope.add_update((variable, tf.zeros(variable.shape, native(variable).dtype)))
-            loss, gradients = self.contribution(pieces, weights, holes=False)
+            loss, gradients = self.contribution(pieces, weights, holes=False, total=tf.identity)
             after = [scope.get_current_value(variable) for variable in self._moved]
             sums = [scope.get_current_value(variable) for variable in metrics]
         changes = [
@@ -185,17 +202,16 @@ class Program:
         )
 
     def _forward_and_backward(
-        self, piece: Piece, weight: tf.Tensor | None
+        self, piece: Piece, shares: Shares, index: int
     ) -> tuple[tf.Tensor, Gradients]:
         with tf.GradientTape() as tape:
             loss, predictions = self._losses[True](*piece)
-            if weight is not None:
-                loss = loss * tf.cast(weight, loss.dtype)
+            loss, share = shares.of(index, loss)
             scaled = self._optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self._values)
         self._update_metrics("train", piece, predictions)
         # Adam and its kin treat the rows of a sparse gradient wrongly where an index occurs twice.
-        return loss, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        return share, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     @contextlib.contextmanager
     def _kept_where(self, holes: bool, weight: tf.Tensor | None, phase: Phase) -> Iterator[None]:
@@ -295,8 +311,7 @@ class Program:
             with self._kept_where(holes, count, "evaluation"):
                 loss, predictions = self._losses[False](*piece)
                 self._update_metrics("evaluation", piece, predictions)
-            total = tf.math.multiply_no_nan(tf.cast(loss, tf.float64), count)
-            self._evaluated.assign_add(tf.stack([total, count]))
+            self._evaluated.assign_add(evaluated_rows(loss, count, self._evaluated.shape[1]))
 
     def predict(self, inputs: Any) -> Any:
         """What the model gives in evaluation mode."""
@@ -317,8 +332,9 @@ class Program:
         results: dict[str, Any] = {}
         if phase == "evaluation":
             (evaluated,) = total([value_of(self._evaluated)])
-            results["loss"] = evaluated[0] / evaluated[1]
-            self._evaluated.assign(tf.zeros(2, tf.float64))
+            means = tf.math.divide_no_nan(evaluated[0, 1:], evaluated[1, 1:])
+            results["loss"] = evaluated[0, 0] / evaluated[1, 0] + tf.reduce_sum(means)
+            self._evaluated.assign(tf.zeros_like(evaluated))
         for metric in self._metrics[phase]:
             sums = total([value_of(native(v)) for v in metric.variables])
             results[metric.name] = tf.nest.map_structure(tf.identity, metric.stateless_result(sums))
@@ -383,39 +399,6 @@ def weights_of(model: Any) -> tuple[list[Any], list[Any]]:
         f"model: the function returned {type(model).__name__!r}; a tensorflow backend trains a"
         " Keras model or a tf.Module."
     )
-
-
-def loss_computer(
-    spec: TrainingSpec, model: Any, training: bool
-) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Makes the function from (inputs, targets) to the mean loss and the predictions."""
-    if isinstance(model, keras.Layer):
-        return portable.loss_computer(spec, model, "tensorflow", training)
-    if spec.objective is not None:
-        objective = portable.select(spec.objective, "tensorflow", "objective")
-
-        def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            given = objective(model, (inputs, targets))
-            losses, predictions = given if isinstance(given, tuple) else (given, None)
-            return portable.mean_over_samples(losses), predictions
-
-        return compute_objective
-    loss = portable.build_loss(spec, "tensorflow")
-    called = forward(model, training)
-
-    def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
-        predictions = called(inputs)
-        return portable.mean_over_samples(loss(targets, predictions)), predictions
-
-    return compute
-
-
-def forward(model: Any, training: bool) -> Callable[[Any], Any]:
-    """The call of a model, which is told whether it is training if it wants to know."""
-    wants_to_know = isinstance(model, keras.Layer) or (
-        "training" in inspect.signature(model.__call__).parameters
-    )
-    return functools.partial(model, training=training) if wants_to_know else model
 
 
 @contextlib.contextmanager

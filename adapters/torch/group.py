@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,13 @@ import numpy as np
 import torch
 
 from isotrain.adapters import chosen as choices
-from isotrain.adapters.remarks import remarks
+from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.torch import metrics
 from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.replica import TorchReplica
+from isotrain.adapters.torch.shares import EvaluatedLoss, Shares
 from isotrain.adapters.torch.state import NamedState, accumulators, generators
 from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.plugin import (
@@ -88,7 +88,7 @@ class TorchReplicaGroup(ReplicaGroup):
             "evaluation": self.program.build_metrics(),
         }
         self._training_metrics = self._metrics["train"]
-        self._evaluated = torch.zeros(2, dtype=torch.float64, device=device)
+        self._evaluated = EvaluatedLoss(1, device)
         self._state = NamedState(
             {
                 **self.program.sections(),
@@ -115,59 +115,47 @@ class TorchReplicaGroup(ReplicaGroup):
         self._set_learning_rate(learning_rate)
         program, exchange = self.program, self.exchange
         program.zero_gradients()
-        pieces = self._weighed(batch.slices[0])
+        pieces = batch.slices[0]
+        shares = Shares(pieces, program, exchange)
         share: torch.Tensor | None = None
         if len(pieces) > 1:
             with exchange.accumulating():
-                for piece in pieces[:-1]:
-                    share = self._backward(piece, exchange.module, share)
-        share, loss = self._forward(pieces[-1], exchange.module, share)
-        mean = exchange.begin_loss(share)
+                for index in range(len(pieces) - 1):
+                    share = self._backward(shares, index, exchange.module, share)
+        loss, last = self._forward(shares, len(pieces) - 1, exchange.module)
+        mean = exchange.begin_loss(_add(share, last))
         program.backward(loss)
         exchange.finish_gradients()
         self._update_weights()
         if self.statistics:
-            flat_mean(exchange, self.statistics, _weight_of_replica(batch.slices[0]))
+            flat_mean(exchange, self.statistics, shares.weight)
         return mean()
 
-    def _weighed(self, pieces: Sequence[Slice]) -> Sequence[Slice]:
-        """The slices with the weights that a loss gives them which does not count all targets alike.
-
-        Called by all replicas: such a loss costs an exchange of two numbers, others cost nothing.
-        """
-        weigh = self.program.weigh
-        if weigh is None:
-            return pieces
-        own = torch.stack([weigh(piece.targets) * (piece.count > 0) for piece in pieces])
-        both = torch.stack([own.sum(), own.new_tensor(_weight_of_replica(pieces))])
-        total, weights = self.exchange.all_reduce(both, "sum").tolist()
-        factor = weights / total if total else 0.0
-        return [
-            dataclasses.replace(piece, weight=weight * factor)
-            for piece, weight in zip(pieces, own.tolist(), strict=True)
-        ]
-
     def _forward(
-        self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
+        self, shares: Shares, index: int, module: Callable[..., Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns this replica's share of the loss so far, and this piece's weighted loss."""
+        """Returns what to take gradients of, and this slice's share of the loss."""
+        piece = shares.pieces[index]
         if piece.count:
             loss, predictions = module(piece.inputs, piece.targets)
         else:
             with _kept(self.program.statistics):
                 loss, predictions = module(piece.inputs, piece.targets)
-        if piece.weight != 1.0:
-            loss = loss * piece.weight
         if self._training_metrics:
             _update(self._training_metrics, piece, predictions)
-        return _add(before, loss.detach()), loss
+        return shares.of(index, loss)
 
     def _backward(
-        self, piece: Slice, module: Callable[..., Any], before: torch.Tensor | None
+        self,
+        shares: Shares,
+        index: int,
+        module: Callable[..., Any],
+        before: torch.Tensor | None,
     ) -> torch.Tensor:
-        share, loss = self._forward(piece, module, before)
+        """Adds a slice's gradients; returns the share of the loss so far."""
+        loss, share = self._forward(shares, index, module)
         self.program.backward(loss)
-        return share
+        return _add(before, share)
 
     def _set_learning_rate(self, rate: float) -> None:
         if rate != self._rate:
@@ -176,31 +164,24 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
-        pieces = self._weighed(batch.slices[0])
-        mean = self._local_gradients(pieces)
-        weight = _weight_of_replica(pieces)
-        if weight > 0:
-            self._rescale_gradients(1.0 / weight)
+        shares = Shares(batch.slices[0], self.program, self.exchange, local=True)
+        mean = self._local_gradients(shares)
+        if shares.weight > 0:
             self._update_weights()
         return mean()
 
-    def _local_gradients(self, pieces: Sequence[Slice]) -> Wait:
-        """Leaves this replica's weighted gradients in `.grad`; starts the mean of the losses."""
+    def _local_gradients(self, shares: Shares) -> Wait:
+        """Leaves this replica's gradients in `.grad`; starts the mean of the losses."""
         self.program.zero_gradients()
         share: torch.Tensor | None = None
-        for piece in pieces:
-            share = self._backward(piece, self.program.objective, share)
+        for index in range(len(shares.pieces)):
+            share = self._backward(shares, index, self.program.objective, share)
         assert share is not None
         return self.exchange.begin_mean(share)
 
-    def _rescale_gradients(self, factor: float) -> None:
-        if factor != 1.0:
-            for parameter in self.program.trainable.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
-        mean = self._local_gradients(self._weighed(batch.slices[0]))
+        shares = Shares(batch.slices[0], self.program, self.exchange)
+        mean = self._local_gradients(shares)
         return [self._unscaled_gradients()], mean()
 
     def _unscaled_gradients(self) -> list[torch.Tensor]:
@@ -254,10 +235,8 @@ class TorchReplicaGroup(ReplicaGroup):
             if piece.count == 0 and not any(metric.is_late for metric in metrics):
                 continue
             loss, predictions = self.program.evaluate(piece.inputs, piece.targets)
-            weigh = self.program.weigh
-            weight = weigh(piece.targets) if weigh and piece.count else piece.count
-            self._evaluated[0] += loss.double() * weight
-            self._evaluated[1] += weight
+            if piece.count:
+                self._evaluated.add(loss, piece.count)
             _update(metrics, piece, predictions)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
@@ -269,9 +248,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
         results = {}
         if phase == "evaluation":
-            loss, count = total(self._evaluated).tolist()
-            self._evaluated.zero_()
-            results["loss"] = loss / count if count else float("nan")
+            results["loss"] = self._evaluated.taken(total)
         return results | metrics.collect(self._metrics[phase], total)
 
     def take_metrics(self) -> np.ndarray:
@@ -300,7 +277,8 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def step_remarks(self, batch: Batch) -> list[str]:
         piece = batch.slices[0][0]
-        return self.program.remarks(piece.inputs, piece.targets)
+        unalike = self.program.counts_unalike(piece.inputs, piece.targets)
+        return self.program.remarks(piece.inputs, piece.targets) + [UNALIKE] * unalike
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -351,10 +329,6 @@ def _kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
     return term if total is None else total + term
-
-
-def _weight_of_replica(pieces: Sequence[Slice]) -> float:
-    return pieces[0].weight if len(pieces) == 1 else sum(piece.weight for piece in pieces)
 
 
 def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:

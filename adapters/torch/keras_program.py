@@ -63,7 +63,7 @@ class KerasProgram(Program):
         return keras_traits.model_traits(self.model, self._spec.precision)
 
     def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
-        compute = portable.loss_computer(spec, self.model, "torch", training=training)
+        compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
         phase = "training" if training else "evaluation"
         return Replayed(compute, self.model, phase) if spec.record else compute
 
@@ -81,6 +81,12 @@ class KerasProgram(Program):
     def predict(self, inputs: Any) -> Any:
         with torch.no_grad():
             return self.model(inputs, training=False)
+
+    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
+        return bool(self.evaluate(inputs, targets)[0].dim())
+
+    def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
+        return self.evaluate(inputs, targets)[0][1, 1:]
 
     def backward(self, loss: torch.Tensor) -> None:
         if self._scales_loss:

@@ -1,4 +1,4 @@
-"""With which weight the mean loss of some samples counts in that of more, where it is not their number.
+"""What the mean loss of some samples counts by in that of more, where it is not their number.
 
 A loss that leaves targets out, or weighs classes, gives the mean over what counts. To be that of the whole
 global batch, a slice's mean must count by what counts in it.
@@ -18,15 +18,15 @@ from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_names
 from isotrain.plugin import Component, TrainingSpec
 
-Weigh = Callable[[Any], Tensor]
+Count = Callable[[Any], Tensor]
 """From targets to the sum of their weights, a float64 scalar."""
 
 _NOT_GIVEN = -100
 """What torch's losses ignore where nobody says what: no target that its data hold, unless meant."""
 
 
-def weigher(spec: TrainingSpec) -> Weigh | None:
-    """How the spec's loss weighs targets; None where all count alike."""
+def counter(spec: TrainingSpec) -> Count | None:
+    """What the spec's loss of a native model counts by; None where all targets count alike."""
     if spec.loss is None:
         return None
     chosen: Component = choices.select(spec.loss, "torch", "loss")
@@ -37,7 +37,7 @@ def weigher(spec: TrainingSpec) -> Weigh | None:
     return functools.partial(_weight, ignored, None) if is_sparse and ignored is not None else None
 
 
-def _of_torch(loss: Any) -> Weigh | None:
+def _of_torch(loss: Any) -> Count | None:
     """Of torch's cross-entropy and negative log-likelihood, as modules and as functions with options."""
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         options = {name: getattr(loss, name) for name in ("ignore_index", "weight", "reduction")}
@@ -60,3 +60,12 @@ def _weight(ignored: int, weights: Tensor | None, targets: Tensor) -> Tensor:
         return counts.sum(dtype=torch.float64)
     own = weights.to(targets.device)[torch.where(counts, targets, 0)]
     return own.where(counts, 0.0).sum(dtype=torch.float64)
+
+
+def in_rows(mean: Tensor, counted: Tensor) -> Tensor:
+    """A loss and what it counts by, in the form in which an objective gives it."""
+    mean = torch.where(
+        counted > 0, mean, torch.zeros_like(mean)
+    )  # torch's mean of nothing is no number
+    zero = torch.zeros_like(mean)
+    return torch.stack([torch.stack([zero, mean]), torch.stack([zero, counted.to(mean)])])

@@ -12,7 +12,7 @@ from torch import nn
 from isotrain.adapters import called
 from isotrain.adapters.chosen import select
 from isotrain.adapters.torch.lamb import Lamb
-from isotrain.adapters.torch.loss_weights import weigher
+from isotrain.adapters.torch.loss_weights import counter, in_rows
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_loss import build_loss
 from isotrain.adapters.torch.named_metrics import build_metrics
@@ -69,7 +69,7 @@ class NativeProgram(Program):
             growth_interval=scaling.growth_steps,
             enabled=spec.loss_scaling is not None,
         )
-        self.weigh = weigher(spec)
+        self._counter = counter(spec)
         self._forward = self._with_autocast(model)
         self._compute = self._with_autocast(loss_computer(spec, model))
         self.objective = Objective(model, self._compute)
@@ -108,6 +108,13 @@ class NativeProgram(Program):
                 yield
         finally:
             self.model.train()
+
+    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
+        return self._counter is not None
+
+    def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
+        assert self._counter is not None
+        return self._counter(targets).reshape(1)
 
     def backward(self, loss: torch.Tensor) -> None:
         self._scaler.scale(loss).backward()
@@ -204,14 +211,12 @@ def loss_computer(
             return mean_over_samples(losses), predictions
 
         return compute_objective
-    loss, weigh = build_loss(spec), weigher(spec)
+    loss, counted = build_loss(spec), counter(spec)
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         predictions = model(inputs)
         mean = mean_over_samples(loss(targets, predictions))
-        if weigh is not None:  # torch's mean of nothing is not a number
-            mean = torch.where(weigh(targets) > 0, mean, torch.zeros_like(mean))
-        return mean, predictions
+        return mean if counted is None else in_rows(mean, counted(targets)), predictions
 
     return compute
 

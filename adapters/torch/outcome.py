@@ -46,7 +46,7 @@ class Outcome:
     """All that a call gave and moved.
 
     Attributes:
-        loss: A scalar.
+        loss: A scalar, or in two rows.
         predictions: Their tensors.
         gradients: Of the loss, for each parameter; None where it has none.
         moved: The variables that are not trained, afterwards.
@@ -79,7 +79,10 @@ class Outcome:
         loss, predictions = compute(*batch)
         gradients: list[torch.Tensor | None] = []
         if loss.requires_grad:
-            gradients = list(torch.autograd.grad(loss, parameters, allow_unused=True))
+            total = (
+                loss[0].sum() if loss.dim() else loss
+            )  # the second row is what the first counts by
+            gradients = list(torch.autograd.grad(total, parameters, allow_unused=True))
         found = cls(
             loss.detach(),
             [part.detach() for part in leaves(predictions)],

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.torch.loss_weights import Weigh
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.state import Section, in_place
 from isotrain.plugin import LayerTrait, StateKind, StatePart, Trait
 
 
 class Objective(nn.Module):
-    """Wraps a model so that a forward pass gives the mean loss and the predictions."""
+    """Wraps a model so that a forward pass gives the loss and the predictions.
+
+    The loss is the mean over the samples, a scalar, where all targets count alike. Else its shape is
+    `[2, 1 + losses]`: the sum of the means over the samples, beside it the mean of each loss that counts by
+    something else; and in the second row what these count by.
+    """
 
     def __init__(self, model: nn.Module, compute: Callable[..., tuple[torch.Tensor, Any]]) -> None:
         super().__init__()
@@ -24,7 +28,7 @@ class Objective(nn.Module):
         self._compute = compute
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the mean loss over the samples (a scalar) and the predictions, or None."""
+        """Returns the loss and the predictions, or None for these."""
         return self._compute(inputs, targets)
 
 
@@ -34,7 +38,6 @@ class Program(ABC):
     Attributes:
         model: The model as the person's function built it.
         objective: A module whose forward pass, in training mode, gives mean loss and predictions.
-        weigh: How the loss weighs targets; None where all count alike.
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
@@ -42,7 +45,6 @@ class Program(ABC):
 
     model: Any
     objective: Objective
-    weigh: Weigh | None = None
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]
@@ -80,7 +82,15 @@ class Program(ABC):
 
     @abstractmethod
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Mean loss and predictions in evaluation mode, without gradients."""
+        """Loss (as the objective gives it) and predictions in evaluation mode, without gradients."""
+
+    @abstractmethod
+    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
+        """Whether the loss of such slices counts targets by more than their number; nothing moves."""
+
+    @abstractmethod
+    def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """What the losses that do not count all targets alike count by in a slice, without gradients."""
 
     @abstractmethod
     def predict(self, inputs: Any) -> Any:

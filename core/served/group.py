@@ -235,7 +235,7 @@ class ServedGroup(ReplicaGroup):
         return self._own.remarks()
 
     def step_remarks(self, batch: Batch) -> list[str]:
-        return self._own.step_remarks(batch)
+        return self._own.step_remarks(self._placed(batch.slices[0][0], batch))
 
     def not_carried(self) -> list[str]:
         return self._own.not_carried()

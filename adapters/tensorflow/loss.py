@@ -1,0 +1,64 @@
+"""The loss of a TensorFlow replica, while a `tf.function` is traced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters import keras_losses, portable
+from isotrain.plugin import TrainingSpec
+
+
+def loss_computer(
+    spec: TrainingSpec, model: Any, training: bool
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Makes the function from (inputs, targets) to loss (see `keras_losses.in_rows`) and predictions."""
+    if isinstance(model, keras.Layer):
+        return portable.loss_computer(spec, model, "tensorflow", training, in_rows=True)
+    if spec.objective is not None:
+        objective = portable.select(spec.objective, "tensorflow", "objective")
+
+        def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
+            given = objective(model, (inputs, targets))
+            losses, predictions = given if isinstance(given, tuple) else (given, None)
+            return portable.mean_over_samples(losses), predictions
+
+        return compute_objective
+    parts = keras_losses.build_parts(spec, "tensorflow")
+    called = forward(model, training)
+
+    def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
+        predictions = called(inputs)
+        return keras_losses.in_rows(parts(targets, predictions), tf.identity), predictions
+
+    return compute
+
+
+def forward(model: Any, training: bool) -> Callable[[Any], Any]:
+    """The call of a model, which is told whether it is training if it wants to know."""
+    wants_to_know = isinstance(model, keras.Layer) or (
+        "training" in inspect.signature(model.__call__).parameters
+    )
+    return functools.partial(model, training=training) if wants_to_know else model
+
+
+def evaluated_rows(loss: tf.Tensor, count: tf.Tensor, width: int) -> tf.Tensor:
+    """What a slice adds to the sums of an evaluation: of the losses, and of what these count by.
+
+    Args:
+        loss: Of the slice, in rows or as a scalar.
+        count: Its samples, 0 for a placeholder.
+        width: 1 + the number of losses.
+    """
+    wide = tf.cast(loss, tf.float64)
+    if not loss.shape.rank:
+        column = tf.stack([tf.math.multiply_no_nan(wide, count), count])[:, tf.newaxis]
+        return tf.pad(column, [[0, 0], [0, width - 1]])
+    counted = wide[1, 1:] * tf.cast(count > 0, tf.float64)
+    counts = tf.concat([count[tf.newaxis], counted], 0)
+    return tf.stack([tf.math.multiply_no_nan(wide[0], counts), counts])
