@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 FORMAT = 1
 """The version of everything that the command line prints as JSON; see `docs/command-line.md`."""
 
 
-def json_line(fields: Mapping[str, Any]) -> str:
-    """One object on one line."""
-    return json.dumps(_strict(fields), default=str, allow_nan=False)
+def json_line(fields: Mapping[str, Any], default: Callable[[Any], Any] | None = str) -> str:
+    """One object on one line; `default` makes what JSON lacks something that it has, or None refuses it.
+
+    Raises:
+        TypeError: A value is refused.
+    """
+    return json.dumps(_strict(fields), default=default, allow_nan=False)
 
 
 def json_page(fields: Mapping[str, Any]) -> str:

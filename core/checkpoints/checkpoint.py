@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import posixpath
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ class Checkpoint:
     Attributes:
         location: Its path or URL.
         step: Steps that were done.
+        token: Of the attempt that wrote it: the name of the folder with its files.
     """
 
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
@@ -42,6 +44,7 @@ class Checkpoint:
         self._manifest = manifest
         self.location = storage.where(folder)
         self.step = manifest.step
+        self.token = manifest.token
 
     @functools.cached_property
     def run(self) -> dict[str, Any]:
@@ -83,8 +86,16 @@ class Checkpoint:
             CheckpointError: A name is none of the section's; a file is missing, cannot be read, or is
                 not as it was written.
         """
-        wanted = self.tensors(section) if names is None else names
-        return {name: self.read_part(section, name) for name in wanted}
+        tensors = self.tensors(section)
+        wanted = list(tensors if names is None else names)
+        parts = [part for name in wanted for part in self._parts(section, name)]
+        found = {name: _array(tensors[name].shape, tensors[name].dtype, name) for name in wanted}
+        for file, own in itertools.groupby(sorted(parts, key=_place), key=lambda part: part.file):
+            with self._opened(file) as stream:
+                for part in own:
+                    target = found[part.record.name]
+                    self._read_into(target, [0] * target.ndim, stream, part)
+        return found
 
     def read_part(
         self,
@@ -109,10 +120,11 @@ class Checkpoint:
         first = (0,) * len(whole.shape) if offset is None else tuple(offset)
         extent = _rest(whole.shape, first) if shape is None else tuple(shape)
         _check_inside(whole.shape, first, extent, name)
-        target = np.empty(extent, array_dtype(whole.dtype))
+        target = _array(extent, whole.dtype, name)
         for part in parts:
             if _common(first, extent, part.record.offset, part.record.shape) is not None:
-                self._read_into(target, first, part)
+                with self._opened(part.file) as stream:
+                    self._read_into(target, first, stream, part)
         return target
 
     def verify(self) -> None:
@@ -129,13 +141,15 @@ class Checkpoint:
                     for _ in read_blocks(stream, record, self._where(file)):
                         pass
 
-    def _read_into(self, target: np.ndarray, first: Sequence[int], part: PlacedPart) -> None:
-        with self._opened(part.file) as stream:
-            for offset, block in read_blocks(stream, part.record, self._where(part.file)):
-                start = [a + b for a, b in zip(part.record.offset, offset, strict=True)]
-                common = _common(first, target.shape, start, block.shape)
-                if common is not None:
-                    target[common[0]] = block[common[1]]
+    def _read_into(
+        self, target: np.ndarray, first: Sequence[int], stream: IO[bytes], part: PlacedPart
+    ) -> None:
+        """Reads what a part has of the numbers of `target`, which begins at `first` of the whole."""
+        for offset, block in read_blocks(stream, part.record, self._where(part.file)):
+            start = [a + b for a, b in zip(part.record.offset, offset, strict=True)]
+            common = _common(first, target.shape, start, block.shape)
+            if common is not None:
+                target[common[0]] = block[common[1]]
 
     @functools.cached_property
     def _files(self) -> list[TensorFileRecord]:
@@ -206,6 +220,19 @@ def open_checkpoint(storage: Storage, folder: str) -> Checkpoint:
             end = f" bytes instead of {count}." if name in found else f" {count} bytes."
             raise CheckpointError(f"{storage.where(f'{inner}/{name}')} {state}{end}")
     return Checkpoint(storage, folder, manifest)
+
+
+def _array(shape: Sequence[int], dtype: str, name: str) -> np.ndarray:
+    try:
+        return np.empty(shape, array_dtype(dtype))
+    except MemoryError:
+        raise CheckpointError(
+            f"{name}: {dtype} of shape {tuple(shape)} has no room in memory."
+        ) from None
+
+
+def _place(part: PlacedPart) -> tuple[str, int]:
+    return part.file.name, part.record.start
 
 
 def _rest(whole: Sequence[int], offset: Sequence[int]) -> tuple[int, ...]:

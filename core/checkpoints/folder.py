@@ -47,7 +47,9 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The folder cannot be read.
         """
-        return next(reversed(self.complete()), None)
+        with self._os_errors("read"):
+            looks = (self._look(step) for step in reversed(self._steps()))
+            return next((each for each in looks if isinstance(each, Checkpoint)), None)
 
     def damaged(self) -> dict[int, str]:
         """What is wrong with checkpoints that have a manifest and are not complete, by step.
@@ -117,21 +119,35 @@ class CheckpointFolder:
         if keep_last < 1:
             raise CheckpointError(f"keep_last: expected at least 1, received {keep_last}.")
         found = self._found()
-        whole = [step for step, each in found.items() if isinstance(each, Checkpoint)]
-        stay = {*whole[-keep_last:], *(step for step in keep if step in whole)}
-        doomed = [step for step in found if step not in stay and step < max(whole, default=0)]
+        whole = {step: each for step, each in found.items() if isinstance(each, Checkpoint)}
+        stay = {*list(whole)[-keep_last:], *whole.keys() & set(keep)}
+        past = [step for step in found if step < max(whole, default=0)]
+        doomed = [step for step in past if step not in stay]
         with self._os_errors("pruned"):
             for step in doomed:
                 self._storage.remove(folder_of(step), MANIFEST)
+            for step in set(past) & stay:
+                self._remove_attempts(whole[step])
             self._storage.sweep()
         return doomed
+
+    def _remove_attempts(self, checkpoint: Checkpoint) -> None:
+        """Removes what was written for the checkpoint of a step besides the one that is there."""
+        folder = folder_of(checkpoint.step)
+        for token in self._storage.folders(folder):
+            if token != checkpoint.token:
+                self._storage.remove(f"{folder}/{token}", MANIFEST)
 
     def _found(self) -> dict[int, Checkpoint | CheckpointError | None]:
         """Whatever has the name of a checkpoint, by step: None where there is no manifest."""
         with self._os_errors("read"):
-            names = self._storage.folders("")
-            steps = [int(match[1]) for name in names if (match := _STEP.fullmatch(name))]
-            return {step: self._look(step) for step in sorted(steps) if folder_of(step) in names}
+            return {step: self._look(step) for step in self._steps()}
+
+    def _steps(self) -> list[int]:
+        """The steps in the names of folders, ascending."""
+        names = self._storage.folders("")
+        steps = [int(match[1]) for name in names if (match := _STEP.fullmatch(name))]
+        return sorted(step for step in steps if folder_of(step) in names)
 
     def _look(self, step: int) -> Checkpoint | CheckpointError | None:
         folder = folder_of(step)

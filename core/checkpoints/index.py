@@ -15,6 +15,8 @@ from isotrain.core.errors import CheckpointError
 
 _MOST_PARTS = 4096
 _MOST_BYTES = 2**62
+_MOST_HEADER_BYTES = 100_000_000
+"""Readers of safetensors take no more."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def _check_file(file: TensorFileRecord, where: str) -> None:
                 f"{where}: {record.name!r:.200} begins at {record.start}, expected {end}."
             )
         end += record.bytes
-    if not 8 <= file.header_bytes <= end == file.bytes:
+    if not (8 <= file.header_bytes <= _MOST_HEADER_BYTES and end == file.bytes):
         raise CheckpointError(f"{where}: its tensors end at {end}, and it has {file.bytes} bytes.")
 
 

@@ -21,7 +21,7 @@ class LocalStorage(Storage):
 
     def __init__(self, location: str) -> None:
         self.location = location
-        self._folder = Path(location)
+        self._folder = Path(location).absolute()
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Sink]:
@@ -63,7 +63,12 @@ class LocalStorage(Storage):
 
     def sizes(self, path: str) -> dict[str, int]:
         """Lists files, and links to files."""
-        return {e.name: e.stat().st_size for e in self._entries(path) if e.is_file()}
+        found = {}
+        for entry in self._entries(path):
+            with contextlib.suppress(FileNotFoundError):  # renamed or removed just now
+                if entry.is_file():
+                    found[entry.name] = entry.stat().st_size
+        return found
 
     def _entries(self, path: str) -> list[os.DirEntry[str]]:
         try:

@@ -17,7 +17,7 @@ from isotrain.core.plain_records import json_value, record
 FORMAT = 1
 """The version of the format, in every JSON file of a checkpoint but `run.json`."""
 MANIFEST = "manifest.json"
-_MOST_BYTES = 2**28
+_MOST_BYTES = 2**27
 """A larger JSON file was not written by isotrain."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _SEAL = re.compile(rb', "checksum": (\d{1,10})}\n\Z')
@@ -129,10 +129,22 @@ def plain_name(name: str, where: str) -> str:
     return name
 
 
-def write_record(storage: Storage, path: str, fields: Any) -> FileRecord:
-    """Writes a JSON file: a record, or any mapping of JSON values."""
-    plain = fields if isinstance(fields, Mapping) else asdict(fields)
-    content = f"{json_line(plain)}\n".encode()
+def write_record(storage: Storage, path: str, record: WriterRecord) -> FileRecord:
+    """Writes the record of a writer."""
+    return write_json(storage, path, asdict(record))
+
+
+def write_json(storage: Storage, path: str, fields: Mapping[str, Any]) -> FileRecord:
+    """Writes a JSON file; NaN and infinite numbers become texts.
+
+    Raises:
+        CheckpointError: It holds what JSON cannot.
+        OSError: It cannot be written.
+    """
+    try:
+        content = f"{json_line(fields, default=None)}\n".encode()
+    except TypeError as error:
+        raise CheckpointError(f"{storage.where(path)}: {error}.") from None
     storage.replace(path, content)
     return FileRecord(path.rpartition("/")[2], len(content), zlib.crc32(content))
 
@@ -161,7 +173,8 @@ def read_manifest(storage: Storage, path: str) -> Manifest:
             f"{storage.where(path)} is not as it was written: its checksum differs."
         )
     found = _parsed(Manifest, content[: seal.start()] + b"}", storage.where(path))
-    for name in (found.token, *(each.name for each in found.writers), *found.files):
+    files = (found.run, *found.writers)
+    for name in (found.token, *(each.name for each in files), *found.files):
         plain_name(name, storage.where(path))
     return found
 

@@ -19,6 +19,7 @@ from isotrain.core.checkpoints.records import (
     WriterRecord,
     plain_name,
     read_new_record,
+    write_json,
     write_manifest,
     write_record,
 )
@@ -90,7 +91,7 @@ class Attempt:
         except OSError as error:
             raise self._not_written(error) from error
         try:
-            note = write_record(self.storage, f"{self.inner}/{_RUN}", run)
+            note = write_json(self.storage, f"{self.inner}/{_RUN}", run)
             manifest = Manifest(FORMAT, self.step, self.token, note, records, files)
             write_manifest(self.storage, f"{self.folder}/{MANIFEST}", manifest)
             return open_checkpoint(self.storage, self.folder)
