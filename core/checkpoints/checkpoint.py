@@ -19,14 +19,13 @@ from isotrain.core.checkpoints.records import (
     Manifest,
     TensorFileRecord,
     WriterRecord,
-    read_checked,
+    read_json,
     read_manifest,
     read_record,
 )
 from isotrain.core.checkpoints.storage import Storage
 from isotrain.core.checkpoints.tensor_file import check_header, read_blocks
 from isotrain.core.errors import CheckpointError, unknown_name
-from isotrain.core.plain_records import json_value
 
 
 class Checkpoint:
@@ -53,12 +52,7 @@ class Checkpoint:
         Raises:
             CheckpointError: It cannot be read, or is not as it was written.
         """
-        path = self._path(self._manifest.run.name)
-        where = self._storage.where(path)
-        plain = json_value(read_checked(self._storage, path, self._manifest.run), where)
-        if not isinstance(plain, dict):
-            raise CheckpointError(f"{where}: expected an object, received {plain!r:.60}.")
-        return plain
+        return read_json(self._storage, self._path(""), self._manifest.run)
 
     def sections(self) -> list[str]:
         """The names of the sections, sorted."""
@@ -134,6 +128,7 @@ class Checkpoint:
             CheckpointError: A file is missing, cannot be read, or is not as it was written.
         """
         assert self.run is not None
+        assert self._index is not None
         for file in self._files:
             with self._opened(file) as stream:
                 check_header(stream, file, self._where(file))

@@ -47,9 +47,14 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The folder cannot be read.
         """
+        steps: list[int] | None = None
         with self._os_errors("read"):
-            looks = (self._look(step) for step in reversed(self._steps()))
-            return next((each for each in looks if isinstance(each, Checkpoint)), None)
+            while steps != (steps := self._steps()):  # others may come while these are removed
+                for step in reversed(steps):
+                    found = self._look(step)
+                    if isinstance(found, Checkpoint):
+                        return found
+        return None
 
     def damaged(self) -> dict[int, str]:
         """What is wrong with checkpoints that have a manifest and are not complete, by step.

@@ -89,7 +89,6 @@ class LocalStorage(Storage):
             os.rename(self._folder / path, removed)
         except FileNotFoundError:
             return  # somebody else has removed it
-        _sync_folder(self._folder)
         shutil.rmtree(removed, ignore_errors=True)
 
     def sweep(self) -> None:

@@ -162,7 +162,7 @@ def read_manifest(storage: Storage, path: str) -> Manifest:
         FileNotFoundError: It is not there.
         CheckpointError: It cannot be read, or is not as it was written.
     """
-    content = read_file(storage, path)
+    content = _content(storage, path)
     seal = _SEAL.search(content, max(0, len(content) - 40))
     if not seal:
         raise CheckpointError(
@@ -186,7 +186,17 @@ def read_record(storage: Storage, folder: str, cls: type[T], file: FileRecord) -
         CheckpointError: It is not there, cannot be read, or is not as it was written.
     """
     path = f"{folder}/{file.name}"
-    return _parsed(cls, read_checked(storage, path, file), storage.where(path))
+    return _parsed(cls, _checked(storage, path, file), storage.where(path))
+
+
+def read_json(storage: Storage, folder: str, file: FileRecord) -> dict[str, Any]:
+    """Reads any JSON object whose size and checksum are known.
+
+    Raises:
+        CheckpointError: It is not there, cannot be read, or is not as it was written.
+    """
+    path = f"{folder}/{file.name}"
+    return _object(_checked(storage, path, file), storage.where(path))
 
 
 def read_new_record(storage: Storage, path: str) -> tuple[FileRecord, WriterRecord]:
@@ -197,7 +207,7 @@ def read_new_record(storage: Storage, path: str) -> tuple[FileRecord, WriterReco
     """
     name, where = path.rpartition("/")[2], storage.where(path)
     try:
-        content = read_file(storage, path)
+        content = _content(storage, path)
     except FileNotFoundError:
         raise CheckpointError(
             f"{where} is gone: does somebody else remove checkpoints here?"
@@ -206,14 +216,9 @@ def read_new_record(storage: Storage, path: str) -> tuple[FileRecord, WriterReco
     return file, _parsed(WriterRecord, content, where)
 
 
-def read_checked(storage: Storage, path: str, file: FileRecord) -> bytes:
-    """The content of a file whose size and checksum are known.
-
-    Raises:
-        CheckpointError: It is not there, cannot be read, or is not as it was written.
-    """
+def _checked(storage: Storage, path: str, file: FileRecord) -> bytes:
     try:
-        content = read_file(storage, path)
+        content = _content(storage, path)
     except FileNotFoundError:
         raise CheckpointError(f"{storage.where(path)} is missing.") from None
     if len(content) != file.bytes or zlib.crc32(content) != file.checksum:
@@ -224,13 +229,8 @@ def read_checked(storage: Storage, path: str, file: FileRecord) -> bytes:
     return content
 
 
-def read_file(storage: Storage, path: str) -> bytes:
-    """The content of a small file.
-
-    Raises:
-        FileNotFoundError: It is not there.
-        CheckpointError: It cannot be read, or is not small.
-    """
+def _content(storage: Storage, path: str) -> bytes:
+    """What is in a file that is there (`FileNotFoundError`) and small."""
     try:
         with storage.reading(path) as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -246,8 +246,8 @@ def read_file(storage: Storage, path: str) -> bytes:
 
 def _parsed(cls: type[T], content: bytes, where: str) -> T:
     try:
-        plain = json_value(content, where)
-        version = plain.get("format") if isinstance(plain, dict) else None
+        plain = _object(content, where)
+        version = plain.get("format")
         if isinstance(version, int) and version > FORMAT:
             raise CheckpointError(
                 f"{where}: format {version}; this isotrain reads up to {FORMAT}: install a newer one."
@@ -257,3 +257,13 @@ def _parsed(cls: type[T], content: bytes, where: str) -> T:
         raise
     except IsotrainError as error:
         raise CheckpointError(str(error)) from None
+
+
+def _object(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        plain = json_value(content, where)
+    except IsotrainError as error:
+        raise CheckpointError(str(error)) from None
+    if not isinstance(plain, dict):
+        raise CheckpointError(f"{where}: expected an object, received {plain!r:.60}.")
+    return plain
