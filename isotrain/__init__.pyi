@@ -18,6 +18,7 @@ from isotrain.core.contracts.logger import Logger as Logger
 from isotrain.core.contracts.plan import Plan as Plan
 from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
+from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
 from isotrain.core.data import sources as sources
 from isotrain.core.data.batches import DataSet as DataSet
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError

@@ -51,6 +51,12 @@ class Drifting(Strategy):
         """Leaves every replica with the same weights."""
         self.agree(group)
 
+    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says that other replicas cannot have the weights of each one before."""
+        if strategy_before == self.name and replicas_before != replicas:
+            return [f"{self.name}: each replica's own weights: all go on from their mean"]
+        return []
+
     def per_step(self, usual: float, counted: Callable[[int], int]) -> float:
         """Exchanges per step, the one at the end included; `usual` where the steps are not known."""
         steps = self._total_steps

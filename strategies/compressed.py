@@ -24,6 +24,7 @@ from isotrain.plugin import (
     Replica,
     ReplicaGroup,
     Strategy,
+    StrategyState,
     Tensor,
     TrainingSpec,
 )
@@ -121,6 +122,45 @@ class Compressed(Strategy):
         if self._method == "powersgd":
             return _first_memory(weights, self._rank)
         return []
+
+    def state(self, group: ReplicaGroup) -> StrategyState:
+        """What each replica has held back; and the right factors, which all have alike.
+
+        The backend's own compression is part of its state.
+        """
+        held = self._held_back()
+        first = self._state[0][held:] if self._state else []
+        return StrategyState(
+            tensors={f"right/{i}": group.numpy(right) for i, right in enumerate(first)},
+            of_replicas={
+                replica: {f"residual/{i}": group.numpy(r) for i, r in enumerate(own[:held])}
+                for replica, own in zip(group.local_replicas, self._state, strict=False)
+            },
+        )
+
+    def _held_back(self) -> int:
+        """How many tensors at the start of a replica's memory are residuals."""
+        own = self._state[0] if self._state else []
+        return len(own) // 2 if self._method == "powersgd" else len(own)
+
+    def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
+        """Remembers what there is: nothing after steps that the backend compressed itself."""
+        held = self._held_back()
+        rights = [state.tensors[name] for name in sorted(state.tensors, key=_number)]
+        for own, replica in zip(self._state, group.local_replicas, strict=False):
+            residuals = state.of_replicas.get(replica, {})
+            given = [residuals[name] for name in sorted(residuals, key=_number)]
+            own[:held] = map(group.tensor, given) if given else own[:held]
+            own[held:] = map(group.tensor, rights) if rights else own[held:]
+
+    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says what becomes of that which was held back of the gradients."""
+        same = (strategy_before, replicas_before) == (self.name, replicas)
+        if same or self._method not in ("topk", "powersgd"):
+            return []
+        if strategy_before == self.name:
+            return [f"{self.name}: what was held back of the gradients until now"]
+        return [f"{self.name}: starts with nothing held back"]
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Computes gradients, exchanges them compressed, and applies their mean."""
@@ -261,6 +301,11 @@ def is_worthwhile(shape: tuple[int, ...], rank: int) -> bool:
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix."""
     return shape[0], math.prod(shape[1:])
+
+
+def _number(name: str) -> int:
+    """The number at the end of a name."""
+    return int(name.rpartition("/")[2])
 
 
 def _numbers_sent(shape: tuple[int, ...], rank: int) -> int:

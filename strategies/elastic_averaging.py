@@ -6,7 +6,7 @@ Averaging SGD", arXiv 1412.6651, equations 5 and 6.
 
 from __future__ import annotations
 
-from isotrain.plugin import Batch, Capability, Replica, ReplicaGroup, Tensor
+from isotrain.plugin import Batch, Capability, Replica, ReplicaGroup, StrategyState, Tensor
 from isotrain.strategies import options
 from isotrain.strategies.averaging import Drifting, average_statistics
 
@@ -37,6 +37,21 @@ class ElasticAveraging(Drifting):
     def state_written(self, group: ReplicaGroup) -> None:
         """Puts the centre where all replicas go on from."""
         self.started(group)
+
+    def state(self, group: ReplicaGroup) -> StrategyState:
+        """The centre."""
+        return StrategyState(tensors={"centre": group.numpy(self._centre[0])})
+
+    def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
+        """Puts the centre back, which is one for any number of replicas."""
+        given = [group.tensor(state.tensors["centre"]) for _ in group.local_replicas]
+        self._centre = group.compute(as_trainable, given)
+
+    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says what becomes of the replicas and of their centre."""
+        if strategy_before != self.name:
+            return [f"{self.name}: the centre starts anew, where the weights are"]
+        return super().carries_over(strategy_before, replicas_before, replicas)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a local step; in an exchange, the pull is that of before the step."""
@@ -72,6 +87,11 @@ class ElasticAveraging(Drifting):
 def read_trainable(replica: Replica) -> Tensor:
     """A copy of the trainable weights."""
     return replica.read(("trainable",))
+
+
+def as_trainable(replica: Replica, centre: Tensor) -> Tensor:
+    """A vector in the type that the trainable weights are read in."""
+    return replica.ops.cast(centre, replica.read(("trainable",)).dtype)
 
 
 def exchange(replica: Replica, centre: Tensor, *, static: float) -> tuple[Tensor, Tensor]:

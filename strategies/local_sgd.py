@@ -18,6 +18,7 @@ from isotrain.plugin import (
     Replica,
     ReplicaGroup,
     StatePart,
+    StrategyState,
     Tensor,
     TrainingSpec,
 )
@@ -108,6 +109,21 @@ class LocalSGD(Drifting):
     def state_written(self, group: ReplicaGroup) -> None:
         """The replicas agree again."""
         self._forget()
+
+    def state(self, group: ReplicaGroup) -> StrategyState:
+        """How many steps and samples each replica has trained on since they agreed."""
+        samples = {
+            replica: {"samples": np.array(own)}
+            for replica, own in zip(group.local_replicas, self._weights, strict=False)
+        }
+        return StrategyState({"steps": self._steps, "even": self._even}, of_replicas=samples)
+
+    def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
+        """Goes on counting; replicas that have just agreed have counted nothing."""
+        own = state.of_replicas
+        if own:
+            self._steps, self._even = state.values["steps"], state.values["even"]
+            self._weights = [float(own[replica]["samples"]) for replica in group.local_replicas]
 
     def finished(self, group: ReplicaGroup) -> None:
         """Leaves every replica with the same weights."""

@@ -70,6 +70,15 @@ class ParameterServer(Strategy):
             return group.synchronised_step(batch, learning_rate)
         return group.served_step(batch, learning_rate, self._staleness)
 
+    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says what does not repeat; the weights are read once all is applied that was handed out."""
+        if self._staleness == 0:
+            return []
+        return [
+            f"{self.name}: the weights that slices under way would have been computed with: it goes on"
+            " from those in which all are applied"
+        ]
+
     def finished(self, group: ReplicaGroup) -> None:
         """Waits for what is still under way."""
         group.barrier()

@@ -20,6 +20,7 @@ from isotrain.testing import (
     computations,
     declarations,
     endings,
+    going_on,
     observing,
     probe,
     state,
@@ -119,7 +120,10 @@ EXIT = _check(clean_exit)
 ENDINGS = (_check(endings.crash, STEP), _check(endings.hang, STEP))
 """Functions of the backend and the number of replicas; each starts a run."""
 
-CHECKS = (*STATIC, *IN_SESSION, EXIT, *ENDINGS)
+GOES_ON = _check(going_on.goes_on, STEP, STATE)
+"""A function of the backend, which starts runs of its own."""
+
+CHECKS = (*STATIC, *IN_SESSION, EXIT, GOES_ON, *ENDINGS)
 """All of them, in the order of a scorecard."""
 
 
@@ -129,7 +133,8 @@ def check_backend(backend: str, *, replicas: int = 2, with_endings: bool = True)
     Args:
         backend: `NAME` or `NAME:COLLECTIVE`, of a registered backend.
         replicas: At least 2.
-        with_endings: Whether to make the checks of runs that go wrong: some 10 s each.
+        with_endings: Whether to make the checks that have runs of their own too: of one that goes on, and
+            of those that go wrong, which take some 10 s each.
 
     Raises:
         PlanError: The backend cannot run this here.
@@ -139,11 +144,11 @@ def check_backend(backend: str, *, replicas: int = 2, with_endings: bool = True)
     if not with_endings:
         return card
     endings = tuple(ending_outcome(check, backend, replicas) for check in ENDINGS)
-    return dataclasses.replace(card, outcomes=card.outcomes + endings)
+    return dataclasses.replace(card, outcomes=(*card.outcomes, going_on_outcome(backend), *endings))
 
 
 def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scorecard]:
-    """As `check_backend` without the runs that go wrong, for several backends one after the other in one run.
+    """As `check_backend` without those endings, for several backends one after the other in one run.
 
     Args:
         backends: Each `NAME` or `NAME:COLLECTIVE`; their processes start alike.
@@ -164,7 +169,7 @@ def _spec(backend: str, **changes: Any) -> dict[str, Any]:
 
 
 def _card(backend: str, replicas: int, run: Run) -> Scorecard:
-    """What is known of a backend, but for runs that go wrong, after the run that made its checks."""
+    """What is known of a backend after the run that made most of its checks."""
     host, name = plugin_host(), split_backend(backend)[0]
     plan = make_plan(load_spec(_spec(backend)), backend=backend, replicas=replicas, host=host)
     adapter = host.backend(name)
@@ -226,6 +231,13 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
         else:
             yield judged(check, noted)
     yield EXIT.not_asked(f"the run ended in {ended_in}") if ended_in else attempted(EXIT, run)
+
+
+def going_on_outcome(backend: str) -> Outcome:
+    """Makes `GOES_ON`, in runs of its own."""
+    adapter = plugin_host().backend(split_backend(backend)[0])
+    obstacle = GOES_ON.obstacle(adapter.can(PLACEMENT))
+    return GOES_ON.not_asked(obstacle) if obstacle else attempted(GOES_ON, backend)
 
 
 def ending_outcome(check: Check, backend: str, replicas: int) -> Outcome:

@@ -69,7 +69,7 @@ def objective(model: Any, batch: Any) -> Any:
     from keras import ops
 
     inputs, targets = batch
-    outputs = model(inputs)
+    outputs = {name: ops.cast(value, targets.dtype) for name, value in model(inputs).items()}
     losses = ops.mean(ops.square(outputs["prediction"] - targets), axis=-1)
     return losses + outputs["seen"][:, 0] + outputs["noisy"][:, 0], outputs["prediction"]
 

@@ -27,7 +27,7 @@ def backend_suite(
     """A test class that makes every check of a backend, each a test of its own.
 
     A check that the backend's capabilities do not allow is skipped, with the reason. All checks on a
-    number of replicas share one run; those of runs that go wrong are made with the first number only.
+    number of replicas share one run; those that have runs of their own are made once.
 
     Args:
         name: `NAME` or `NAME:COLLECTIVE`.
@@ -35,11 +35,12 @@ def backend_suite(
         with_endings: Whether to make the checks of runs that go wrong: some 10 s each.
     """
     endings = {check.name: check for check in backend.ENDINGS}
+    once = {backend.GOES_ON.name, *(endings if with_endings else ())}
     cells = [
         pytest.param(count, check.name, marks=marks, id=f"{count}-{check.name}")
         for place, (count, marks) in enumerate(map(_value_and_marks, replicas))
         for check in backend.CHECKS
-        if check.name not in endings or (place == 0 and with_endings)
+        if check.name not in (*endings, *once) or (place == 0 and check.name in once)
     ]
 
     class Suite:
@@ -50,6 +51,8 @@ def backend_suite(
             """It passes, or the backend says why it is not asked."""
             if check in endings:
                 _tell(backend.ending_outcome(endings[check], name, replicas))
+            elif check in once:
+                _tell(backend.going_on_outcome(name))
             else:
                 _tell(_of_backend(name, replicas)[check])
 

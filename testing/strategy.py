@@ -15,7 +15,7 @@ from isotrain.core.planning.make_plan import make_plan, missing_capabilities
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
-from isotrain.testing import digits, strategy_checks, trials
+from isotrain.testing import digits, going_on, strategy_checks, trials
 from isotrain.testing.launching import Run, attempt
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted
 from isotrain.testing.strategy_checks import Evidence
@@ -111,7 +111,10 @@ TRIALS = (
 )
 """The runs of a strategy, one after the other, each of it anew: nothing of one carries over."""
 
-CHECKS = (DECLARATIONS, *(check for trial in TRIALS for check in trial.checks))
+GOES_ON = Check(going_on.strategy_goes_on, frozenset({Capability.NAMED_STATE}))
+"""Has runs of its own."""
+
+CHECKS = (DECLARATIONS, *(check for trial in TRIALS for check in trial.checks), GOES_ON)
 """All of them, in the order of a scorecard."""
 
 
@@ -150,7 +153,20 @@ def check_strategy(
             return attempt(trial.work, trial.spec(name, given, adapter), chosen, count)
 
         card += outcomes(trial, strategy, adapter, run)
+    card.append(going_on_outcome(name, given, chosen))
     return Scorecard("strategy", name, chosen, replicas, tuple(card))
+
+
+def going_on_outcome(name: str, options: Mapping[str, Any], backend: str) -> Outcome:
+    """Makes `GOES_ON`."""
+    host = plugin_host()
+    adapter = host.backend(split_backend(backend)[0])
+    strategy = host.strategy(name, dict(options))
+    lost = " ".join(strategy.carries_over(strategy.name, going_on.REPLICAS, going_on.REPLICAS))
+    obstacle = lost or GOES_ON.obstacle(adapter.can(strategy.placement))
+    if obstacle:
+        return GOES_ON.not_asked(obstacle)
+    return attempted(GOES_ON, name, options, backend)
 
 
 def fitting_backend(strategy: Strategy, host: PluginHost) -> str:

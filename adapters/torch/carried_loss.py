@@ -26,14 +26,15 @@ class CarriedLoss(nn.Module):
         """
         super().__init__()
         self.objective = objective
-        self.carrier = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
+        # of one dimension: torch's PowerSGD takes no parameters without any
+        self.carrier = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """As the objective."""
         loss, predictions = self.objective(inputs, targets)
-        return torch.addcmul(loss, self.carrier, loss.detach()), predictions
+        return torch.addcmul(loss, self.carrier.reshape(()), loss.detach()), predictions
 
     def taken(self) -> torch.Tensor | None:
         """What the backward passes since the last call, and the exchange after them, have made of it."""
         mean, self.carrier.grad = self.carrier.grad, None
-        return None if mean is None else mean.clone()
+        return None if mean is None else mean.reshape(()).clone()

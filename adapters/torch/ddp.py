@@ -7,7 +7,7 @@ import inspect
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch.carried_loss import CarriedLoss
 from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.powersgd import PowerSGD
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
     CompressionMethod,
@@ -32,6 +33,8 @@ from isotrain.plugin import (
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+_ARRANGED = "arranged"
+_POWERSGD = "powersgd/"
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
 }
@@ -96,6 +99,9 @@ class DDPExchange(Exchange):
         self._timeout = timedelta(seconds=setting.timeout)
         self._process_groups: dict[tuple[int, ...], Any] = {}
         self._mean: torch.Tensor | None = None
+        self._powersgd: PowerSGD | None = None
+        self._is_arranged = False
+        self._was_arranged = False
 
     def attach(self, program: Program) -> None:
         self._program = program
@@ -139,6 +145,7 @@ class DDPExchange(Exchange):
 
     def finish_gradients(self) -> None:
         self._mean = self._loss.taken()
+        self._is_arranged = True
         if self._expects_all:
             self._expects_all = False
             self._require_gradients()
@@ -202,9 +209,32 @@ class DDPExchange(Exchange):
         if method == "topk" or (method == "bf16" and self._device.type == "cpu"):
             return False  # torch has no hook for the one, and lets the other run on NCCL only
         self._carries = False  # the hook would compress the loss too
-        state, hook = _communication_hook(method, rank, start)
+        if method == "powersgd":
+            self._powersgd = PowerSGD(rank, start)
+        state, hook = _communication_hook(method, self._powersgd)
         self.module.register_comm_hook(state, hook)  # type: ignore[attr-defined]
         return True
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Whether DDP has arranged its buckets, which it does by the first backward pass; and PowerSGD's."""
+        arranged = torch.tensor(self._is_arranged or self._was_arranged)
+        own = {} if self._powersgd is None else self._powersgd.read()
+        return {_ARRANGED: arranged, **{_POWERSGD + name: value for name, value in own.items()}}
+
+    def write_state(self, name: str, value: torch.Tensor) -> None:
+        """Sets one of these; buckets that are arranged stay so."""
+        if name == _ARRANGED:
+            self._was_arranged = bool(value)
+        elif self._powersgd is not None and name.startswith(_POWERSGD):
+            self._powersgd.write(name.removeprefix(_POWERSGD), value, self._device)
+        else:
+            super().write_state(name, value)
+
+    def arranging(self) -> AbstractContextManager[Any] | None:
+        """Where a run goes on whose buckets were arranged: in others, sums round in another way."""
+        if self._is_arranged or not self._was_arranged:
+            return None
+        return nullcontext() if self._powersgd is None else self._powersgd.set_aside()
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self._device), "sum").item()
@@ -228,18 +258,12 @@ def _widest(program: Program) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def _communication_hook(method: CompressionMethod, rank: int, start: int) -> tuple[Any, Any]:
+def _communication_hook(method: CompressionMethod, powersgd: PowerSGD | None) -> tuple[Any, Any]:
     """One of torch's own communication hooks, and its state."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    if method == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            None,
-            matrix_approximation_rank=rank,
-            start_powerSGD_iter=start,
-            min_compression_rate=1,  # whatever becomes smaller
-        )
-        return state, powerSGD_hook.powerSGD_hook
+    if powersgd is not None:
+        return powersgd.state, powersgd.hook
     return None, getattr(default_hooks, f"{method}_compress_hook")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from isotrain.adapters.torch.program import Program
-from isotrain.plugin import CompressionMethod, Parts, ReduceOp
+from isotrain.plugin import CompressionMethod, IsotrainError, Parts, ReduceOp, unknown_name
 
 Wait = Callable[[], torch.Tensor]
 
@@ -73,6 +73,22 @@ class Exchange(ABC):
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         """Arranges for gradients to be exchanged compressed; False if it cannot."""
         return False
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What it keeps from step to step, by name."""
+        return {}
+
+    def write_state(self, name: str, value: torch.Tensor) -> None:
+        """Sets one of these.
+
+        Raises:
+            IsotrainError: It keeps nothing of that name.
+        """
+        raise IsotrainError(unknown_name("state", f"exchange/{name}", self.state()))
+
+    def arranging(self) -> AbstractContextManager[Any] | None:
+        """Within it, a backward pass lets the exchange arrange itself; None where it needs none."""
+        return None
 
     @abstractmethod
     def barrier(self) -> None:

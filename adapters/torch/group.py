@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import EvaluatedLoss, Shares
-from isotrain.adapters.torch.state import NamedState, accumulators, generators
+from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators
 from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.plugin import (
     MODEL_STATE,
@@ -94,8 +95,18 @@ class TorchReplicaGroup(ReplicaGroup):
                 **self.program.sections(),
                 "random": generators(device),
                 "metrics": accumulators(self._training_metrics),
+                "exchange": Section(self._habits, self._write_habit),
             }
         )
+
+    def _habits(self) -> dict[str, torch.Tensor]:
+        """What exchange and program keep of how they work."""
+        return self.exchange.state() | self.program.habits()
+
+    def _write_habit(self, name: str, value: torch.Tensor) -> None:
+        to_program = name in self.program.habits()
+        write = self.program.write_habit if to_program else self.exchange.write_state
+        write(name, value)
 
     @property
     def model(self) -> Any:
@@ -114,6 +125,8 @@ class TorchReplicaGroup(ReplicaGroup):
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         program, exchange = self.program, self.exchange
+        if (arranging := exchange.arranging()) is not None:
+            self._arrange(arranging, batch.slices[0][0])
         program.zero_gradients()
         pieces = batch.slices[0]
         shares = Shares(pieces, program, exchange)
@@ -130,6 +143,13 @@ class TorchReplicaGroup(ReplicaGroup):
         if self.statistics:
             flat_mean(exchange, self.statistics, shares.weight)
         return mean()
+
+    def _arrange(self, arranging: AbstractContextManager[Any], piece: Slice) -> None:
+        """Lets the exchange see a backward pass, of which nothing else remains."""
+        with self.undisturbed(), self.program.plainly(), arranging:
+            loss, _ = self.exchange.module(piece.inputs, piece.targets)
+            self.program.backward(loss.sum())  # there may be several
+            self.exchange.finish_gradients()
 
     def _forward(
         self, shares: Shares, index: int, module: Callable[..., Any]
@@ -279,6 +299,9 @@ class TorchReplicaGroup(ReplicaGroup):
         piece = batch.slices[0][0]
         unalike = self.program.counts_unalike(piece.inputs, piece.targets)
         return self.program.remarks(piece.inputs, piece.targets) + [UNALIKE] * unalike
+
+    def not_carried(self) -> list[str]:
+        return self.program.not_carried()
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

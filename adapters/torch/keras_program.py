@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -124,6 +126,24 @@ class KerasProgram(Program):
     def sections(self) -> dict[StateKind, Section]:
         """The state that it has itself: seeds of random layers as replica 0 has them."""
         return super().sections() | {"non-trainable": Section(self._shared, self._write_shared)}
+
+    def habits(self) -> dict[str, torch.Tensor]:
+        return {name: replayed.calls for name, replayed in self._replays().items()}
+
+    def write_habit(self, name: str, value: torch.Tensor) -> None:
+        self._replays()[name].go_on_from(value)
+
+    def _replays(self) -> dict[str, Replayed]:
+        phases = {"replays/training": self.training, "replays/evaluation": self.evaluation}
+        return {name: each for name, each in phases.items() if isinstance(each, Replayed)}
+
+    @contextlib.contextmanager
+    def plainly(self) -> Iterator[None]:
+        for each in self._replays().values():
+            each.is_paused = True
+        yield
+        for each in self._replays().values():
+            each.is_paused = False
 
     def _shared(self) -> dict[str, torch.Tensor]:
         return {

@@ -16,8 +16,8 @@ from isotrain.adapters.torch.loss_weights import counter, in_rows
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_loss import build_loss
 from isotrain.adapters.torch.named_metrics import build_metrics
+from isotrain.adapters.torch.native_slots import NativeSlots
 from isotrain.adapters.torch.program import Objective, Program
-from isotrain.adapters.torch.tensors import overwrite
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
     CustomOptimizer,
@@ -61,6 +61,8 @@ class NativeProgram(Program):
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         self._parameters = list(self.trainable.values())
         self.optimizer = build_optimizer(spec, self._parameters)
+        is_own = isinstance(spec.optimizer, CustomOptimizer)
+        self._slots = NativeSlots(self.optimizer, self.trainable, is_own)
         self._rate_ratios = [g["lr"] / spec.optimizer.lr for g in self.optimizer.param_groups]
         scaling = spec.loss_scaling or LossScale()
         self._scaler = torch.amp.GradScaler(
@@ -149,53 +151,20 @@ class NativeProgram(Program):
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         if name == "momenta":
-            self._make_slots()
+            self._slots.make()
         return super().part(name)
 
-    def _make_slots(self) -> None:
-        """Makes, as zeros, the slots that torch makes at a parameter's first update.
-
-        Without them, replicas of which some have not updated yet would read vectors of other lengths.
-        """
-        state = self.optimizer.state
-        without = [p for p in self._parameters if not state.get(p)]
-        if not without:
-            return
-        gradients = [parameter.grad for parameter in self._parameters]
-        before = [parameter.detach().clone() for parameter in without]
-        for parameter in self._parameters:
-            parameter.grad = None
-        for parameter in without:
-            parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()
-        with torch.no_grad():
-            for parameter, value in zip(without, before, strict=True):
-                parameter.copy_(value)
-                for slot in state.get(parameter, {}).values():
-                    if torch.is_tensor(slot):
-                        slot.zero_()
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
-
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{name}/{slot}": value if torch.is_tensor(value) else torch.tensor(value)
-            for name, parameter in self.trainable.items()
-            for slot, value in self.optimizer.state.get(parameter, {}).items()
-            if value is not None
-        }
+        return self._slots.read()
 
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
-        owner, _, slot = name.rpartition("/")
-        if owner not in self.trainable:
-            raise IsotrainError(unknown_name("weight", owner, self.trainable))
-        parameter = self.trainable[owner]
-        slots = self.optimizer.state[parameter]
-        if slot in slots and torch.is_tensor(slots[slot]):
-            overwrite(f"optimizer/{name}", slots[slot], value)
-        else:
-            like_weight = value.to(parameter) if value.is_floating_point() else value
-            slots[slot] = value if slot == "step" else like_weight
+        self._slots.write(name, value)
+
+    def not_carried(self) -> list[str]:
+        return [
+            f"the optimizer's {slot!r}, which is neither a tensor nor a number"
+            for slot in self._slots.not_carried()
+        ]
 
 
 def loss_computer(

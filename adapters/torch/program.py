@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,14 @@ from torch import nn
 
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.state import Section, in_place
-from isotrain.plugin import LayerTrait, StateKind, StatePart, Trait
+from isotrain.plugin import (
+    IsotrainError,
+    LayerTrait,
+    StateKind,
+    StatePart,
+    Trait,
+    unknown_name,
+)
 
 
 class Objective(nn.Module):
@@ -135,6 +143,26 @@ class Program(ABC):
     @abstractmethod
     def write_loss_scale(self, name: str, value: torch.Tensor) -> None:
         """Sets one of these."""
+
+    def habits(self) -> dict[str, torch.Tensor]:
+        """How it has come to compute: by this, and not by its weights alone, the next step rounds."""
+        return {}
+
+    def write_habit(self, name: str, value: torch.Tensor) -> None:
+        """Takes one of these over.
+
+        Raises:
+            IsotrainError: It has none of that name.
+        """
+        raise IsotrainError(unknown_name("state", f"exchange/{name}", self.habits()))
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Within it, it computes as in a first step, and takes no habit on."""
+        return nullcontext()
+
+    def not_carried(self) -> list[str]:
+        """What its steps depend on, and its state does not have."""
+        return []
 
     def sections(self) -> dict[StateKind, Section]:
         """The state that it has itself."""

@@ -12,12 +12,15 @@ import torch
 from isotrain.adapters.torch.outcome import Outcome
 from isotrain.adapters.torch.python_state import PythonState
 from isotrain.adapters.torch.recording import Compute, Recording, UnrecordableError, record
-from isotrain.adapters.torch.trees import signature
+from isotrain.adapters.torch.trees import digest, signature
 
 _CHECKED_AGAIN = 16
 """A record is checked at its first use, and again after this many times as many uses."""
 _SIGNATURES = 16
 """Records that are kept; inputs of further shapes are computed without."""
+_UNRECORDED = 2
+"""Calls of a signature before the first replay."""
+_REFUSED = [0, -1]
 _RENEWALS = 8
 """How often a model's own attributes may change before nothing is recorded any more."""
 
@@ -42,6 +45,7 @@ class Replayed:
     Attributes:
         refusal: Why nothing is recorded; None as long as something may be.
         records: By signature.
+        is_paused: Whether it computes without a record for now, and counts nothing.
     """
 
     def __init__(self, compute: Compute, model: keras.Layer, phase: str) -> None:
@@ -63,12 +67,16 @@ class Replayed:
         self.records: dict[Any, _Record] = {}
         self._state: PythonState | None = None
         self._renewals = 0
+        self._before: dict[int, int] = {}
+        self.is_paused = False
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Gives the mean loss and the predictions."""
-        if self.refusal is not None:
+        if self.refusal is not None or self.is_paused:
             return self._compute(inputs, targets)
         key = signature(inputs), signature(targets)
+        if self._before:
+            self._catch_up(key, inputs, targets)
         known = self.records.get(key)
         if known is None:
             self._meet(key, inputs, targets)
@@ -77,7 +85,8 @@ class Replayed:
         else:
             known.uses += 1
             if known.uses == known.next_check:
-                self._check(known, inputs, targets)
+                known.next_check *= _CHECKED_AGAIN
+                self._check(known, inputs, targets, is_first=known.uses == 1)
             if self.refusal is None:
                 return known.recording(inputs, targets)
         return self._compute(inputs, targets)
@@ -97,6 +106,49 @@ class Replayed:
         if self._state is None:
             self._state = PythonState(self._model)
 
+    @property
+    def calls(self) -> torch.Tensor:
+        """A row of two for each signature: its digest, and calls so far; or that nothing is recorded."""
+        if self.refusal is not None:
+            return torch.tensor([_REFUSED])
+        rows = [[digest(key), self._calls_of(key)] for key in self._met]
+        rows += [[key, calls] for key, calls in self._before.items()]
+        return torch.tensor(sorted(rows), dtype=torch.int64).reshape(-1, 2)
+
+    def _calls_of(self, key: Any) -> int:
+        """How often a signature was met, as far as it matters for the next time."""
+        known = self.records.get(key)
+        return 1 if known is None else known.uses + _UNRECORDED
+
+    def go_on_from(self, calls: torch.Tensor) -> None:
+        """Records and replays from here on as another would that has come as far as its `calls` say."""
+        rows = calls.tolist()
+        self._met.clear()
+        self.records.clear()
+        self._before = {}
+        self.refusal = None
+        if _REFUSED in rows:
+            self.refusal = "it was not recorded in the run that this one goes on from"
+        else:
+            self._before = dict(rows)
+
+    def _catch_up(self, key: Any, inputs: Any, targets: Any) -> None:
+        """Does at once what the run that this one goes on from did when it met a signature."""
+        calls = self._before.pop(digest(key), 0)
+        if not calls:
+            return
+        self._met.add(key)
+        if calls < _UNRECORDED:
+            return
+        self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+        self._meet(key, inputs, targets)
+        known = self.records.get(key)
+        if known is not None and calls > _UNRECORDED:
+            known.uses = calls - _UNRECORDED
+            while known.next_check <= known.uses:
+                known.next_check *= _CHECKED_AGAIN
+            self._check(known, inputs, targets, is_first=True)
+
     def _forget(self) -> None:
         """Lets everything be recorded again: somebody has changed the model."""
         self._renewals += 1
@@ -106,15 +158,14 @@ class Replayed:
         self.records.clear()
         self._state = None
 
-    def _check(self, known: _Record, inputs: Any, targets: Any) -> None:
+    def _check(self, known: _Record, inputs: Any, targets: Any, is_first: bool) -> None:
         """Compares a replay to the computation itself; all that they move is taken back."""
-        known.next_check *= _CHECKED_AGAIN
         expected = self._outcome(self._compute, inputs, targets)
         found = self._outcome(known.recording, inputs, targets)
         difference = expected.difference(found, exact=known.is_exact)
         if difference is not None:
             self._refuse(_seen(difference, known.uses))
-        elif known.uses == 1:
+        elif is_first:
             self._hasten(known, expected, inputs, targets)
 
     def _hasten(self, known: _Record, expected: Outcome, inputs: Any, targets: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -48,3 +49,9 @@ def signature(tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(signature(part) for part in tree)
     return tree
+
+
+def digest(signed: Any) -> int:
+    """A number of 64 bits for a signature, the same in every process."""
+    whole = hashlib.blake2b(repr(signed).encode(), digest_size=8).digest()
+    return int.from_bytes(whole, "little", signed=True)

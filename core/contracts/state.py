@@ -13,7 +13,8 @@ StateKind = Literal[
 
 `optimizer`: its slots. `loss-scale`: `scale`, and `steps` since it changed. `random`: generators of random
 numbers, but for those among the non-trainable weights. `metrics`: what training metrics have added up since
-they were collected last. `exchange`: what the native exchange keeps from step to step.
+they were collected last. `exchange`: what the backend keeps of how it exchanges and computes, such as
+residuals of compressed gradients.
 
 `random`, `metrics` and `exchange` are each replica's own. The others are equal on all replicas wherever these
 hold the same weights."""

@@ -19,6 +19,7 @@ from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batches import Batch, Loader, Place
 from isotrain.core.data.sources import BatchStream, ShardedStream, as_source, map_tree
 from isotrain.core.errors import DataError, IsotrainError
@@ -150,6 +151,11 @@ class Session:
     def is_main(self) -> bool:
         """Whether this is the process that speaks for all: rank 0."""
         return self.rank == 0
+
+    @property
+    def strategy(self) -> Strategy:
+        """By which this process takes its steps."""
+        return self._strategy
 
     @property
     def total_steps(self) -> int:

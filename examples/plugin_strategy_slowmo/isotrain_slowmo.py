@@ -12,6 +12,7 @@ import numpy as np
 
 import isotrain
 from isotrain import Capability
+from isotrain.plugin import StrategyState
 
 isotrain_api = "1.0"
 
@@ -58,6 +59,32 @@ class SlowMomentum(isotrain.Strategy):
         self.started(group)
         self._steps, self._learning_rate = 0, 0.0
 
+    def state(self, group: Any) -> StrategyState:
+        """Where the last slow step led, how fast, and what has come since; the same on all replicas."""
+        return StrategyState(
+            values={"steps": self._steps, "learning_rate": self._learning_rate},
+            tensors={
+                "anchor": group.numpy(self._anchors[0]),
+                "velocity": group.numpy(self._velocities[0]),
+            },
+        )
+
+    def load_state(self, group: Any, state: StrategyState) -> None:
+        """Goes on with the momentum, also on another number of replicas."""
+        for name, vectors in (("anchor", self._anchors), ("velocity", self._velocities)):
+            given = [group.tensor(state.tensors[name]) for _ in group.local_replicas]
+            vectors[:] = group.compute(_as_weights, given)
+        self._steps = state.values["steps"]
+        self._learning_rate = state.values["learning_rate"]
+
+    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says what other replicas cannot go on with."""
+        if strategy_before != self.name:
+            return ["slow-momentum: starts without momentum"]
+        if replicas_before != replicas:
+            return ["slow-momentum: each replica's own weights: all go on from their mean"]
+        return []
+
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         """Takes a local step, and the slow one when it is time to."""
         loss = group.local_step(batch, learning_rate)
@@ -90,6 +117,11 @@ class SlowMomentum(isotrain.Strategy):
 
 def _weights(replica: Any) -> Any:
     return replica.read(("trainable",))
+
+
+def _as_weights(replica: Any, vector: Any) -> Any:
+    """A vector in the type that the weights are read in."""
+    return replica.ops.cast(vector, _weights(replica).dtype)
 
 
 def _standing_still(replica: Any) -> Any:

@@ -6,11 +6,11 @@ import pytest
 
 from isotrain.testing import backend
 
-LONG = {check.name for check in backend.ENDINGS}
+LONG = {check.name for check in (backend.GOES_ON, *backend.ENDINGS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the checks that take a run of their own and wait for a time-out."""
+    """Marks the checks that take runs of their own."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is not None and callspec.params.get("check") in LONG:

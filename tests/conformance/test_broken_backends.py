@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from isotrain.core.plugins import choice
-from isotrain.testing.backend import check_backend, check_in_turn
+from isotrain.testing.backend import check_backend, check_in_turn, going_on_outcome
 from isotrain.testing.scorecard import Scorecard
 
 REPLICAS = 2
@@ -51,6 +51,7 @@ EXPECTED: dict[str, set[str]] = {
     "counted-placeholders": {"evaluation"},
     "trains-to-predict": {"predictions"},
     "own-start": {"start_is_equal", "start_is_of_the_seed"},
+    "forgets-metrics": {"goes_on"},
     "careless": {"declarations", "unknown_choices_are_refused"},
     "noisy-close": {"clean_exit"},
     "dies-in-a-barrier": {"barrier"},
@@ -59,6 +60,9 @@ EXPECTED: dict[str, set[str]] = {
 
 PARTLY = ("careless", "dies-in-a-barrier")
 """Those of which some checks are not asked: a capability is missing, or the run has ended."""
+
+FORGETFUL = ("forgets-metrics",)
+"""Those of which more is known when they go on from another run."""
 
 ALONE = ("noisy-close", "dies-in-a-barrier")
 """Those that end their run; the others are checked in one."""
@@ -90,6 +94,12 @@ def test_exactly_the_expected_checks_fail(fault: str) -> None:
     """All others pass."""
     together = [name for name in EXPECTED if name not in ALONE]
     card = alone(fault) if fault in ALONE else cards(*together)[fault]
-    assert set(card.failures) == EXPECTED[fault], card.failures
-    others = {outcome.verdict for outcome in card.outcomes if outcome.verdict != "failed"}
+    outcomes = list(card.outcomes)
+    if fault in FORGETFUL:
+        outcomes.append(going_on_outcome(f"broken-{fault}"))
+    failures = {
+        outcome.check: outcome.reason for outcome in outcomes if outcome.verdict == "failed"
+    }
+    assert set(failures) == EXPECTED[fault], failures
+    others = {outcome.verdict for outcome in outcomes if outcome.verdict != "failed"}
     assert others == ({"passed", "not asked"} if fault in PARTLY else {"passed"})

@@ -12,7 +12,7 @@ from conformance.backends import param
 
 from isotrain.core.plugins import choice
 from isotrain.core.plugins.host import plugin_host
-from isotrain.testing import digits, strategy
+from isotrain.testing import digits, going_on, strategy
 from isotrain.testing.launching import Run, attempt
 from isotrain.testing.scorecard import attempted
 from isotrain.testing.series import PATIENT
@@ -43,9 +43,13 @@ EXPECTED: dict[str, set[str]] = {
     "broken-needs-samples": {"survives_empty_replicas"},
     "broken-needs-others": {"survives_one_replica"},
     "broken-forgets-small-gradients": {"keeps_gradient_sum"},
+    "broken-keeps-to-itself": {"strategy_goes_on"},
     "broken-misdescribed": {"strategy_declarations"},
 }
 """Strategy to the checks that fail on it; all others pass or are not asked."""
+
+GOING_ON = (*in_turn.SOUND, "broken-keeps-to-itself")
+"""Those that go on from another run; the other broken ones would end it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,6 +77,14 @@ def of_one(backend: str, name: str, trial: int) -> Run:
     return dataclasses.replace(run, returned=parts, failure=parts[0].get("error"))
 
 
+@functools.cache
+def gone_on(backend: str) -> dict[str, str]:
+    """What is wrong with each that goes on from another run: of two runs for all of them."""
+    names = [name for name in CELLS[backend] if name in GOING_ON]
+    specs = {n: going_on.strategy_case(*in_turn.STRATEGIES[n], backend) for n in names}
+    return going_on.problems(specs, backend)
+
+
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
@@ -90,6 +102,9 @@ def test_exactly_the_expected_checks_fail(backend: str, name: str) -> None:
     for number, trial in enumerate(strategy.TRIALS):
         run = functools.partial(of_one, backend, name, number)
         outcomes += strategy.outcomes(trial, tried, adapter, run)
+    if name in GOING_ON:
+        told = gone_on(backend)[name]
+        outcomes.append(strategy.GOES_ON.failed(told) if told else strategy.GOES_ON.passed())
     failed = {outcome.check: outcome.reason for outcome in outcomes if outcome.verdict == "failed"}
     assert set(failed) == EXPECTED[name], failed
     others = {outcome.verdict for outcome in outcomes if outcome.verdict != "failed"}

@@ -138,6 +138,21 @@ class OwnStart(_Broken):
         group.write_state({name: value + rank for name, value in state.items()})
 
 
+class ForgetsMetrics(_Broken):
+    """Takes back all state but what the metrics have added up."""
+
+    name = "broken-forgets-metrics"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        right = group.write_state
+
+        def write_state(state: Any, *, replica: int | None = None) -> None:
+            kept = {n: value for n, value in state.items() if not n.startswith("metrics/")}
+            right(kept, replica=replica)
+
+        group.write_state = write_state
+
+
 class Careless(TorchDDP):
     """Accepts collectives that it does not have, and leaves a capability out without a word."""
 
@@ -188,6 +203,7 @@ BROKEN = (
     CountedPlaceholders,
     TrainsToPredict,
     OwnStart,
+    ForgetsMetrics,
     Careless,
     NoisyClose,
     DiesInABarrier,

@@ -162,6 +162,29 @@ class ForgetsSmallGradients(_Reducing):
         return super().reduced(group, sent)
 
 
+class KeepsToItself(_Reducing):
+    """Adds half of the gradients before to each, and gives nobody what it keeps of them."""
+
+    name = "broken-keeps-to-itself"
+
+    def __init__(self) -> None:
+        self._before: list[Any] = []
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        gradients, loss = group.gradients(batch)
+        means = [
+            super(KeepsToItself, self).reduced(group, list(p)) for p in zip(*gradients, strict=True)
+        ]
+        before = self._before or [[part * 0 for part in parts] for parts in means]
+        sums = [
+            [now + then * 0.5 for now, then in zip(*pair, strict=True)]
+            for pair in zip(means, before, strict=True)
+        ]
+        self._before = means
+        group.apply(list(zip(*sums, strict=True)), learning_rate)
+        return loss
+
+
 class Misdescribed(_Local):
     """Requires something that is no capability, though it is spelled like one."""
 
@@ -180,6 +203,7 @@ BROKEN = (
     NeedsSamples,
     NeedsOthers,
     ForgetsSmallGradients,
+    KeepsToItself,
     Misdescribed,
 )
 

@@ -1,0 +1,218 @@
+"""Whether a run goes on from the state of another as that one would have: to the bit, in new processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.contracts.state import ALL_STATE
+from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.data.batches import DataSet
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.session import Session
+from isotrain.core.spec.files import load_spec
+from isotrain.testing import probe
+from isotrain.testing.launching import attempt
+from isotrain.testing.series import PATIENT, SpecFields, next_session
+
+REPLICAS = 2
+"""The sum of two is the same in any order; that of more need not be, to the bit."""
+SPLIT = 6
+"""Steps before the state is taken: in the middle of the second epoch, after an uneven batch."""
+
+Cases = Mapping[str, SpecFields]
+Taken = dict[str, Any]
+"""All state of one process, as what its work returns travels."""
+
+
+def noisy_data() -> DataSet:
+    """The samples of the probe with an input that its dropout lets through or not."""
+    return DataSet(probe.samples(noise=0.5))
+
+
+def cases(adapter: Adapter, backend: str) -> Cases:
+    """What goes on, by name: as far as the backend has what it takes."""
+    changes: Cases = {
+        "momentum": {},
+        "loss scale": {
+            "precision": "float16",
+            "loss_scale": {"initial": 1024.0, "growth_steps": 4},
+            "optimizer": {"name": "adam", "lr": 2.0**-6},
+        },
+    }
+    given = {
+        name: probe.spec(adapter, data=noisy_data, timeouts=PATIENT, **own)
+        for name, own in changes.items()
+    }
+    return {name: spec for name, spec in given.items() if _is_supported(spec, backend)}
+
+
+def _is_supported(spec: SpecFields, backend: str) -> bool:
+    try:
+        make_plan(load_spec(spec), backend=backend, replicas=REPLICAS, host=plugin_host())
+    except UnsupportedError:
+        return False
+    return True
+
+
+def goes_on(backend: str) -> None:
+    """From the state of another run, in new processes, it takes the very steps of that one."""
+    adapter = plugin_host().backend(split_backend(backend)[0])
+    told = [text for text in problems(cases(adapter, backend), backend).values() if text]
+    assert not told, "\n".join(told)
+
+
+def strategy_goes_on(name: str, options: Mapping[str, Any], backend: str) -> None:
+    """From the state of another run, in new processes, it takes the very steps of that one."""
+    told = problems({name: strategy_case(name, options, backend)}, backend)[name]
+    assert not told, told
+
+
+def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFields:
+    """What goes on with a strategy."""
+    host = plugin_host()
+    adapter = host.backend(split_backend(backend)[0])
+    chosen = {"name": name, "options": dict(options)}
+    served = host.strategy(name, dict(options)).placement == "served"
+    data = probe.data if served else noisy_data  # what workers draw is their own
+    return probe.spec(adapter, data=data, timeouts=PATIENT, strategy=chosen)
+
+
+def problems(specs: Cases, backend: str) -> dict[str, str]:
+    """What is wrong with each case; an empty text where nothing is.
+
+    Two runs are launched for all of them: the processes of one have their sessions one after the other.
+    """
+    first = _launched(specs, whole, backend)
+    second = _launched(specs, rest, backend, [_of_each(specs, rank) for rank in first])
+    return {
+        name: " ".join(
+            text
+            for rank, (before, after) in enumerate(zip(first, second, strict=True))
+            if (text := _difference(before[name], after[name], f"{name}, process {rank}"))
+        )
+        for name in specs
+    }
+
+
+def _of_each(specs: Cases, found: Mapping[str, Any]) -> dict[str, Taken]:
+    return {name: found[name]["kept"] for name in specs}
+
+
+def _launched(
+    specs: Cases,
+    work: Callable[..., Taken],
+    backend: str,
+    states: Sequence[Mapping[str, Taken]] | None = None,
+) -> list[dict[str, Any]]:
+    """What each process found in each case, of one run."""
+    in_turn = functools.partial(_in_turn, specs=specs, work=work, states=states)
+    run = attempt(in_turn, next(iter(specs.values())), backend, REPLICAS)
+    assert run.failure is None, run.failure
+    return run.returned
+
+
+def _in_turn(
+    session: Session,
+    specs: Cases,
+    work: Callable[..., Taken],
+    states: Sequence[Mapping[str, Taken]] | None,
+) -> dict[str, Any]:
+    found = {}
+    for number, (name, spec) in enumerate(specs.items()):
+        given = () if states is None else (states[session.rank][name],)
+        if number == 0:
+            found[name] = work(session, *given)
+            continue
+        with next_session(session, f"case-{number}", spec) as session:
+            found[name] = work(session, *given)
+    return found
+
+
+def whole(session: Session) -> Taken:
+    """Trains to the end, and notes the state on the way; goes back to the start, and takes steps again."""
+    start = taken(session)
+    first = _trained(session, SPLIT)
+    kept = taken(session)
+    found = _trained(session)
+    end = taken(session)
+    given_back(session, start)
+    session.seek(0)
+    again = _trained(session, SPLIT)
+    return {"kept": kept, "first": first, "again": again, **found, "end": end}
+
+
+def rest(session: Session, kept: Taken) -> Taken:
+    """Goes on to the end from the state of another run."""
+    given_back(session, kept)
+    session.seek(SPLIT)
+    found = _trained(session)
+    return {**found, "end": taken(session)}
+
+
+def _trained(session: Session, until: int | None = None) -> Taken:
+    """Takes steps; gives their losses, and the metrics of each epoch that ends."""
+    losses, metrics = [], []
+    for batch in session.batches():
+        losses.append(float(session.step(batch)))
+        if batch.is_last_of_epoch:
+            metrics.append(session.metrics())
+        if batch.step + 1 == until:
+            break
+    return {"losses": losses, "metrics": metrics}
+
+
+def taken(session: Session) -> Taken:
+    """All state that this process has: of its replicas, and of its strategy."""
+    group, own = session.group, session.strategy.state(session.group)
+    replicas = group.local_replicas
+    return {
+        "group": {str(r): group.read_state(ALL_STATE, replica=r) for r in replicas},
+        "values": dict(own.values),
+        "tensors": dict(own.tensors),
+        "of_replicas": {str(r): dict(arrays) for r, arrays in own.of_replicas.items()},
+    }
+
+
+def given_back(session: Session, state: Taken) -> None:
+    """Sets it."""
+    for replica, own in state["group"].items():
+        session.group.write_state(own, replica=int(replica))
+    of_replicas = {int(replica): own for replica, own in state["of_replicas"].items()}
+    own = StrategyState(state["values"], state["tensors"], of_replicas)
+    session.strategy.load_state(session.group, own)
+
+
+def _difference(before: Taken, after: Taken, where: str) -> str:
+    """The first thing in which a run that went on differs from the one that was not stopped."""
+    pairs = {
+        "gone back, the steps": (before["first"], before["again"]),
+        **{key: (before[key], after[key]) for key in ("losses", "metrics", "end")},
+    }
+    for what, (expected, found) in pairs.items():
+        text = _apart(expected, found, f"{where}: {what}")
+        if text:
+            return text
+    return ""
+
+
+def _apart(expected: Any, found: Any, what: str) -> str:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        if expected.keys() != found.keys():
+            return f"{what}: {sorted(found)}, and not {sorted(expected)}."
+        return next(
+            filter(None, (_apart(v, found[n], f"{what}: {n}") for n, v in expected.items())), ""
+        )
+    same = np.array_equal(np.asarray(expected), np.asarray(found), equal_nan=_is_number(expected))
+    return "" if same else f"{what} is {found}, and not {expected}."
+
+
+def _is_number(value: Any) -> bool:
+    return np.asarray(value).dtype.kind == "f"
