@@ -97,12 +97,12 @@ def read_events(path: Path) -> Iterator[ProcessEvent]:
 
 def weights_after(folder: Path, steps: int) -> Path:
     """The file with the weights that a run had after so many steps, until it has finished."""
-    return folder / f"weights-after-{steps}-steps.npz"
+    return folder / f"weights-after-{steps}-steps.safetensors"
 
 
 def kept_weights(folder: Path) -> Path | None:
     """The newest weights of a run that has not finished."""
-    found = folder.glob("weights-after-*-steps.npz")
+    found = folder.glob("weights-after-*-steps.safetensors")
     return max(found, key=lambda path: int(path.name.split("-")[2]), default=None)
 
 

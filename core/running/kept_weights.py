@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isotrain.core.errors import IsotrainError
+from isotrain.core.contracts.state import StateKind
 from isotrain.core.launching.run_directory import kept_weights, weights_after
-from isotrain.core.system.whole_file import whole_file
 
 if TYPE_CHECKING:
     import numpy as np
 
     from isotrain.core.running.session import Session
 
-WEIGHTS_FILE = "weights.npz"
+WEIGHTS_FILE = "weights.safetensors"
 """Where a run directory has the final weights."""
 
+WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 _SECONDS = 30.0
 
 
 class KeptWeights:
-    """Keeps the newest weights in the run directory: `weights-after-N-steps.npz`. Of rank 0."""
+    """Keeps the newest weights in the run directory: `weights-after-N-steps.safetensors`. Of rank 0."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -59,24 +58,22 @@ class KeptWeights:
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Reads what `save_weights` wrote.
+    """Reads what `save_weights` wrote; bfloat16, which NumPy lacks, as float32.
 
     Raises:
-        IsotrainError: There is no such file, or it is not one of weights.
+        CheckpointError: There is no such file, or it is not one of weights.
     """
-    import numpy as np
+    from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise IsotrainError(f"{path}: the weights cannot be read: {error}.") from error
+    return SafetensorsFile(path).read_all()
 
 
 def save_weights(session: Session, target: Path) -> None:
-    """Writes the weights, trained and not trained, as named arrays."""
-    import numpy as np
+    """Writes the weights, trained and not trained, by name, in their own types."""
+    from isotrain.core.checkpoints.parts import TensorPart
+    from isotrain.core.checkpoints.safetensors_file import write_safetensors
 
-    weights = session.read_state(("trainable", "non-trainable"))
-    with whole_file(target) as stream:
-        np.savez(stream, **weights)  # type: ignore[arg-type]
+    weights = session.read_state(WEIGHTS)
+    known = session.group.describe_state(WEIGHTS)
+    parts = {name: TensorPart(array, known[name].dtype) for name, array in weights.items()}
+    write_safetensors(target, parts)

@@ -19,6 +19,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of
 from isotrain.core.errors import NotANumberError
 from isotrain.core.launching.run_directory import kept_weights
+from isotrain.core.running.kept_weights import read_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -102,9 +103,9 @@ def test_the_weights_survive_a_failure(tmp_path: Path) -> None:
     steps = int(kept.name.split("-")[2])
     assert 0 < steps <= 2
     until_then = run(tmp_path / "again", steps=steps, epochs=None)
-    with np.load(kept) as archive:
-        for name, value in until_then.weights.items():
-            np.testing.assert_array_equal(archive[name], value)
+    found = read_weights(kept)
+    for name, value in until_then.weights.items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def text_data() -> Any:
@@ -161,7 +162,7 @@ def test_a_finished_run_leaves_its_final_weights_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path)
-    assert [path.name for path in (tmp_path / "run").glob("weights*")] == ["weights.npz"]
+    assert [path.name for path in (tmp_path / "run").glob("weights*")] == ["weights.safetensors"]
 
 
 SCRIPT = """
@@ -201,5 +202,4 @@ def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
         process.wait()
     kept = kept_weights(tmp_path / "run")
     assert kept is not None
-    with np.load(kept) as archive:
-        assert all(np.isfinite(archive[name]).all() for name in archive.files)
+    assert all(np.isfinite(value).all() for value in read_weights(kept).values())

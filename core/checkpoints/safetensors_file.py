@@ -1,0 +1,130 @@
+"""A safetensors file that stands by itself, whoever wrote it: nothing in it is believed before it is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.checkpoints.dtypes import CODES, stored_dtype, widened
+from isotrain.core.checkpoints.locations import storage_at
+from isotrain.core.checkpoints.parts import MOST_AXES, Section
+from isotrain.core.checkpoints.tensor_file import write_tensors
+from isotrain.core.errors import CheckpointError
+
+_NOT_A_TENSOR = "__metadata__"
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+_DTYPES = {code: name for name, code in CODES.items()}
+
+
+def write_safetensors(path: Path, tensors: Section) -> None:
+    """Writes a file that a reader sees as it was before, or whole.
+
+    Raises:
+        CheckpointError: A tensor cannot be stored.
+        OSError: The file cannot be written.
+    """
+    write_tensors(storage_at(path.parent), ".", path.name, "", tensors)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the header says of a tensor; the bytes are counted from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class SafetensorsFile:
+    """A file of which only the header is read before a tensor is asked for.
+
+    Attributes:
+        path: Of the file.
+        dtypes: Of each tensor its own dtype; bfloat16 is read as float32.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads and checks the header.
+
+        Raises:
+            CheckpointError: It cannot be read, or is not one of a safetensors file.
+        """
+        self.path = path
+        try:
+            self._entries = self._read_entries()
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read as safetensors: {error}.") from None
+        self.dtypes = {name: entry.dtype for name, entry in self._entries.items()}
+
+    def _read_entries(self) -> dict[str, _Entry]:
+        size = self.path.stat().st_size
+        with self.path.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            first = _LENGTH_BYTES + length
+            if first > size or length > _MOST_HEADER_BYTES:
+                raise ValueError(f"its header would have {length} bytes, the file has {size}")
+            header = json.loads(stream.read(length).decode())
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
+        header.pop(_NOT_A_TENSOR, None)
+        return {name: _checked(name, each, first, size) for name, each in header.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor; the array is the caller's own.
+
+        Raises:
+            CheckpointError: The file has become shorter since it was opened.
+        """
+        entry = self._entries[name]
+        kind = stored_dtype(entry.dtype)
+        with self.path.open("rb") as stream:
+            stream.seek(entry.start)
+            stored = np.fromfile(stream, kind, (entry.stop - entry.start) // kind.itemsize)
+        if stored.nbytes != entry.stop - entry.start:
+            raise CheckpointError(f"{self.path} is cut off in {name!r}.")
+        native = stored.astype(kind.newbyteorder("="), copy=False)
+        return widened(native, entry.dtype).reshape(entry.shape)
+
+    def read_all(self) -> dict[str, np.ndarray]:
+        """Reads every tensor, by name."""
+        return {name: self.read(name) for name in self._entries}
+
+
+def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
+    """What the header says of a tensor, if it can be true.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{name!r} is described by {plain!r:.60}")
+    dtype = _DTYPES.get(str(plain.get("dtype")))
+    if dtype is None:
+        raise ValueError(
+            f"{name!r} has the dtype {plain.get('dtype')!r:.20}; known are {', '.join(_DTYPES)}"
+        )
+    shape, offsets = _numbers(name, plain.get("shape")), _numbers(name, plain.get("data_offsets"))
+    if len(shape) > MOST_AXES or len(offsets) != 2:
+        raise ValueError(f"{name!r} has the shape {shape!r:.60} at {offsets!r:.60}")
+    start, stop = (first + each for each in offsets)
+    if stop - start != math.prod(shape) * stored_dtype(dtype).itemsize or stop > size:
+        raise ValueError(
+            f"{name!r} of shape {shape} would be the bytes {start} to {stop} of {size}"
+        )
+    return _Entry(dtype, shape, start, stop)
+
+
+def _numbers(name: str, plain: Any) -> tuple[int, ...]:
+    """A list of whole numbers from 0."""
+    fits = isinstance(plain, list) and all(type(each) is int and each >= 0 for each in plain)
+    if not fits:
+        raise ValueError(f"{name!r} has a shape or place {plain!r:.60}")
+    return tuple(plain)
