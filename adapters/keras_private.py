@@ -155,6 +155,21 @@ def _moves_seeds() -> None:
     require(bool((draw(0) != draw(1)).any()), "other numbers from a moved seed")
 
 
+def assignments(note: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:
+    """Has `note(variable, value)` called in place of every assignment to a variable, which stays as it is."""
+    return _replaced(keras.Variable, "assign", note)
+
+
+def _notes_assignments() -> None:
+    layer, seen = keras.layers.BatchNormalization(), []
+    layer.build((None, 2))
+    before = keras.ops.convert_to_numpy(layer.gamma)
+    with assignments(lambda variable, value: seen.append(id(variable))):
+        layer.load_own_variables({str(place): np.full(2, 7.0) for place in range(4)})
+    require(seen == [id(v) for v in layer.variables], "each variable of a layer is assigned to")
+    require(bool((keras.ops.convert_to_numpy(layer.gamma) == before).all()), "and none is changed")
+
+
 def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractContextManager[None]:
     """Makes random operations on torch draw from the generators that another function makes.
 
@@ -388,6 +403,7 @@ PARTS = (
     PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),
     PrivatePart("Metric._built", _knows_what_is_built),
     PrivatePart("SeedGenerator.next", _moves_seeds),
+    PrivatePart("Layer.load_own_variables by Variable.assign", _notes_assignments),
     PrivatePart("backend.torch.random.torch_seed_generator", _makes_generators),
     PrivatePart("backend.common.masking", _hangs_masks),
     PrivatePart("Layer._forward_hooks", _knows_hooks),

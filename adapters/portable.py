@@ -7,7 +7,7 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -91,7 +91,8 @@ def build_model(
         scope: What to call the model function in; Keras is reset outside of it.
 
     Raises:
-        SpecError: The function returned a Keras model that is not wholly built.
+        SpecError: The function returned a Keras model that is not wholly built; or statistics are to be
+            frozen whose layer is not.
     """
     builder = select(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
@@ -100,7 +101,39 @@ def build_model(
         model = builder(**spec.model_args)
     if isinstance(model, keras.Layer):
         _require_built(model)
+        _freeze(model, spec)
     return model
+
+
+def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
+    """Freezes the weights that the spec names; layers all of whose weights these are, as a whole.
+
+    Such a layer is in inference mode also in training, as Keras has it: batch normalisation then uses the
+    moving statistics that it has, and does not move them.
+    """
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    names = canonical_names(variables)
+    frozen = {id(v) for v, name in zip(variables, names, strict=True) if spec.is_frozen(name)}
+    whole = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
+    for layer in whole:
+        layer.trainable = False
+    for variable in model.trainable_variables:
+        if id(variable) in frozen:
+            variable.trainable = False
+    moved = {id(v) for v in moving_statistics(model)}
+    still_moved = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & moved]
+    if still_moved:
+        raise SpecError(
+            f"initial_weights.freeze: {', '.join(still_moved)}: a layer moves its statistics as long as it"
+            " trains. Name its other weights too."
+        )
+
+
+def _is_in(frozen: Collection[int], layer: keras.Layer) -> bool:
+    """Whether a layer has weights and all of them are frozen; its statistics, where it trains none."""
+    others = [v for v in layer.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    weights = layer.trainable_variables or others
+    return bool(weights) and all(id(variable) in frozen for variable in weights)
 
 
 def _require_built(model: keras.Layer) -> None:
@@ -272,13 +305,18 @@ def moving_statistics(model: keras.Layer) -> list[Any]:
 
     Weights that are merely frozen (`layer.trainable = False`) are not among them: nothing moves them.
     """
-    layers = keras_private.layers_of(model)
+    layers = [each for each in keras_private.layers_of(model) if not _stands_still(each)]
     moved = {id(v) for layer in layers for v in keras_private.moved_by(layer)}
     return [
         variable
         for variable in model.non_trainable_variables
         if id(variable) in moved and keras.backend.is_float_dtype(variable.dtype)
     ]
+
+
+def _stands_still(layer: keras.Layer) -> bool:
+    """Whether it is a layer of Keras' own that moves its statistics and, being frozen, does not."""
+    return isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable
 
 
 def canonical_names(variables: Sequence[Any]) -> list[str]:

@@ -5,6 +5,7 @@ from isotrain.adapters import keras_private as keras_private
 from isotrain.adapters import keras_traits as keras_traits
 from isotrain.adapters import portable as portable
 from isotrain.adapters import private_parts as private_parts
+from isotrain.adapters import weight_files as weight_files
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS

@@ -141,7 +141,7 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         super().__init__(spec, tf.distribute.get_strategy(), exchange)
         self._compression = getattr(hvd.Compression, options.get("compression", "none"))
         self._groups = options.get("groups", 1)
-        trainable, others = weights_of(self.model)
+        trainable, others = weights_of(self.model, spec)
         hvd.broadcast_variables([native(variable) for variable in (*trainable, *others)], 0)
 
     def _reduced(

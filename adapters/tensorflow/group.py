@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
+from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
     MODEL_STATE,
     Batch,
@@ -289,6 +291,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         place = None if replica is None else self.place_of(replica)
         self._program.state.write(state, place)
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        return weights_in(path, self.model)
 
     def average_parameters(self) -> None:
         self._function("average parameters", lambda: self._trace_average)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import EvaluatedLoss, Shares
 from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators
 from isotrain.adapters.torch.tensors import to_numpy
+from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
     MODEL_STATE,
     Batch,
@@ -319,6 +321,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self.place_of(replica)
         self._state.write(state)
         self._rate = None  # the optimizer may have been given another
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        return weights_in(path, self.model)
 
     def average_parameters(self) -> None:
         flat_mean(self.exchange, list(self.program.trainable.values()), 1.0)

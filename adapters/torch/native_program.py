@@ -55,10 +55,15 @@ class NativeProgram(Program):
         self._device = device
         self._mixed = _MIXED.get(spec.precision)
         self._clip = spec.clip
+        self._still = freeze(model, spec.is_frozen)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
-        self.statistics = [b for b in model.buffers() if b.is_floating_point()]
+        self.statistics = [
+            buffer
+            for name, buffer in model.named_buffers()
+            if buffer.is_floating_point() and not spec.is_frozen(name)
+        ]
         self._parameters = list(self.trainable.values())
         self.optimizer = build_optimizer(spec, self._parameters)
         is_own = isinstance(spec.optimizer, CustomOptimizer)
@@ -75,7 +80,7 @@ class NativeProgram(Program):
         self._forward = self._with_autocast(model)
         self._compute = self._with_autocast(loss_computer(spec, model))
         self.objective = Objective(model, self._compute)
-        model.train()
+        self._train()
 
     def _with_autocast(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         if self._mixed is None:
@@ -109,7 +114,13 @@ class NativeProgram(Program):
             with torch.no_grad():
                 yield
         finally:
-            self.model.train()
+            self._train()
+
+    def _train(self) -> None:
+        """Has the model in training mode, but for modules whose buffers are frozen."""
+        self.model.train()
+        for module in self._still:
+            module.eval()
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
         return self._counter is not None
@@ -165,6 +176,34 @@ class NativeProgram(Program):
             f"the optimizer's {slot!r}, which is neither a tensor nor a number"
             for slot in self._slots.not_carried()
         ]
+
+
+def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module]:
+    """Freezes parameters by name.
+
+    Returns:
+        The modules with buffers all of whose parameters and buffers are frozen: training must not move these.
+
+    Raises:
+        SpecError: A buffer is to be frozen, and a parameter beside it is not.
+    """
+    still = []
+    for parent, module in model.named_modules():
+        prefix = f"{parent}." if parent else ""
+        parameters = [(prefix + name, p) for name, p in module.named_parameters(recurse=False)]
+        for name, parameter in parameters:
+            if is_frozen(name):
+                parameter.requires_grad_(False)
+        buffers = [prefix + name for name, _ in module.named_buffers(recurse=False)]
+        frozen = [name for name in buffers if is_frozen(name)]
+        if frozen and not all(is_frozen(name) for name in (*buffers, *dict(parameters))):
+            raise SpecError(
+                f"initial_weights.freeze: {', '.join(frozen)}: a module moves its buffers as long as it"
+                " trains. Name all of its weights."
+            )
+        if frozen:
+            still.append(module)
+    return still
 
 
 def loss_computer(

@@ -1,4 +1,4 @@
-"""A safetensors file that stands by itself, whoever wrote it: nothing in it is believed before it is checked."""
+"""A safetensors file that stands by itself: whoever wrote it, what it says is checked first."""
 
 from __future__ import annotations
 

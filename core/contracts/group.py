@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -261,6 +262,20 @@ class ReplicaGroup(ABC):
                 f" {replica!r}."
             )
         return self.local_replicas.index(replica)
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        """Reads weights from a file of a framework's form; the replicas' own stay as they are. Local.
+
+        Returns:
+            Arrays by the names that the file has, or by the model's where it has none.
+
+        Raises:
+            IsotrainError: It cannot be read.
+            UnsupportedError: It has a form that this group does not know.
+        """
+        raise UnsupportedError(
+            f"initial_weights: {path}: this backend reads weights from .safetensors and .npz files only."
+        )
 
     @abstractmethod
     def average_parameters(self) -> None:

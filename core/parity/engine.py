@@ -19,7 +19,6 @@ from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.parity import trace as tracing
 from isotrain.core.parity.judge import judge, step_records
-from isotrain.core.parity.names import MapLike, NameMap, read_maps
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.parity import Parity
 from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
@@ -27,6 +26,7 @@ from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, pu
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.name_maps import MapLike, NameMap, read_maps
 from isotrain.core.spec.parts import StrategyChoice, StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.parity.names import NameMap, require_counterparts
+from isotrain.core.spec.name_maps import NameMap, require_counterparts
 
 if TYPE_CHECKING:
     import numpy as np

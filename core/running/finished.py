@@ -10,8 +10,8 @@ from isotrain.core.data.batches import DataSet
 from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.data_loading import loaded
-from isotrain.core.running.kept_weights import read_weights
 from isotrain.core.running.trained import RunLike, Trained
+from isotrain.core.running.weights_file import read_weights
 from isotrain.core.spec.files import Source
 
 if TYPE_CHECKING:

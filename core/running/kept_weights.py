@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.state import StateKind
 from isotrain.core.launching.run_directory import kept_weights, weights_after
+from isotrain.core.running.weights_file import save_weights
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from isotrain.core.running.session import Session
 
-WEIGHTS_FILE = "weights.safetensors"
-"""Where a run directory has the final weights."""
-
-WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 _SECONDS = 30.0
 
 
@@ -40,7 +33,7 @@ class KeptWeights:
         before = kept_weights(session.run_directory)
         now = weights_after(session.run_directory, session.steps_done)
         if session.steps_done and now != before:
-            save_weights(session, now)
+            save_weights(session.group, now)
             if before is not None:
                 before.unlink()
         self._kept = time.monotonic()
@@ -55,25 +48,3 @@ class KeptWeights:
         kept = kept_weights(self._session.run_directory)
         if kept is not None:
             kept.unlink()
-
-
-def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Reads what `save_weights` wrote; bfloat16, which NumPy lacks, as float32.
-
-    Raises:
-        CheckpointError: There is no such file, or it is not one of weights.
-    """
-    from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
-
-    return SafetensorsFile(path).read_all()
-
-
-def save_weights(session: Session, target: Path) -> None:
-    """Writes the weights, trained and not trained, by name, in their own types."""
-    from isotrain.core.checkpoints.parts import TensorPart
-    from isotrain.core.checkpoints.safetensors_file import write_safetensors
-
-    weights = session.read_state(WEIGHTS)
-    known = session.group.describe_state(WEIGHTS)
-    parts = {name: TensorPart(array, known[name].dtype) for name, array in weights.items()}
-    write_safetensors(target, parts)

@@ -13,7 +13,7 @@ from isotrain.core.contracts.events import EpochEnded, Steps
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.run_directory import EVENTS_FILE, STEPS_FILE, read_events
 from isotrain.core.plain_records import read_json, record, value
-from isotrain.core.running.kept_weights import WEIGHTS_FILE, read_weights
+from isotrain.core.running.weights_file import WEIGHTS_FILE, read_weights
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,6 +27,7 @@ from isotrain.core.planning.make_plan import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.data_loading import load_data
+from isotrain.core.running.initial_weights import start_from
 from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.predictions import joined, predicted
@@ -50,6 +51,7 @@ class Session:
         group: The replicas of this process.
         rank: Of this process.
         run_directory: Where the run keeps its files.
+        initial_weights: What became of those that the spec names; None where it names none.
     """
 
     _is_open = False
@@ -92,6 +94,7 @@ class Session:
         self._data = load_data(spec)
         self._transform = None if spec.transform is None else references.resolve(spec.transform)
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
+        self.initial_weights = start_from(spec, plan, self.group)
         self.plan = with_measures(
             plan, spec, self._measured(), strategy=self._strategy, adapter=adapter
         )
@@ -205,6 +208,11 @@ class Session:
             yield batch
             self._reporter.enter("next batch")
         self._reporter.enter(BETWEEN_CALLS)
+
+    def remarks(self) -> list[str]:
+        """What became of initial weights, and how the group uses the model in its own way. Local."""
+        of_weights = [] if self.initial_weights is None else self.initial_weights.remarks()
+        return [*of_weights, *self.group.remarks()]
 
     def step_remarks(self) -> list[str]:
         """What the group will honour in its own way, seen on the next batch."""
@@ -473,5 +481,5 @@ class Session:
             parameters=sum(weight.size for weight in weights),
             gradient_bytes=sum(weight.nbytes for weight in weights),
             weight_shapes=[weight.shape for weight in weights],
-            remarks=self.group.remarks(),
+            remarks=self.remarks(),
         )

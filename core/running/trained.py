@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from isotrain.core.errors import IsotrainError, SpecError
 from isotrain.core.plain_records import read_json
-from isotrain.core.running.kept_weights import WEIGHTS_FILE
+from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references
 from isotrain.core.spec.files import Source, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec

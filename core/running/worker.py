@@ -143,9 +143,12 @@ def _read_job(arrays: int) -> tuple[Job, PluginHost]:
 
 def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Reporter) -> None:
     from isotrain.core.contracts.service import Service
+    from isotrain.core.json_text import json_page
     from isotrain.core.launching.returned import save_value
     from isotrain.core.plugins.named_model import with_named_model
+    from isotrain.core.running.initial_weights import REPORT_FILE
     from isotrain.core.running.session import Session
+    from isotrain.core.system.whole_file import write_whole
 
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
@@ -153,6 +156,9 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
         host.backend(job.plan.backend).serve(spec, job.plan.setting, service)
         return
     session = Session(job.spec, job.plan, context, host, reporter, service)
+    if session.is_main and session.initial_weights is not None:
+        report = json_page(session.initial_weights.to_dict())
+        write_whole(session.run_directory / REPORT_FILE, report + "\n")
     reporter.emit(Ready(plan=session.plan.to_dict() if session.is_main else None))
     value: Any = job.work(session)
     session.close()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import IsotrainError, NotANumberError
-from isotrain.core.running.kept_weights import WEIGHTS_FILE, KeptWeights, save_weights
+from isotrain.core.running.kept_weights import KeptWeights
 from isotrain.core.running.loop import fit
 from isotrain.core.running.result import RunResult
+from isotrain.core.running.weights_file import WEIGHTS_FILE, save_weights
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
@@ -33,7 +34,7 @@ def train(session: Session) -> dict[str, Any] | None:
     except BaseException:
         kept.keep_if_possible()
         raise
-    save_weights(session, session.run_directory / WEIGHTS_FILE)
+    save_weights(session.group, session.run_directory / WEIGHTS_FILE)
     kept.forget()
     assert session.last_loss is not None
     return RunResult(
@@ -55,7 +56,7 @@ def describe(session: Session) -> dict[str, Any]:
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
-        "remarks": [*session.group.remarks(), *session.step_remarks()],
+        "remarks": [*session.remarks(), *session.step_remarks()],
     }
 
 

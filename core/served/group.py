@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -263,6 +264,9 @@ class ServedGroup(ReplicaGroup):
         if self.place_of(replica) == 0:
             return kinds
         return [kind for kind in kinds if kind in MODEL_STATE]
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        return self._own.read_weights_file(path)
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Computes them here, one replica's after the other's: for looking at, not for training."""

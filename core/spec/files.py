@@ -28,6 +28,7 @@ _SHORTHANDS = {
     "schedule": "name",
     "strategy": "name",
     "scaling": "rule",
+    "initial_weights": "source",
 }
 
 
@@ -92,6 +93,7 @@ def json_schema() -> dict[str, Any]:
         ("schedule", SCHEDULES),
         ("strategy", ()),
         ("scaling", ("none",)),
+        ("initial_weights", ()),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
     loggers = fields["loggers"]

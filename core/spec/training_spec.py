@@ -30,6 +30,7 @@ from isotrain.core.spec.fields import (
     Text,
     one_of_schema,
 )
+from isotrain.core.spec.initial_weights import InitialWeights, matches
 from isotrain.core.spec.parts import (
     Clip,
     ConstantSchedule,
@@ -66,6 +67,11 @@ def _loggers(value: Any) -> Any:
     return [{"name": each} if isinstance(each, str) else each for each in listed]
 
 
+def _initial_weights(value: Any) -> Any:
+    is_whole = value is None or isinstance(value, Mapping | InitialWeights)
+    return value if is_whole else {"source": value}
+
+
 def _scaling(value: Any) -> Any:
     return {"rule": value} if isinstance(value, str) else value
 
@@ -96,6 +102,11 @@ class TrainingSpec(
     transform: Reference | None = Field(
         default=None,
         description="Callable (inputs, targets, random) -> (inputs, targets), on training data only.",
+    )
+    initial_weights: Annotated[InitialWeights | None, BeforeValidator(_initial_weights)] = Field(
+        default=None,
+        description="What the weights start as in place of what the model makes: a file, a run, a checkpoint "
+        "or a callable, or {source: ..., include: ..., exclude: ..., map: ..., freeze: ...}.",
     )
     loss: Components | None = Field(
         default=None,
@@ -200,6 +211,10 @@ class TrainingSpec(
     def loss_scaling(self) -> LossScale | None:
         """The loss scale in force: null unless the precision is float16."""
         return (self.loss_scale or LossScale()) if self.precision == "float16" else None
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether the weight of a name stays as it is; no adapter trains or moves it."""
+        return self.initial_weights is not None and matches(name, self.initial_weights.freeze)
 
     def resolve_global_batch(self, replicas: int) -> int:
         """The samples of one step over so many replicas."""

@@ -35,6 +35,7 @@ class Layer(ABC):
         weights: What is trained; the network keeps these very arrays, and they are written in place.
         statistics: What forward passes move in training, likewise.
         gradients: Of the weights, from the last `backward`.
+        still: Whether its statistics are frozen: it then works in training as in evaluation.
     """
 
     trait: ClassVar[Trait | None] = None
@@ -44,6 +45,7 @@ class Layer(ABC):
         self.weights: dict[str, Array] = {}
         self.statistics: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
+        self.still = False
 
     def start(self, draw: random.Random) -> None:  # noqa: B027  # a layer may have no weights
         """Makes weights and statistics, in float64.
@@ -140,6 +142,7 @@ class BatchNormalization(Layer):
 
     def forward(self, inputs: Array, training: bool) -> Array:
         mean, variance = self.statistics.values()
+        self._centred = training
         if training:
             found = inputs.mean(axis=0), inputs.var(axis=0)
             for moving, own in zip((mean, variance), found, strict=True):
@@ -150,6 +153,8 @@ class BatchNormalization(Layer):
         return self._result
 
     def backward(self, slope: Array) -> Array:
+        if not self._centred:
+            return np.asarray(slope / self._deviation)
         along = self._result * (slope * self._result).mean(axis=0)
         return np.asarray((slope - slope.mean(axis=0) - along) / self._deviation)
 

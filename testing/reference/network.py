@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class Network:
         training: Whether calls are those of training.
         trainable: The weights by name, `LAYER/WEIGHT`; they are written in place.
         statistics: What forward passes move in training, likewise.
+        fixed: Weights and statistics that are frozen, likewise.
         draws: How often each random layer has drawn, likewise.
     """
 
@@ -56,6 +57,7 @@ class Network:
         self.training = False
         self.trainable: dict[str, Array] = {}
         self.statistics: dict[str, Array] = {}
+        self.fixed: dict[str, Array] = {}
         self.draws: dict[str, Array] = {}
 
     def start(self, seed: int, replica: int, dtype: str) -> None:
@@ -71,6 +73,13 @@ class Network:
                 layer.key = (seed, (replica << 32) + place)
                 self.draws |= _named(layer, {"draws": layer.draws})
 
+    def freeze(self, is_frozen: Callable[[str], bool]) -> None:
+        """Has weights and statistics stay as they are, by their names."""
+        for layer in self._layers:
+            layer.still = any(map(is_frozen, _named(layer, layer.statistics)))
+        for own in (self.trainable, self.statistics):
+            self.fixed |= {name: own.pop(name) for name in list(filter(is_frozen, own))}
+
     def __call__(self, inputs: Any) -> Any:
         """The outputs for some samples."""
         given = {"": inputs} if self._is_row else inputs
@@ -82,7 +91,7 @@ class Network:
 
     def _forward(self, inputs: Array, layers: Iterable[Layer]) -> Array:
         for layer in layers:
-            inputs = layer.forward(inputs, self.training)
+            inputs = layer.forward(inputs, self.training and not layer.still)
         return inputs
 
     def backward(self, slopes: Any) -> list[Array]:

@@ -46,6 +46,7 @@ class Program:
         self._spec = spec
         self.network = _built(spec)
         self.network.start(spec.seed, replica, spec.precision)
+        self.network.freeze(spec.is_frozen)
         self._objective = build_objective(spec, self.network)
         self._optimizer = build_optimizer(spec, self.network.trainable)
         self.metrics, self.evaluated = Means(spec.metrics), Means(spec.metrics)
@@ -53,7 +54,7 @@ class Program:
         slots = {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
         self.state: Mapping[StateKind, Mapping[str, Array]] = {
             "trainable": self.network.trainable,
-            "non-trainable": self.network.statistics | self.network.draws,
+            "non-trainable": self.network.statistics | self.network.fixed | self.network.draws,
             "optimizer": slots,
             "metrics": {f"metrics/{n}": value for n, value in self.metrics.of_each.items()},
         }

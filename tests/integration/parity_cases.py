@@ -13,9 +13,9 @@ from plugins.broken_backends import SumForMean
 from plugins.parting_backends import PARTING
 
 import isotrain
-from isotrain.core.parity.names import NameMap
 from isotrain.core.parity.trace import Request, trace
 from isotrain.core.running.session import Session
+from isotrain.core.spec.name_maps import NameMap
 from isotrain.testing.series import next_session
 
 STEPS = 4

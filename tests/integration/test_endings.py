@@ -19,7 +19,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of
 from isotrain.core.errors import NotANumberError
 from isotrain.core.launching.run_directory import kept_weights
-from isotrain.core.running.kept_weights import read_weights
+from isotrain.core.running.weights_file import read_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 

@@ -127,6 +127,18 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
     assert named <= public
 
 
+# --- fine-tuning -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path, backend: str) -> None:
+    printed = example(tmp_path / "run", "fine_tuning.py", *on(backend, 2))
+    tuned, from_nothing = map(float, re.findall(r"validation accuracy (\S+)", printed)[-2:])
+    assert tuned > from_nothing + 0.05
+    assert "6 are frozen: features_edges/kernel" in printed
+
+
 # --- the text transformer ------------------------------------------------------------------------
 
 

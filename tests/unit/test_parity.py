@@ -17,12 +17,12 @@ from isotrain.core.errors import IsotrainError, SpecError
 from isotrain.core.parity import fingerprints, text
 from isotrain.core.parity.fingerprints import difference, fingerprint
 from isotrain.core.parity.judge import SHRUNK, judge
-from isotrain.core.parity.names import Target, read_maps, require_counterparts
 from isotrain.core.parity.noise import MARGIN, Floor, Noise
 from isotrain.core.parity.parity import Parity
 from isotrain.core.parity.records import NoiseRecord, RunRecord, StepRecord
 from isotrain.core.parity.runs import RunTrace, StepTrace
 from isotrain.core.parity.trace import steps_to_trace
+from isotrain.core.spec.name_maps import Target, read_maps, require_counterparts
 from isotrain.core.spec.training_spec import TrainingSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

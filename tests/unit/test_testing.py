@@ -28,6 +28,7 @@ WITHOUT_CAPABILITY = {
     *(
         "evaluation_step",
         "predict",
+        "read_weights_file",
         "collect_metrics",
         "traits",
         "remarks",

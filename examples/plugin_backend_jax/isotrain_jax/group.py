@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from isotrain.plugin import (
     TrainingSpec,
     keras_traits,
     map_tree,
+    weight_files,
 )
 from isotrain_jax import mesh
 from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
@@ -236,6 +238,9 @@ class JaxReplicaGroup(ReplicaGroup):
         self.place_of(replica)
         written = self._names.written(self._local_state(), state, self._mesh.place)
         self._state = self._mesh.lift(written)
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        return weight_files.weights_in(path, self._program.model)
 
     def average_parameters(self) -> None:
         self._state = self._state._replace(trainable=self._mean(self._state.trainable))

@@ -1,0 +1,67 @@
+"""Weights in files of frameworks: names and arrays for any other; imports none of them by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isotrain.adapters import keras_backend
+from isotrain.plugin import IsotrainError, UnsupportedError
+
+OF_TORCH = (".pt", ".pth", ".bin")
+OF_KERAS = (".weights.h5", ".keras")
+_OWN_WEIGHTS = "_torch_params."
+"""Where a Keras layer on torch has its weights, each under its Keras path."""
+
+
+def weights_in(path: Path, model: Any) -> dict[str, np.ndarray]:
+    """Reads the weights in a file; nothing in it is run, and the model stays as it is.
+
+    Args:
+        path: Of a torch `state_dict` (`OF_TORCH`), or a file of Keras (`OF_KERAS`).
+        model: Which such a file of Keras must be of.
+
+    Raises:
+        IsotrainError: It cannot be read.
+        UnsupportedError: It has another form, or is one of Keras and the model is not.
+    """
+    if path.name.endswith(OF_TORCH):
+        return dict(_of_torch(path))
+    if not path.name.endswith(OF_KERAS):
+        known = ", ".join((".safetensors", ".npz", *OF_KERAS, *OF_TORCH))
+        raise UnsupportedError(f"initial_weights: {path}: expected a file {known}.")
+    if not keras_backend.is_a(model, "Layer"):
+        raise UnsupportedError(
+            f"initial_weights: {path} is for a Keras model; this one is a {type(model).__name__}."
+        )
+    from isotrain.adapters.keras_files import weights_of_keras
+
+    return weights_of_keras(path, model)
+
+
+def _of_torch(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    if importlib.util.find_spec("torch") is None:
+        raise IsotrainError(
+            f"initial_weights: {path} can be read with torch only, which is not installed here. Save it"
+            " as .safetensors or .npz instead."
+        )
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds, among them those of a refused pickle
+        raise IsotrainError(
+            f"initial_weights: {path} cannot be read as a torch state_dict (nothing but tensors is"
+            f" accepted): {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
+        raise IsotrainError(f"initial_weights: {path} holds no state_dict: names and tensors.")
+    for name, tensor in found.items():
+        wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        yield str(name).rpartition(_OWN_WEIGHTS)[2], np.array(wide.detach().numpy())

@@ -1,0 +1,157 @@
+"""The weights that a run starts with, in place of those that its model makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.errors import SpecError, UnsupportedError
+from isotrain.core.running.weight_sources import Weights, weights_at
+from isotrain.core.running.weights_file import WEIGHTS
+from isotrain.core.spec import references
+from isotrain.core.spec.initial_weights import InitialWeights, matches
+from isotrain.core.spec.name_maps import NameMap, read_maps
+from isotrain.core.spec.training_spec import TrainingSpec
+
+REPORT_FILE = "initial-weights.json"
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of the weights that a spec names.
+
+    Attributes:
+        source: Where they came from; None where nothing was loaded.
+        loaded: Names of the model's weights that were set.
+        kept: Those that are as the model made them.
+        left_over: Names in the source that no weight of the model has.
+        frozen: Names of the model's weights that are not trained.
+    """
+
+    source: str | None = None
+    loaded: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    def remarks(self) -> list[str]:
+        """In a few lines, for the plan."""
+        lines = []
+        if self.source is not None:
+            total = len(self.loaded) + len(self.kept)
+            lines.append(f"{len(self.loaded)} of {total} weights are from {self.source}")
+        for names, what in (
+            (self.kept if self.source else [], "start as the model makes them"),
+            (self.left_over, "of the source are not used"),
+            (self.frozen, "are frozen"),
+        ):
+            if names:
+                lines.append(f"{len(names)} {what}: {_shown(names)}")
+        return [f"initial_weights: {line}" for line in lines]
+
+
+def start_from(spec: TrainingSpec, plan: Plan, group: ReplicaGroup) -> LoadReport | None:
+    """Sets the weights that the spec names, and makes sure that those to freeze are frozen.
+
+    Called by every process, before the first step.
+
+    Raises:
+        SpecError: Names or shapes do not fit, and no pattern says why; or a pattern fits no weight.
+        UnsupportedError: The backend trains a weight that is to be frozen.
+    """
+    wanted = spec.initial_weights
+    if wanted is None:
+        return None
+    known = list(group.describe_state(WEIGHTS))
+    _require_fitting("freeze", wanted.freeze, known)
+    frozen = [name for name in known if spec.is_frozen(name)]
+    _require_frozen(group, frozen, plan.backend)
+    if wanted.source is None:
+        return LoadReport(frozen=frozen)
+    maps = read_maps(wanted.map)
+    names = maps.get(plan.backend) or maps.get(plan.framework) or NameMap({})
+    source = weights_at(wanted.source, group)
+    return _load(wanted, names, source, group, frozen)
+
+
+def _load(
+    wanted: InitialWeights, names: NameMap, source: Weights, group: ReplicaGroup, frozen: list[str]
+) -> LoadReport:
+    known = group.describe_state(WEIGHTS)
+    chosen = [name for name in known if wanted.is_wanted(name)]
+    present = [name for name in chosen if names.common(name) in source]
+    used = {names.common(name) for name in present}
+    left_over = [name for name in source if name not in used]
+    lacking = [n for n in chosen if n not in present and not _is_counter(known[n].dtype)]
+    surplus = [n for n in left_over if wanted.is_wanted(n) and not _is_counter(source[n].dtype)]
+    _require_counterparts(wanted, lacking, surplus)
+    for kind, patterns in (("include", wanted.include), ("exclude", wanted.exclude)):
+        _require_fitting(kind, patterns, [*known, *source])
+    state, faults = {}, []
+    for name in present:
+        state[name] = names.to_own(name, source[names.common(name)])
+        if state[name].shape != known[name].shape:
+            faults.append(f"{name}: {state[name].shape}, here {known[name].shape}")
+    if faults:
+        raise SpecError(
+            f"initial_weights: shapes in {_called(wanted)} are not those of the model: {'; '.join(faults)}."
+            " Leave these weights out with `exclude`, or say with `map` how their axes are ordered."
+        )
+    group.write_state(state)
+    kept = [name for name in known if name not in state]
+    return LoadReport(_called(wanted), present, kept, left_over, frozen)
+
+
+def _is_counter(dtype: str | np.dtype[Any]) -> bool:
+    """Whether it is of whole numbers: seeds and counters, which a source may have or not."""
+    return "int" in str(dtype)
+
+
+def _require_counterparts(
+    wanted: InitialWeights, lacking: Sequence[str], surplus: Sequence[str]
+) -> None:
+    if lacking or surplus:
+        raise SpecError(
+            f"initial_weights: the weights in {_called(wanted)} are not those of the model. Only in the"
+            f" model: {', '.join(lacking) or 'none'}. Only in the source: {', '.join(surplus) or 'none'}."
+            " Say with `include` or `exclude` which names are meant, or with `map` which is which."
+        )
+
+
+def _require_fitting(field_name: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in names):
+            raise SpecError(
+                f"initial_weights.{field_name}: {pattern!r} fits none of the names:"
+                f" {', '.join(sorted(set(names)))}."
+            )
+
+
+def _require_frozen(group: ReplicaGroup, frozen: Sequence[str], backend: str) -> None:
+    trainable = group.describe_state(("trainable",))
+    trained = [name for name in frozen if name in trainable]
+    if trained:
+        raise UnsupportedError(
+            f"initial_weights.freeze: backend {backend!r} cannot freeze {_shown(trained)}."
+        )
+    if not trainable:
+        raise SpecError("initial_weights.freeze: every weight is frozen; nothing is left to train.")
+
+
+def _called(wanted: InitialWeights) -> str:
+    return references.describe(wanted.source)
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

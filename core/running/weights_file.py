@@ -1,0 +1,42 @@
+"""The file in which a run keeps its weights, trained and not trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isotrain.core.contracts.state import StateKind
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from isotrain.core.contracts.group import ReplicaGroup
+
+WEIGHTS_FILE = "weights.safetensors"
+"""Where a run directory has the final weights."""
+WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Reads what `save_weights` wrote; bfloat16, which NumPy lacks, as float32.
+
+    Raises:
+        CheckpointError: There is no such file, or it is not one of weights.
+    """
+    from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+
+    return SafetensorsFile(path).read_all()
+
+
+def save_weights(group: ReplicaGroup, target: Path) -> None:
+    """Writes the weights of the first replica here by name, each in its own type.
+
+    Raises:
+        OSError: The file cannot be written; `target` is as it was.
+    """
+    from isotrain.core.checkpoints.parts import TensorPart
+    from isotrain.core.checkpoints.safetensors_file import write_safetensors
+
+    weights, known = group.read_state(WEIGHTS), group.describe_state(WEIGHTS)
+    parts = {name: TensorPart(array, known[name].dtype) for name, array in weights.items()}
+    write_safetensors(target, parts)

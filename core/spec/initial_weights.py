@@ -1,0 +1,91 @@
+"""The part of the spec that says what weights a run starts with."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+
+from isotrain.core.errors import SpecError
+from isotrain.core.spec import references
+from isotrain.core.spec.fields import Text
+from isotrain.core.spec.name_maps import read_maps
+from isotrain.core.spec.problems import Problem, SpecModel
+
+_SOURCE = "a file, a run, a checkpoint, or a function that gives names and arrays"
+
+
+def _source(value: Any, info: ValidationInfo) -> Any:
+    """A path, absolute; or a callable, or the reference of one."""
+    value = getattr(value, "run_directory", getattr(value, "location", value))
+    if callable(value) or value is None:
+        return value
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise Problem(_SOURCE, received=value).error()
+    text, folder = os.fspath(value), (info.context or {}).get("folder") or Path.cwd()
+    if references.syntax_problem(text) is None:
+        return references.absolute(text, folder)
+    return text if "://" in text else str((folder / Path(text).expanduser()).resolve())
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _map(value: Any, info: ValidationInfo) -> Any:
+    """A name map, or the absolute path of the file that has it."""
+    if isinstance(value, str | os.PathLike):
+        folder = (info.context or {}).get("folder") or Path.cwd()
+        value = str((folder / Path(value).expanduser()).resolve())
+    try:
+        read_maps(value)
+    except SpecError as error:
+        raise Problem("a name map", received=value, hint=str(error)).error() from None
+    return value
+
+
+Patterns = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
+
+
+class InitialWeights(SpecModel):
+    """What weights a run starts with, and which of them it does not train."""
+
+    source: Annotated[Any, AfterValidator(_source), WithJsonSchema({"type": "string"})] = Field(
+        default=None,
+        description="Where weights come from: a file (.safetensors, .npz, .weights.h5, .keras, .pt, .pth), "
+        "the directory of a run, a checkpoint, or a callable that gives {name: array}; null for none.",
+    )
+    include: Patterns = Field(
+        default=(), description="Patterns of the names that are loaded, such as backbone/*."
+    )
+    exclude: Patterns = Field(default=(), description="Patterns of names that are not loaded.")
+    map: Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", "object"]})] = (
+        Field(
+            default=None,
+            description="Which weight of the model is which of the source: as `parity --map`.",
+        )
+    )
+    freeze: Patterns = Field(
+        default=(), description="Patterns of the names of weights that stay as they are."
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """What is loaded needs a source."""
+        if fields.get("source") is None:
+            given = [name for name in ("include", "exclude", "map") if fields.get(name)]
+            if given or not fields.get("freeze"):
+                yield Problem(_SOURCE, ("source",))
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether the weight of a name is to be loaded."""
+        return (not self.include or matches(name, self.include)) and not matches(name, self.exclude)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name fits one of the patterns: `*` stands for any text, also with slashes and dots."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,302 @@
+"""Runs that start with weights from elsewhere: every form, every backend, parts of them, frozen layers."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.safetensors_file import write_safetensors
+from isotrain.core.running.weight_sources import weights_at
+from isotrain.testing.reference.layers import BatchNormalization, Dense
+from isotrain.testing.reference.network import Network
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+GENERATOR = np.random.default_rng(3)
+BACKBONE = {
+    "backbone/kernel": GENERATOR.normal(size=(4, 6)) / 2,
+    "backbone/bias": GENERATOR.normal(size=6) / 2,
+    "backbone_norm/moving_mean": GENERATOR.normal(size=6) / 4,
+    "backbone_norm/moving_variance": GENERATOR.uniform(0.5, 2.0, size=6),
+}
+OTHER_HEAD = {"head/kernel": np.ones((6, 9)), "head/bias": np.ones(9)}
+
+
+def network() -> Network:
+    dense, head = Dense(4, 6, "tanh", name="backbone"), Dense(6, 3, name="head")
+    return Network([dense, BatchNormalization(6, name="backbone_norm"), head])
+
+
+def portable() -> Any:
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(6, activation="tanh", name="backbone")(inputs)
+    normal = layers.BatchNormalization(center=False, scale=False, name="backbone_norm")(hidden)
+    return keras.Model(inputs, layers.Dense(3, name="head")(normal))
+
+
+def data() -> Any:
+    generator = np.random.default_rng(2)
+    return generator.standard_normal((23, 4)), generator.integers(0, 3, 23)
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "model": {"reference": network, "torch": portable, "tensorflow": portable},
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "precision": "float64",
+        "global_batch": 7,
+        "epochs": 2,
+        "device": "cpu",
+    }
+    return fields | changes
+
+
+run = functools.partial(isotrain.run, on_event=lambda event: None)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a backbone, and of a head for other classes."""
+    path = tmp_path_factory.mktemp("source") / "pretrained.npz"
+    np.savez(path, **BACKBONE, **OTHER_HEAD)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(source: Path, tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    wanted = {"source": source, "include": "backbone*", "freeze": ["backbone*"]}
+    return run(spec(initial_weights=wanted), backend="reference", run_directory=folder)
+
+
+def test_a_frozen_part_stays_and_the_rest_is_trained(tuned: isotrain.RunResult) -> None:
+    for name, value in BACKBONE.items():
+        np.testing.assert_array_equal(tuned.weights[name], value)
+    assert np.abs(tuned.weights["head/bias"]).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [
+        ("reference", 3),
+        ("torch-ddp", 2),
+        pytest.param("tf-mirrored", 2, marks=pytest.mark.slow),
+        pytest.param("tf-multiworker", 2, marks=pytest.mark.slow),
+        pytest.param("horovod-torch", 2, marks=pytest.mark.slow),
+        pytest.param("horovod-tf", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_every_backend_starts_and_ends_alike(
+    source: Path, tuned: isotrain.RunResult, backend: str, replicas: int, tmp_path: Path
+) -> None:
+    wanted = {"source": source, "include": "backbone*", "freeze": ["backbone*"]}
+    found = run(
+        spec(initial_weights=wanted),
+        backend=backend,
+        replicas=replicas,
+        run_directory=tmp_path / "run",
+    )
+    np.testing.assert_allclose(found.history.loss, tuned.history.loss, rtol=1e-12)
+    for name, value in tuned.weights.items():
+        if name in BACKBONE:
+            np.testing.assert_array_equal(found.weights[name], value)
+        np.testing.assert_allclose(found.weights[name], value, rtol=1e-11, atol=1e-13)
+
+
+def test_the_report_says_what_became_of_each_weight(
+    tuned: isotrain.RunResult, source: Path
+) -> None:
+    report = json.loads((tuned.run_directory / "initial-weights.json").read_text())
+    for name in ("loaded", "frozen"):
+        assert sorted(report[name]) == sorted(BACKBONE)
+    assert report == {
+        "source": str(source),
+        "loaded": report["loaded"],
+        "kept": ["head/kernel", "head/bias"],
+        "left_over": [*OTHER_HEAD],
+        "frozen": report["frozen"],
+    }
+    remarks = [each for each in tuned.plan["remarks"] if each.startswith("initial_weights")]
+    assert remarks[0] == f"initial_weights: 4 of 6 weights are from {source}"
+    assert "2 start as the model makes them: head/kernel, head/bias" in remarks[1]
+    assert len(remarks) == 4
+
+
+def functions() -> dict[str, np.ndarray]:
+    return {**BACKBONE, "head/kernel": np.ones((6, 3)), "head/bias": np.zeros(3)}
+
+
+def first_state(session: isotrain.Session) -> dict[str, np.ndarray]:
+    return session.read_state(["trainable", "non-trainable"])
+
+
+def started(initial: Any, **changes: Any) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = isotrain.launch(
+        first_state,
+        spec(initial_weights=initial, **changes),
+        backend="reference",
+        replicas=2,
+        on_event=lambda event: None,
+    )[1]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs leave their folders here."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_weights_come_from_runs_checkpoints_and_functions(
+    tuned: isotrain.RunResult, tmp_path: Path
+) -> None:
+    parts = {name: TensorPart(array) for name, array in functions().items()}
+    slots = {f"optimizer/{name}": part for name, part in parts.items()}
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    folder.save(5, sections={"state": parts | slots}, run={})
+    write_safetensors(tmp_path / "file.safetensors", parts)
+    for source in (functions, "file.safetensors", "checkpoints", "checkpoints/step-000000005"):
+        for name, value in started(source).items():
+            np.testing.assert_array_equal(value, functions()[name])
+    for run_of in (tuned, tuned.run_directory):
+        for name, value in started(run_of).items():
+            np.testing.assert_array_equal(value, tuned.weights[name])
+
+
+def test_names_and_axes_are_mapped() -> None:
+    names = {
+        "backbone/kernel": {"name": "0.weight", "axes": "IO->OI"},
+        "backbone/bias": "0.bias",
+        "backbone_norm/moving_mean": "1.mean",
+        "backbone_norm/moving_variance": "1.variance",
+    }
+    found = started({"source": native, "map": {"reference": names}, "exclude": "head*"})
+    for name, value in BACKBONE.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def native() -> dict[str, np.ndarray]:
+    kernel, bias, mean, variance = BACKBONE.values()
+    return {"0.weight": kernel.T, "0.bias": bias, "1.mean": mean, "1.variance": variance}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({}, r"Only in the model: head/kernel, head/bias\. Only in the source: none"),
+        ({"include": "head*"}, "Only in the model: head/kernel, head/bias"),
+        ({"include": "hed*", "exclude": "head*"}, "'hed\\*' fits none of the names"),
+        ({"exclude": ["head*", "backbone/*"], "freeze": "tail*"}, "freeze: 'tail\\*' fits none"),
+        ({"exclude": "head*", "freeze": "*"}, "nothing is left to train"),
+        (
+            {"exclude": "head*", "map": {"reference": {"backbone/kernel": "k"}}},
+            "Only in the model: b",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(wanted: dict[str, Any], told: str) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=told):
+        started({"source": backbone, **wanted})
+
+
+def backbone() -> dict[str, np.ndarray]:
+    return BACKBONE
+
+
+def test_a_left_over_name_or_another_shape_is_refused(source: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=r"head/kernel: \(6, 9\), here \(6, 3\)"):
+        started(source)
+    with pytest.raises(isotrain.RunFailedError, match="Only in the source: tail"):
+        started(with_tail)
+
+
+def with_tail() -> dict[str, np.ndarray]:
+    return functions() | {"tail": np.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"include": "a"}, "source: missing"),
+        ({}, "source: missing"),
+        (3, "source: got 3"),
+        ({"source": "x.npz", "map": {"torch": {"a": 3}}}, "map: .* expected a name map"),
+    ],
+)
+def test_the_spec_is_checked_before_anything_starts(wanted: Any, told: str) -> None:
+    with pytest.raises(isotrain.SpecError, match=told):
+        isotrain.TrainingSpec(**spec(initial_weights=wanted))
+
+
+def test_a_missing_or_unknown_file_is_refused() -> None:
+    with pytest.raises(isotrain.RunFailedError, match="there is no file or folder"):
+        started("missing.npz")
+    Path("weights.txt").write_text("none")
+    with pytest.raises(
+        isotrain.RunFailedError, match=r"reads weights from \.safetensors and \.npz"
+    ):
+        started("weights.txt")
+
+
+def with_dropout() -> Any:
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(5, name="hidden")(inputs)
+    normal = layers.Dropout(0.5, name="noise")(layers.BatchNormalization(name="norm")(hidden))
+    return keras.Model(inputs, layers.Dense(3, name="head")(normal))
+
+
+def files_of_the_framework(session: isotrain.Session) -> list[str]:
+    """Reads the files of Keras and of torch that a model of this very framework has written."""
+    model, folder = session.group.model, session.run_directory  # type: ignore[attr-defined]
+    for batch in session.batches():
+        session.step(batch)
+    everything = session.read_state(["trainable", "non-trainable"])
+    weights = {name: value for name, value in everything.items() if value.dtype.kind == "f"}
+    model.save(folder / "model.keras")
+    model.save_weights(folder / "model.weights.h5")
+    files = ["model.keras", "model.weights.h5"]
+    if session.plan.framework == "torch":
+        import torch
+
+        torch.save(model.state_dict(), folder / "model.pt")
+        files.append("model.pt")
+    before = session.read_state()
+    for name in files:
+        found = weights_at(str(folder / name), session.group)
+        assert weights.keys() <= found.keys() <= everything.keys(), (name, sorted(found))
+        for each, value in weights.items():
+            np.testing.assert_array_equal(found[each], value, err_msg=f"{name}: {each}")
+    for each, value in session.read_state().items():
+        np.testing.assert_array_equal(value, before[each])
+    return files
+
+
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+)
+def test_files_of_frameworks_are_read_by_the_models_names(backend: str) -> None:
+    changes = {"model": with_dropout, "precision": "float32"}
+    (found,) = isotrain.launch(
+        files_of_the_framework,
+        spec(**changes),
+        backend=backend,
+        replicas=1,
+        on_event=lambda event: None,
+    )
+    assert len(found) >= 2
