@@ -19,7 +19,7 @@ def checkpoint_at(location: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: There is none, or it is incomplete or damaged.
     """
-    found = _itself(location)
+    found = itself(location)
     if found is None:
         folder = folder_at(location)
         found = folder.newest()
@@ -39,8 +39,12 @@ def folder_at(location: str | os.PathLike[str]) -> CheckpointFolder:
     return CheckpointFolder(inner if is_run else location)
 
 
-def _itself(location: str | os.PathLike[str]) -> Checkpoint | None:
-    """The checkpoint whose own folder it is; None: it is none."""
+def itself(location: str | os.PathLike[str]) -> Checkpoint | None:
+    """The checkpoint whose own folder it is; None: it is none.
+
+    Raises:
+        CheckpointError: It is incomplete or damaged.
+    """
     storage = storage_at(location)
     try:
         return open_checkpoint(storage, "")

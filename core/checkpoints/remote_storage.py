@@ -24,16 +24,28 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Sink]:
-        """Writes the file in its place."""
-        with _as_os_errors():
+        """Writes the file in its place; where the system has folders, makes them."""
+        with _as_os_errors(), self._to_be_written(path) as stream:
+            yield stream
+
+    def _to_be_written(self, path: str) -> IO[bytes]:
+        try:
+            found: IO[bytes] = self._system.open(self._url(path), "wb")
+        except (
+            FileNotFoundError
+        ):  # object stores, which would make a bucket instead, have no folders to miss
             self._system.makedirs(self._url(path.rpartition("/")[0]), exist_ok=True)
-            with self._system.open(self._url(path), "wb") as stream:
-                yield stream
+            found = self._system.open(self._url(path), "wb")
+        return found
 
     def replace(self, path: str, content: bytes) -> None:
-        """Puts the file in one request."""
+        """Puts the file in one request where the folder that it lies in is there, or none is needed."""
         with _as_os_errors():
-            self._system.pipe_file(self._url(path), content)
+            try:
+                self._system.pipe_file(self._url(path), content)
+            except FileNotFoundError:
+                with self.writing(path) as sink:
+                    sink.write(content)
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[IO[bytes]]:

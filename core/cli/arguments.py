@@ -6,6 +6,13 @@ import argparse
 
 from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import choice, count, counts, listed, port, several, target
+from isotrain.core.cli.checkpoint_arguments import (
+    ACTION_EXAMPLES,
+    ACTIONS,
+    describe_action,
+)
+from isotrain.core.cli.checkpoint_arguments import DESCRIPTIONS as OF_CHECKPOINTS
+from isotrain.core.cli.checkpoint_arguments import EXAMPLES as CHECKPOINT_EXAMPLES
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
 from isotrain.core.cli.model_arguments import DESCRIPTIONS as OF_MODELS
 from isotrain.core.cli.model_arguments import PREDICT_EXAMPLES, describe_predict
@@ -121,6 +128,7 @@ def parser() -> argparse.ArgumentParser:
             home="isotrain.core.cli.model_commands",
         )
     )
+    _add_checkpoint(commands)
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
@@ -145,6 +153,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 _DESCRIPTIONS = OF_MODELS | {
+    **OF_CHECKPOINTS,
     "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
     " standard error, the result to standard output.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
@@ -205,6 +214,22 @@ def _add(
     )
     command.set_defaults(home=home)
     return command
+
+
+def _add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Adds the command whose actions are commands of their own."""
+    group = commands.add_parser(
+        "checkpoint",
+        help="show, compare, verify and prune checkpoints",
+        description=_DESCRIPTIONS["checkpoint"],
+        epilog=CHECKPOINT_EXAMPLES,
+        formatter_class=Layout,
+    )
+    actions = group.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for action, summary in ACTIONS.items():
+        examples, home = ACTION_EXAMPLES[action], "isotrain.core.cli.checkpoint_commands"
+        describe_action(action, _add(actions, action, summary, examples, home))
+    group.commands = actions.choices
 
 
 def _describe_plugins(command: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 
 
-def save(location: Path, step: int, value: int, token: str) -> None:
+def save(location: str | Path, step: int, value: int, token: str) -> None:
     """Saves a checkpoint, all of whose numbers are `value`, and removes the others."""
     folder = CheckpointFolder(location)
     for writer in range(2):
@@ -24,7 +24,7 @@ def save(location: Path, step: int, value: int, token: str) -> None:
     folder.prune(keep_last=1)
 
 
-def newest(location: Path) -> tuple[int, int]:
+def newest(location: str | Path) -> tuple[int, int]:
     """Step and value of the newest checkpoint, all of which is read."""
     checkpoint = CheckpointFolder(location).newest()
     assert checkpoint is not None

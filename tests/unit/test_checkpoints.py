@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.dtypes import CODES
@@ -97,3 +98,21 @@ def test_the_newest_stay_and_those_that_are_kept(folder: CheckpointFolder) -> No
     assert folder.prune(keep_last=2, keep=[1, 99]) == [0, 2]
     assert [each.step for each in folder.complete()] == [1, 3, 4]
     assert folder.damaged() == {}
+
+
+def test_the_library_of_safetensors_reads_the_tensors(tmp_path: Path) -> None:
+    arrays = {dtype: NUMBERS.astype(dtype) for dtype in CODES if dtype not in ("bfloat16", "bool")}
+    arrays |= {
+        "b": NUMBERS > 3,
+        "scalar": np.array(3.5),
+        "empty": np.zeros((0, 4)),
+        "é/ü": NUMBERS.T,
+    }
+    wide = NUMBERS.astype(ml_dtypes.bfloat16)
+    state = {name: TensorPart(array) for name, array in arrays.items()}
+    CheckpointFolder(tmp_path).save(1, sections={"state": {**state, "w": TensorPart(wide)}}, run={})
+    (path,) = tmp_path.glob("*/*/state-00000.safetensors")
+    found = load_file(path)
+    assert found.keys() == arrays.keys() | {"w"}
+    for name, array in {**arrays, "w": wide}.items():
+        np.testing.assert_array_equal(found[name], array)

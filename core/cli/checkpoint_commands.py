@@ -1,0 +1,70 @@
+"""What `isotrain checkpoint` does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isotrain.core.checkpoints.contents import contents
+from isotrain.core.checkpoints.differences import differences
+from isotrain.core.checkpoints.finding import checkpoint_at, folder_at
+from isotrain.core.checkpoints.verifying import faults
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.errors import CheckpointError
+from isotrain.core.json_text import FORMAT, json_page
+
+
+def checkpoint(options: argparse.Namespace) -> ExitCode | None:
+    """Does what was asked for."""
+    return _ACTIONS[options.action](options)
+
+
+def _show(options: argparse.Namespace) -> None:
+    found = contents(checkpoint_at(options.path))
+    _print(found, options.json, "shown")
+
+
+def _diff(options: argparse.Namespace) -> ExitCode:
+    ends = [checkpoint_at(path) for path in (options.path, options.other)]
+    found = differences(*ends)
+    checkpoints = [{"location": end.location, "step": end.step} for end in ends]
+    _print({"checkpoints": checkpoints, **found.to_dict()}, options.json, "differences")
+    return ExitCode.OK if found.are_none else ExitCode.DIFFERENT
+
+
+def _verify(options: argparse.Namespace) -> ExitCode:
+    found = [each for path in options.paths for each in faults(path)]
+    checkpoints = [
+        {"location": location, "sound": fault is None, "fault": fault} for location, fault in found
+    ]
+    _print({"checkpoints": checkpoints}, options.json, "verified")
+    return ExitCode.OK if all(each["sound"] for each in checkpoints) else ExitCode.FINDINGS
+
+
+def _prune(options: argparse.Namespace) -> None:
+    folder = folder_at(options.folder)
+    if folder.newest() is None:
+        raise CheckpointError(f"{folder.location}: there is no complete checkpoint.")
+    removed = folder.prune(keep_last=options.keep_last)
+    kept = [each.step for each in folder.complete()]
+    found = {"folder": folder.location, "removed": removed, "kept": kept}
+    _print(found, options.json, "pruned")
+
+
+def _print(found: Mapping[str, Any], as_json: bool, text: str) -> None:
+    if as_json:
+        print(json_page({"format": FORMAT, **found}))
+        return
+    from isotrain.core.showing import checkpoint_texts
+
+    sys.stdout.write(getattr(checkpoint_texts, text)(found))
+
+
+_ACTIONS: Mapping[str, Callable[[argparse.Namespace], ExitCode | None]] = {
+    "show": _show,
+    "diff": _diff,
+    "verify": _verify,
+    "prune": _prune,
+}

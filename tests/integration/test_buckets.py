@@ -1,0 +1,126 @@
+"""A bucket is a path like any other: checkpoints on a server that speaks S3, and where other URLs lead."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+from unit.saving import newest, save
+
+from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import main
+from isotrain.core.errors import CheckpointError
+
+pytestmark = pytest.mark.slow  # the library for S3 alone takes seconds to load
+
+CALLS = ("open", "pipe_file", "ls", "rm")
+"""What of a file system is used to write, commit and prune."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server that keeps its buckets in memory."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["s3", "memory", "local"])
+def location(
+    request: pytest.FixtureRequest, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The URL of an empty folder, found as a person's are: by what the environment says."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    folder = f"{tmp_path}/" if request.param == "local" else ""
+    bucket = f"{request.param}://{folder}{uuid.uuid4()}"
+    system = fsspec.filesystem(request.param)
+    system.mkdir(bucket)
+    yield f"{bucket}/run"
+    type(system).clear_instance_cache()
+
+
+def test_checkpoints_lie_in_a_bucket(location: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = f"{location}/checkpoints"
+    assert CheckpointFolder(folder).newest() is None
+    for step in (1, 2):
+        save(folder, step, step, f"t{step}")
+        assert newest(folder) == (step, step)
+    checkpoint = checkpoint_at(location)
+    assert checkpoint_at(checkpoint.location).step == 2
+    assert checkpoint.read_part("state", "w", (1, 0), (1, 2)).tolist() == [[2, 2]]
+    assert [each.step for each in CheckpointFolder(folder).complete()] == [2]
+    assert main(["checkpoint", "verify", location]) == ExitCode.OK
+    assert checkpoint.location in capsys.readouterr().out
+
+
+def test_a_damaged_file_in_a_bucket_is_named(location: str) -> None:
+    save(location, 1, 1, "t")
+    url = f"{location}/step-000000001/t/state-00000.safetensors"
+    with fsspec.open(url) as stream:
+        content = bytearray(stream.read())
+    content[-1] ^= 1
+    with fsspec.open(url, "wb") as stream:
+        stream.write(content)
+    with pytest.raises(CheckpointError, match=url):
+        newest(location)
+    with fsspec.open(url, "wb") as stream:
+        stream.write(content[:-1])
+    assert url in CheckpointFolder(location).damaged()[1]
+
+
+def failing_at(place: int, real: Callable[..., Any], calls: Iterator[int]) -> Callable[..., Any]:
+    """Fails the call with this number and all after it, as for a process that is killed."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        if next(calls) >= place:
+            raise ConnectionError("the network is gone")
+        return real(*args, **options)
+
+    return call
+
+
+def test_a_request_that_fails_costs_no_checkpoint(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more comes through after it: so it is where a process is killed, too."""
+    system = fsspec.core.url_to_fs(location)[0]
+    failures = []
+    for place in itertools.count():
+        folder, calls = f"{location}/{place}", itertools.count()
+        save(folder, 1, 1, "first")
+        with monkeypatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(system, name, failing_at(place, getattr(system, name), calls))
+            try:
+                save(folder, 2, 2, "second")
+            except CheckpointError as error:
+                failures.append(str(error))
+        assert newest(folder) in ((1, 1), (2, 2))
+        save(folder, 2, 3, "third")
+        assert newest(folder) == (2, 3)
+        if next(calls) <= place:
+            break
+    assert len(failures) > 15
+    assert all("the network is gone" in each for each in failures)
+
+
+@pytest.mark.parametrize("location", ["s3"], indirect=True)
+@pytest.mark.parametrize("url", ["s3://no-such-bucket/run", "nonsense://run"])
+@pytest.mark.usefixtures("location")
+def test_a_url_that_leads_nowhere_is_told(url: str) -> None:
+    with pytest.raises(CheckpointError, match=url):
+        save(url, 1, 1, "t")
+    with pytest.raises(CheckpointError, match=url):
+        CheckpointFolder(url).save(1, sections={}, run={})
