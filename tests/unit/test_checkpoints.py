@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,41 @@ def test_the_library_of_safetensors_reads_the_tensors(tmp_path: Path) -> None:
     assert found.keys() == arrays.keys() | {"w"}
     for name, array in {**arrays, "w": wide}.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def read_by_the_page(folder: Path) -> dict[str, np.ndarray]:
+    """The tensors of section `state`, read as docs/checkpoints.md says, without anything of isotrain's."""
+    content = (folder / "manifest.json").read_bytes()
+    sealed, _, checksum = content.rpartition(b', "checksum": ')
+    assert zlib.crc32(sealed) == int(checksum.rstrip(b"}\n"))
+    manifest = json.loads(content)
+    found: dict[str, np.ndarray] = {}
+    for writer in manifest["writers"]:
+        record = (folder / manifest["token"] / writer["name"]).read_bytes()
+        assert (len(record), zlib.crc32(record)) == (writer["bytes"], writer["checksum"])
+        for file in json.loads(record)["files"]:
+            data = (folder / manifest["token"] / file["name"]).read_bytes()
+            assert len(data) == file["bytes"] == manifest["files"][file["name"]]
+            assert zlib.crc32(data[: file["header_bytes"]]) == file["header_checksum"]
+            for part in file["tensors"] if file["section"] == "state" else ():
+                numbers = data[part["start"] :][: part["bytes"]]
+                assert zlib.crc32(numbers) == part["checksum"]
+                whole = found.setdefault(
+                    part["name"], np.empty(part["global_shape"], part["dtype"])
+                )
+                corner = zip(part["offset"], part["shape"], strict=True)
+                place = tuple(slice(first, first + n) for first, n in corner)
+                whole[place] = np.frombuffer(numbers, part["dtype"]).reshape(part["shape"])
+    return found
+
+
+def test_the_format_is_what_the_page_says(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for writer, rows in enumerate([slice(0, 1), slice(1, 3)]):
+        part = TensorPart(NUMBERS[rows], global_shape=(3, 4), offset=(rows.start, 0))
+        state = {"w": part, f"own-{writer}": TensorPart(np.array(writer))}
+        folder.write(5, token="t", writer=writer, sections={"state": state, "other": {}})
+    folder.commit(5, token="t", writers=2, run={}, timeout_s=0.0)
+    found = read_by_the_page(tmp_path / "step-000000005")
+    np.testing.assert_array_equal(found.pop("w"), NUMBERS)
+    assert found == {"own-0": 0, "own-1": 1}
