@@ -1,8 +1,10 @@
-"""Weights in Keras' own files. Imported by adapters only after `keras_backend.claim`."""
+"""Models and weights in Keras' own files. Imported by adapters only after `keras_backend.claim`."""
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,57 @@ import keras
 import numpy as np
 
 from isotrain.adapters import keras_private, portable
-from isotrain.plugin import IsotrainError
+from isotrain.plugin import ExportForm, IsotrainError, UnsupportedError
+
+
+def write(model: keras.Layer, form: ExportForm, target: Path, inputs: Any | None = None) -> None:
+    """Writes a model in one of Keras' forms.
+
+    Args:
+        model: What to write.
+        form: In which form.
+        target: The file or folder.
+        inputs: Of a few samples, for a model that does not say itself what its inputs are like.
+
+    Raises:
+        UnsupportedError: The model is no `keras.Model`, or Keras cannot write it.
+    """
+    if not isinstance(model, keras.Model):
+        raise UnsupportedError(f"export: {form} needs a keras.Model, not a {type(model).__name__}.")
+    try:
+        _WRITERS[form](model, target, inputs)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"export: {form}: {error}. What ONNX needs comes with: pip install 'isotrain[onnx]'."
+        ) from error
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        raise UnsupportedError(
+            f"export: Keras cannot write this model as {form}: {error}"
+        ) from error
+
+
+def _export(kind: str, model: keras.Model, target: Path, inputs: Any | None) -> None:
+    """Writes the computation of predictions."""
+    model.export(target, kind, verbose=False, input_signature=_signature(model, inputs))
+
+
+def _signature(model: keras.Model, inputs: Any | None) -> Any:
+    """What the model is called with, for any number of samples; None where nobody knows."""
+    given = model.input if getattr(model, "inputs", None) else inputs
+    return None if given is None else [keras.tree.map_structure(_spec, given)]
+
+
+def _spec(tensor: Any) -> keras.InputSpec:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return keras.InputSpec(dtype, (None, *tensor.shape[1:]), name=getattr(tensor, "name", None))
+
+
+_WRITERS: Mapping[ExportForm, Callable[[Any, Path, Any], Any]] = {
+    "keras": lambda model, target, inputs: model.save(target),
+    "keras-weights": lambda model, target, inputs: model.save_weights(target),
+    "onnx": functools.partial(_export, "onnx"),
+    "saved-model": functools.partial(_export, "tf_saved_model"),
+}
 
 
 def weights_of_keras(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:

@@ -35,6 +35,7 @@ from isotrain.core.parity.parity import Parity as Parity
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.host import register as register
+from isotrain.core.running.finished import export as export
 from isotrain.core.running.finished import predict as predict
 from isotrain.core.running.result import RunResult as RunResult
 from isotrain.core.running.result import read_result as read_result

@@ -1,6 +1,7 @@
 """What authors of backends, strategies, launchers and loggers build on, and where it is defined."""
 
 from isotrain.adapters import keras_backend as keras_backend
+from isotrain.adapters import keras_files as keras_files
 from isotrain.adapters import keras_private as keras_private
 from isotrain.adapters import keras_traits as keras_traits
 from isotrain.adapters import portable as portable
@@ -12,6 +13,7 @@ from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
 from isotrain.core.contracts.capabilities import Placement as Placement
+from isotrain.core.contracts.export import ExportForm as ExportForm
 from isotrain.core.contracts.group import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.group import Phase as Phase
 from isotrain.core.contracts.group import ReplicaGroup as ReplicaGroup

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.horovod import build
+from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
     tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
 )
+from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
     torch_environment,
     torch_preload,
@@ -228,6 +230,7 @@ class HorovodTorch(_Horovod):
     name = "horovod-torch"
     framework = "torch"
     packages = (build.DISTRIBUTION, "torch", "keras")
+    exports = TORCH_EXPORTS
     summary = "Horovod under PyTorch, one process per replica"
 
     def _framework_usability(self) -> Usability:
@@ -262,6 +265,7 @@ class HorovodTF(_Horovod):
     name = "horovod-tf"
     framework = "tensorflow"
     packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
+    exports = TENSORFLOW_EXPORTS
     summary = "Horovod under TensorFlow, one process per replica"
 
     def _framework_usability(self) -> Usability:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow import exchange
-    from isotrain.plugin import ReplicaGroup, Service, TrainingSpec
+    from isotrain.plugin import ExportForm, ReplicaGroup, Service, TrainingSpec
 
+EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
@@ -61,6 +62,7 @@ _REPLICATED = Capabilities(
 class _TensorFlowAdapter(Adapter):
     framework = "tensorflow"
     packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
+    exports = EXPORTS
     options = {
         _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
         " exchanged (4194304)",

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from isotrain.adapters import portable
 from isotrain.adapters.remarks import UNALIKE, remarks
+from isotrain.adapters.tensorflow import exports
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
 from isotrain.adapters.tensorflow.private import copies
@@ -25,6 +26,7 @@ from isotrain.plugin import (
     MODEL_STATE,
     Batch,
     Computation,
+    ExportForm,
     LayerTrait,
     Phase,
     ReplicaGroup,
@@ -294,6 +296,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return weights_in(path, self.model)
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        exports.write(self.model, form, target, inputs)
 
     def average_parameters(self) -> None:
         self._function("average parameters", lambda: self._trace_average)()

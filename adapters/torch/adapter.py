@@ -28,8 +28,9 @@ from isotrain.plugin import (
 )
 
 if TYPE_CHECKING:
-    from isotrain.plugin import ReplicaGroup, TrainingSpec
+    from isotrain.plugin import ExportForm, ReplicaGroup, TrainingSpec
 
+EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
 _REPLICATED = Capabilities(
     frozenset(
@@ -65,6 +66,7 @@ class TorchDDP(ServedOverTcp):
     synchronised_statistics = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     replicas_per_process = "one"
     packages = ("torch", "keras")
+    exports = EXPORTS
     capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",

@@ -27,6 +27,7 @@ from isotrain.plugin import (
     Batch,
     CompressionMethod,
     Computation,
+    ExportForm,
     LayerTrait,
     Phase,
     ProcessContext,
@@ -324,6 +325,9 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return weights_in(path, self.model)
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        self.program.export(form, target, inputs)
 
     def average_parameters(self) -> None:
         flat_mean(self.exchange, list(self.program.trainable.values()), 1.0)

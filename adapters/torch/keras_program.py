@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 import torch
 
-from isotrain.adapters import keras_private, keras_traits, portable
-from isotrain.adapters.torch import keras_metrics
+from isotrain.adapters import keras_files, keras_private, keras_traits, portable
+from isotrain.adapters.torch import exports, keras_metrics
 from isotrain.adapters.torch.keras_update import keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
@@ -19,6 +20,7 @@ from isotrain.adapters.torch.replayed import Replayed
 from isotrain.adapters.torch.state import Section, in_place
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import (
+    ExportForm,
     IsotrainError,
     LayerTrait,
     StateKind,
@@ -89,6 +91,12 @@ class KerasProgram(Program):
 
     def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
         return self.evaluate(inputs, targets)[0][1, 1:]
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        if form == "torch":
+            exports.write(self.model, form, target, inputs)
+        else:
+            keras_files.write(self.model, form, target, inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
         if self._scales_loss:

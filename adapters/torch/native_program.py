@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from isotrain.adapters import called
 from isotrain.adapters.chosen import select
+from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.loss_weights import counter, in_rows
 from isotrain.adapters.torch.metrics import Metric
@@ -21,6 +23,7 @@ from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
     CustomOptimizer,
+    ExportForm,
     IsotrainError,
     LayerTrait,
     LossScale,
@@ -105,6 +108,10 @@ class NativeProgram(Program):
     def predict(self, inputs: Any) -> Any:
         with self._evaluating():
             return self._forward(inputs)
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        with self._evaluating():
+            exports.write(self.model, form, target, inputs)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.state import Section, in_place
 from isotrain.plugin import (
+    ExportForm,
     IsotrainError,
     LayerTrait,
     StateKind,
@@ -103,6 +105,10 @@ class Program(ABC):
     @abstractmethod
     def predict(self, inputs: Any) -> Any:
         """What the model gives in evaluation mode, without gradients."""
+
+    @abstractmethod
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        """Writes the model in a form that others open."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:

@@ -15,7 +15,12 @@ from isotrain.core.cli.checkpoint_arguments import DESCRIPTIONS as OF_CHECKPOINT
 from isotrain.core.cli.checkpoint_arguments import EXAMPLES as CHECKPOINT_EXAMPLES
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
 from isotrain.core.cli.model_arguments import DESCRIPTIONS as OF_MODELS
-from isotrain.core.cli.model_arguments import PREDICT_EXAMPLES, describe_predict
+from isotrain.core.cli.model_arguments import (
+    EXPORT_EXAMPLES,
+    PREDICT_EXAMPLES,
+    describe_export,
+    describe_predict,
+)
 from isotrain.core.system.version import VERSION
 
 _MAIN_EXAMPLES = """\
@@ -129,6 +134,15 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     _add_checkpoint(commands)
+    describe_export(
+        _add(
+            commands,
+            "export",
+            "write the model of a finished run for others",
+            EXPORT_EXAMPLES,
+            home="isotrain.core.cli.model_commands",
+        )
+    )
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))

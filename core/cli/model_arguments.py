@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_types import count
+from isotrain.core.contracts.export import FORMS
 
 PREDICT_EXAMPLES = """\
 examples:
   isotrain predict runs/digits-20260102-030405 --data my_data.py:images --output predictions.npy
   isotrain predict runs/digits-20260102-030405 --data images.npy --output predictions.npy \\
       --replicas 4"""
+EXPORT_EXAMPLES = """\
+examples:
+  isotrain export runs/digits-20260102-030405 --to keras --output digits.keras
+  isotrain export runs/digits-20260102-030405 --to torch --output digits.pt
+  isotrain export runs/digits-20260102-030405 --to onnx --output digits.onnx"""
 
 DESCRIPTIONS = {
+    "export": "Writes the model of a finished run in a form that others open without isotrain, in a process\n"
+    "of its own. docs/in-and-out.md says who opens what.",
     "predict": "Predicts with the model of a finished run, over replicas, in processes of its own: a row\n"
     "for each sample, in order. The result is the same on every backend with any number of replicas.",
 }
@@ -43,6 +51,25 @@ def describe_predict(command: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="how many copies of the model share the samples (default: one per usable GPU, or one)",
+    )
+
+
+def describe_export(command: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `export`."""
+    _describe_run(command)
+    command.add_argument(
+        "--to",
+        choices=FORMS,
+        metavar="FORM",
+        help=f"the form (default: by FILE): {', '.join(FORMS)}",
+    )
+    command.add_argument(
+        "--output", required=True, metavar="FILE", help="where to write; for saved-model a folder"
+    )
+    command.add_argument(
+        "--data",
+        metavar="DATA",
+        help="samples that show what the inputs are like, as for predict (default: the run's data)",
     )
 
 

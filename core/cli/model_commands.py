@@ -47,6 +47,19 @@ def predict(options: argparse.Namespace) -> None:
         print(f"{target}: {name} of shape {shape}")
 
 
+def export(options: argparse.Namespace) -> None:
+    """Writes a model, and prints where."""
+    from isotrain.core.running.finished import export as exported
+
+    look_here()
+    data = None if options.data is None else _data(options.data)
+    found = exported(options.run, options.output, to=options.to, spec=options.spec, data=data)
+    if options.json:
+        print(json_page({"format": FORMAT, "output": str(found)}))
+    else:
+        print(found)
+
+
 def _output(name: str) -> Path:
     target = Path(name)
     if target.suffix not in (".npy", ".npz"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capabilities, Placement
+from isotrain.core.contracts.export import ExportForm
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.start import Start
@@ -38,6 +39,7 @@ class Adapter(ABC):
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
         served_over: With what the processes of a served run exchange, where it has served runs.
+        exports: The forms in which its groups write models to files, but for `safetensors`, which needs none.
         kit_models: Where it trains no portable models, the module that has the conformance kit's models in
             its own words: `probe_model`, `probe_objective` and `digits_model`.
     """
@@ -52,6 +54,7 @@ class Adapter(ABC):
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
     served_over: ClassVar[str] = "none"
+    exports: ClassVar[frozenset[ExportForm]] = frozenset()
     kit_models: ClassVar[str | None] = None
 
     @abstractmethod

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from isotrain.core.contracts.export import ExportForm
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
@@ -276,6 +277,20 @@ class ReplicaGroup(ABC):
         raise UnsupportedError(
             f"initial_weights: {path}: this backend reads weights from .safetensors and .npz files only."
         )
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        """Writes the model, as it is now, in a form that others open. Local; of a group of one replica.
+
+        Args:
+            form: One of the adapter's `exports`.
+            target: The file or folder to write; its name ends as the form's do.
+            inputs: Of a few samples, placed, where they are known: what the model's inputs are like.
+
+        Raises:
+            UnsupportedError: This model has no such form.
+            SpecError: The inputs are needed, and not known.
+        """
+        raise UnsupportedError(f"export: this backend writes no {form}.")
 
     @abstractmethod
     def average_parameters(self) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from isotrain.core.contracts.export import ExportForm
 from isotrain.core.data.batches import DataSet
+from isotrain.core.errors import UnsupportedError
 from isotrain.core.launching.look import look
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.data_loading import loaded
+from isotrain.core.running.targets import form_of, replaced
 from isotrain.core.running.trained import RunLike, Trained
 from isotrain.core.running.weights_file import read_weights
 from isotrain.core.spec.files import Source
@@ -50,6 +58,93 @@ def predict(
     work = functools.partial(_predict, weights=str(trained.weights.resolve()))
     host = plugin_host(wanted.plugins)
     return look(work, wanted, backend or trained.backend, host, replicas)
+
+
+def export(
+    run: RunLike,
+    target: str | os.PathLike[str],
+    *,
+    to: ExportForm | None = None,
+    spec: Source | None = None,
+    data: Any = None,
+) -> Path:
+    """Writes a trained model in a form that others open without isotrain, in a process of its own.
+
+    Args:
+        run: A `RunResult`, or the directory of a finished run.
+        target: The file to write, for `saved-model` the folder; one that is there is replaced.
+        to: The form; see `ExportForm`. Left out: what the name of `target` says.
+        spec: As for `predict`.
+        data: Samples that show what the inputs are like, for a native model `to` ONNX or a SavedModel; left
+            out: the data that the run trained on.
+
+    Returns:
+        The path of what was written.
+
+    Raises:
+        IsotrainError: The run has left no weights, or the target cannot be written.
+        UnsupportedError: The model has no such form, or no backend that is installed writes it.
+        RunFailedError: The process failed; tells where and why.
+    """
+    trained, place = Trained.of(run, spec), Path(target)
+    form = form_of(place, to)
+    if form == "safetensors":
+        with replaced(place) as new:
+            shutil.copyfile(trained.weights, new)
+        return place
+    samples = trained.data if data is None else (data, {})
+    known = samples if form in _BY_SAMPLES else None
+    wanted = trained.spec(functools.partial(_samples, known)).replace(global_batch=2)
+    host = plugin_host(wanted.plugins)
+    with replaced(place) as new:
+        work = functools.partial(
+            _export,
+            weights=str(trained.weights.resolve()),
+            form=form,
+            target=str(new),
+            known=known is not None,
+        )
+        look(work, wanted, _writer(trained, form, host), host)
+    return place
+
+
+_BY_SAMPLES: tuple[ExportForm, ...] = ("onnx", "saved-model")
+"""Forms for which some models must be shown what their inputs are like."""
+
+
+def _writer(trained: Trained, form: ExportForm, host: PluginHost) -> str:
+    """A backend that writes the form: the run's own, or one for which the spec has the same model.
+
+    Raises:
+        UnsupportedError: There is none.
+    """
+    names = sorted(host.backends.names(), key=lambda name: name != trained.backend)
+    writers = [name for name in names if form in host.backend(name).exports]
+    model = trained.fields.get("model")
+    if isinstance(model, Mapping):  # another framework's model may have other weights
+        own = host.backend(trained.backend).framework
+        same = {name for name, each in model.items() if each == model.get(own)}
+        writers = [name for name in writers if host.backend(name).framework in same]
+    for name in writers:
+        if host.backend(name).usability().usable:
+            return name
+    raise UnsupportedError(
+        f"export: no backend that is usable here writes this model as {form!r}. Known for it:"
+        f" {', '.join(writers) or 'none'}."
+    )
+
+
+def _samples(found: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
+    """The data whose inputs are looked at; None for a place-holder."""
+    if found is None:
+        return DataSet((np.zeros((1, 1), np.float32),))
+    return DataSet(loaded(*found).train)
+
+
+def _export(session: Session, weights: str, form: ExportForm, target: str, known: bool) -> None:
+    session.write_state(read_weights(Path(weights)))
+    inputs = next(session.batches()).slices[0][0].inputs if known else None
+    session.group.export(form, Path(target), inputs)
 
 
 def _to_predict_for(data: Any) -> DataSet:

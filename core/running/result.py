@@ -18,6 +18,9 @@ from isotrain.core.running.weights_file import WEIGHTS_FILE, read_weights
 if TYPE_CHECKING:
     import numpy as np
 
+    from isotrain.core.contracts.export import ExportForm
+    from isotrain.core.spec.files import Source
+
 RESULT_FILE = "result.json"
 FORMAT = 1
 
@@ -85,6 +88,19 @@ class RunResult(_Written):
     def weights(self) -> dict[str, np.ndarray]:
         """The final weights by canonical name, optimizer slots left out."""
         return read_weights(self.run_directory / WEIGHTS_FILE)
+
+    def export(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        to: ExportForm | None = None,
+        spec: Source | None = None,
+        data: Any = None,
+    ) -> Path:
+        """Writes the trained model in a form that others open; see `isotrain.export`."""
+        from isotrain.core.running.finished import export
+
+        return export(self, target, to=to, spec=spec, data=data)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; history and weights stay in their files."""

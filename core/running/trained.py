@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,14 @@ class Trained:
         backend: That it was trained under.
         fields: Of a spec, those that make the model.
         batch: Samples that are predicted for at a time, over all replicas.
+        data: What it was trained on, and with which arguments; None where that cannot be found again.
     """
 
     weights: Path
     backend: str
     fields: Mapping[str, Any]
     batch: int
+    data: tuple[Any, Mapping[str, Any]] | None
 
     @classmethod
     def of(cls, run: RunLike, spec: Source | None = None) -> Trained:
@@ -75,9 +78,11 @@ class Trained:
         else:
             given = load_spec(spec)
             fields = {name: getattr(given, name) for name in given.model_fields_set}
+        data = fields.get("data")
+        known = None if _is_lost(data) else (_of_this_program(data), fields.get("data_args", {}))
         batch = (written.get("evaluation") or {}).get("batch") or plan.get("global_batch", 1)
         own_fields = {name: fields[name] for name in _OF_THE_MODEL if name in fields}
-        return cls(weights, str(plan.get("backend")), own_fields, batch)
+        return cls(weights, str(plan.get("backend")), own_fields, batch, known)
 
     def spec(self, data: Any) -> TrainingSpec:
         """A spec with which the model is built, and trained no further.
@@ -118,14 +123,24 @@ def _found_again(model: Any, folder: Path) -> Any:
     """
     if isinstance(model, Mapping):
         return {name: _found_again(each, folder) for name, each in model.items()}
-    try:
-        if isinstance(model, str) and model.startswith("__main__:"):
-            return references.resolve(model)
-        if isinstance(model, str) and not model.startswith("<") and "<locals>" not in model:
-            return model
-    except SpecError:
-        pass
-    raise SpecError(
-        f"{folder / 'spec.json'}: the model was {model!r}, which cannot be found again from its name."
-        " Pass the spec that was run, as spec=..., or --spec on the command line."
-    )
+    if _is_lost(model):
+        raise SpecError(
+            f"{folder / 'spec.json'}: the model was {model!r}, which cannot be found again from its name."
+            " Pass the spec that was run, as spec=..., or --spec on the command line."
+        )
+    return _of_this_program(model)
+
+
+def _of_this_program(reference: Any) -> Any:
+    is_own = isinstance(reference, str) and reference.startswith("__main__:")
+    return references.resolve(reference) if is_own else reference
+
+
+def _is_lost(written: Any) -> bool:
+    """Whether what a spec held is described in words from which nobody finds it again."""
+    if not isinstance(written, str):
+        return written is None
+    if written.startswith("__main__:"):
+        own = vars(sys.modules["__main__"])
+        return written.partition(":")[2].partition(".")[0] not in own or "<" in written
+    return written.startswith("<") or "<locals>" in written or "<lambda>" in written

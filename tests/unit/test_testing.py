@@ -29,6 +29,7 @@ WITHOUT_CAPABILITY = {
         "evaluation_step",
         "predict",
         "read_weights_file",
+        "export",
         "collect_metrics",
         "traits",
         "remarks",

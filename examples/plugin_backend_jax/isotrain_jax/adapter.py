@@ -62,6 +62,7 @@ class JaxMesh(ServedOverTcp):
     }
     replicas_per_process = "one"
     packages = ("jax", "jaxlib", "keras")
+    exports = frozenset({"keras", "keras-weights"})
     capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
 
     def usability(self) -> Usability:

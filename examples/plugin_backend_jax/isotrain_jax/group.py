@@ -16,12 +16,14 @@ from isotrain.plugin import (
     MODEL_STATE,
     Batch,
     Computation,
+    ExportForm,
     LayerTrait,
     Phase,
     ReplicaGroup,
     StateInfo,
     StateKind,
     TrainingSpec,
+    keras_files,
     keras_traits,
     map_tree,
     weight_files,
@@ -241,6 +243,9 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return weight_files.weights_in(path, self._program.model)
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        keras_files.write(self.model, form, target)
 
     def average_parameters(self) -> None:
         self._state = self._state._replace(trainable=self._mean(self._state.trainable))

@@ -1,0 +1,54 @@
+"""Where an exported model goes, and in which form."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from isotrain.core.contracts.export import FORMS, SUFFIXES, ExportForm
+from isotrain.core.errors import IsotrainError, unknown_name
+
+
+def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
+    """The form that is asked for, or that the name of a target says.
+
+    Raises:
+        IsotrainError: There is none of that name, or the target is not named as its files are.
+    """
+    if asked is None:
+        found = [form for form in FORMS if target.name.endswith(SUFFIXES[form] or "/")]
+        if not found:
+            raise IsotrainError(
+                f"export: the name of {target} does not say the form. Give to= (--to): one of"
+                f" {', '.join(FORMS)}."
+            )
+        return found[0]
+    if asked not in FORMS:
+        raise IsotrainError(f"export: {unknown_name('form', asked, FORMS)}")
+    suffixes = SUFFIXES[asked]
+    if suffixes and not target.name.endswith(suffixes):
+        raise IsotrainError(
+            f"export: {asked!r} is written to a file {' or '.join(suffixes)}, received {target}."
+        )
+    return asked
+
+
+@contextlib.contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """Gives a place of the same name beside a target, which takes that place if all went well.
+
+    Raises:
+        IsotrainError: The folder cannot be written to, or the target is of another kind.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as folder:
+            new = Path(folder).resolve() / target.name
+            yield new
+            if target.is_dir() and new.is_dir():
+                shutil.rmtree(target)
+            new.replace(target)
+    except OSError as error:
+        raise IsotrainError(f"export: {target} cannot be written: {error}.") from error

@@ -1,0 +1,225 @@
+"""Trained models leave isotrain: whoever opens them predicts the same, without it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration import exported_models
+
+import isotrain
+from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+GENERATOR = np.random.default_rng(5)
+IMAGES = GENERATOR.standard_normal((21, 6, 6, 1)).astype(np.float32)
+LABELS = np.arange(21) % 3
+NEEDS_ONNX = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="needs isotrain[onnx] and onnxruntime",
+)
+
+run = functools.partial(isotrain.run, on_event=lambda event: None)
+
+
+def data() -> Any:
+    return IMAGES, LABELS
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "model": exported_models.portable,
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "adam", "lr": 0.0625},
+        "global_batch": 7,
+        "epochs": 3,
+        "device": "cpu",
+    }
+    return fields | changes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where exported models lie, beside the samples that are predicted for."""
+    found = tmp_path_factory.mktemp("exported")
+    np.save(found / "samples.npy", IMAGES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> isotrain.RunResult:
+    return run(spec(), backend="torch-ddp", replicas=2, run_directory=folder / "run")
+
+
+@pytest.fixture(scope="module")
+def inside(trained: isotrain.RunResult) -> np.ndarray:
+    found: np.ndarray = isotrain.predict(trained, IMAGES)
+    return found
+
+
+def outside(folder: Path, keras_backend: str, *names: str) -> dict[str, np.ndarray]:
+    """What others predict, in a process of their own."""
+    program = Path(exported_models.__file__)
+    done = subprocess.run(
+        [sys.executable, program, folder, *names],
+        env=os.environ | {"KERAS_BACKEND": keras_backend},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: np.load(folder / f"{name}.npy") for name in names}
+
+
+def assert_near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=what)
+
+
+def test_a_portable_model_is_opened_by_keras_on_any_framework(
+    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
+) -> None:
+    assert trained.export(folder / "model.keras") == folder / "model.keras"
+    isotrain.export(trained.run_directory, folder / "model.weights.h5", to="keras-weights")
+    isotrain.export(trained, folder / "model.pt", to="torch")
+    opened = outside(folder, "torch", "by_keras", "by_keras_weights", "by_keras_on_torch")
+    opened |= {
+        f"{name} on tensorflow": found
+        for name, found in outside(folder, "tensorflow", "by_keras", "by_keras_weights").items()
+    }
+    for name, found in opened.items():
+        assert_near(found, inside, name)
+
+
+@pytest.mark.slow
+def test_a_portable_model_is_saved_for_tensorflow_wherever_it_was_trained(
+    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
+) -> None:
+    for _ in range(2):  # the second time in place of the first
+        isotrain.export(trained, folder / "saved", to="saved-model")
+    found = outside(folder, "tensorflow", "by_tensorflow")
+    assert_near(found["by_tensorflow"], inside, "SavedModel")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["keras", "keras-weights"])
+@pytest.mark.parametrize(
+    "backend", ["tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"]
+)
+def test_every_backend_exports(
+    trained: isotrain.RunResult, inside: np.ndarray, backend: str, form: str, tmp_path: Path
+) -> None:
+    elsewhere = run(
+        spec(initial_weights=trained, optimizer={"name": "sgd", "lr": 1e-30}),
+        backend=backend,
+        replicas=1,
+        run_directory=tmp_path / "run",
+    )
+    np.save(tmp_path / "samples.npy", IMAGES)
+    name = {"keras": "model.keras", "keras-weights": "model.weights.h5"}[form]
+    isotrain.export(elsewhere, tmp_path / name)
+    way = f"by_{form.replace('-', '_')}"
+    again = isotrain.predict(elsewhere, IMAGES)
+    assert_near(outside(tmp_path, "tensorflow", way)[way], again, backend)
+
+
+def test_safetensors_are_the_weights_and_need_no_framework(
+    trained: isotrain.RunResult, tmp_path: Path
+) -> None:
+    isotrain.export(trained, tmp_path / "model.safetensors")
+    found = SafetensorsFile(tmp_path / "model.safetensors").read_all()
+    assert found.keys() == trained.weights.keys()
+    for name, value in trained.weights.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+@NEEDS_ONNX
+@pytest.mark.slow
+def test_a_portable_model_runs_under_onnx(
+    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
+) -> None:
+    isotrain.export(trained, folder / "model.onnx")
+    assert_near(outside(folder, "torch", "by_onnx")["by_onnx"], inside, "ONNX")
+
+
+@pytest.mark.slow
+def test_a_torch_module_is_a_state_dict(folder: Path, tmp_path: Path) -> None:
+    native = spec(model={"torch": exported_models.torch_net})
+    result = run(native, backend="torch-ddp", replicas=2, run_directory=tmp_path / "run")
+    isotrain.export(result, folder / "native.pt")
+    wanted = isotrain.predict(result, IMAGES)
+    assert_near(outside(folder, "torch", "by_torch")["by_torch"], wanted, "state_dict")
+    with pytest.raises(UnsupportedError, match="no backend that is usable"):
+        isotrain.export(result, tmp_path / "saved", to="saved-model")
+    with pytest.raises(isotrain.RunFailedError, match="a torch module has no form 'keras'"):
+        isotrain.export(result, tmp_path / "model.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@NEEDS_ONNX
+@pytest.mark.slow
+def test_a_torch_module_runs_under_onnx(folder: Path, tmp_path: Path) -> None:
+    native = spec(model={"torch": exported_models.torch_net})
+    result = run(native, backend="torch-ddp", run_directory=tmp_path / "run")
+    isotrain.export(result, folder / "native.onnx")
+    wanted = isotrain.predict(result, IMAGES)
+    found = outside(folder, "torch", "by_onnx_of_torch")["by_onnx_of_torch"]
+    assert_near(found, wanted, "ONNX")
+
+
+@pytest.mark.slow
+def test_a_tensorflow_module_is_a_saved_model(folder: Path, tmp_path: Path) -> None:
+    native = spec(model={"tensorflow": exported_models.tensorflow_net})
+    result = run(native, backend="tf-mirrored", replicas=2, run_directory=tmp_path / "run")
+    isotrain.export(result, folder / "module", to="saved-model")
+    wanted = isotrain.predict(result, IMAGES)
+    found = outside(folder, "tensorflow", "by_tensorflow_module")["by_tensorflow_module"]
+    assert_near(found, wanted, "SavedModel")
+
+
+def network() -> Network:
+    return Network([Dense(4, 3, name="head")])
+
+
+def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    samples = np.zeros((8, 4), np.float32)
+    small = spec(
+        model={"reference": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
+    )
+    result = run(small, backend="reference", run_directory=tmp_path / "run")
+    with pytest.raises(UnsupportedError, match="no backend that is usable here writes this model"):
+        result.export(tmp_path / "model.keras")
+    with pytest.raises(IsotrainError, match="does not say the form"):
+        result.export(tmp_path / "model")
+    with pytest.raises(IsotrainError, match=r"'torch' is written to a file \.pt or \.pth"):
+        result.export(tmp_path / "model.keras", to="torch")
+    with pytest.raises(IsotrainError, match="Did you mean 'keras'"):
+        result.export(tmp_path / "model.keras", to="kera")  # type: ignore[arg-type]
+    with pytest.raises(IsotrainError, match="cannot be written"):
+        result.export(tmp_path / "missing" / "model.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_command_writes_a_file(trained: isotrain.RunResult, tmp_path: Path) -> None:
+    command = ("export", str(trained.run_directory), "--output", "model.safetensors", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "isotrain", *command],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert b'"output": "model.safetensors"' in done.stdout
+    assert (tmp_path / "model.safetensors").is_file()
