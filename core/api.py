@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Event
+from isotrain.core.contracts.events import OnEvent as OnEachEvent
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
@@ -17,12 +18,14 @@ from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.look import look
-from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
 from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running.restarts import Restarts
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
+from isotrain.core.running.starting_point import RunBefore, starting_point
 from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -46,6 +49,8 @@ def run(
     on_event: OnEvent | None = None,
     port: int | None = None,
     launcher: str = LOCAL,
+    resume: str | os.PathLike[str] | None = None,
+    max_restarts: int = 0,
 ) -> RunResult:
     """Trains a spec under a backend, in processes of its own on this machine.
 
@@ -57,6 +62,9 @@ def run(
         on_event: Called with each event of the run as it happens; left out: a progress display.
         port: The first port that the backend may use; left out: free ones are found.
         launcher: What starts the processes; `local` starts them on this machine.
+        resume: A checkpoint, a folder or URL of them, or a run directory, of which the newest is taken;
+            `auto`: the newest of this very run directory or checkpoint folder, if it has one.
+        max_restarts: How often the run may start again from its last checkpoint after a failure.
 
     Returns:
         History, metrics, timings, final weights, and where the run's files are.
@@ -66,9 +74,11 @@ def run(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    asked = _Asked(spec, backend, replicas, launcher, run_directory, on_event, port)
-    with _launched(train, asked) as (returned, directory, audience):
-        result = result_from_dict(returned[0], directory.path)
+    asked = _Asked(
+        spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts
+    )
+    with _launched(train, asked) as (returned, directory, audience, restarts):
+        result = result_from_dict({**returned[0], "restarts": restarts}, directory.path)
         directory.write("plan.json", result.plan)
         directory.write(RESULT_FILE, result.to_dict())
         audience.result = result.to_dict()
@@ -85,6 +95,8 @@ def launch(
     on_event: OnEvent | None = None,
     port: int | None = None,
     launcher: str = LOCAL,
+    resume: str | os.PathLike[str] | None = None,
+    max_restarts: int = 0,
 ) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
@@ -97,6 +109,8 @@ def launch(
         on_event: As for `run`.
         port: As for `run`.
         launcher: As for `run`.
+        resume: As for `run`: the session has gone on from the checkpoint when `work` gets it.
+        max_restarts: As for `run`.
 
     Returns:
         What `work` returned on each process, by rank: numbers, text, NumPy arrays, and lists and
@@ -107,9 +121,59 @@ def launch(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    asked = _Asked(spec, backend, replicas, launcher, run_directory, on_event, port)
-    with _launched(work, asked) as (returned, _, _):
+    asked = _Asked(
+        spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts
+    )
+    with _launched(work, asked) as (returned, _, _, _):
         return returned
+
+
+def resume(
+    run_directory: str | os.PathLike[str],
+    *,
+    spec: SpecLike | None = None,
+    backend: str | None = None,
+    replicas: int | None = None,
+    on_event: OnEvent | None = None,
+    port: int | None = None,
+    launcher: str | None = None,
+    max_restarts: int = 0,
+) -> RunResult:
+    """Goes on with a run of `run` in its own directory, from its newest checkpoint.
+
+    Args:
+        run_directory: Of the run.
+        spec: What to train, where it is to differ or holds functions that no file can name; left out: the
+            run's own, which `spec.json` has.
+        backend: As for `run`; left out: the run's own.
+        replicas: As for `run`; left out: the run's own number.
+        on_event: As for `run`.
+        port: As for `run`.
+        launcher: As for `run`; left out: the run's own.
+        max_restarts: As for `run`.
+
+    Raises:
+        SpecError: The spec is wrong, or names what cannot be imported.
+        PlanError: There is no such run, or none that can go on like this.
+        IsotrainError: It has no checkpoint, or means something else than the run did.
+        RunFailedError: A process failed; tells which, where and why.
+    """
+    from isotrain.core.checkpoints.finding import checkpoint_at
+
+    before = RunBefore.of(run_directory)
+    own = before.spec if spec is None else spec
+    newest = checkpoint_at(checkpoint_folder(load_spec(own), before.directory))
+    return run(
+        own,
+        backend=backend or before.backend,
+        replicas=replicas or before.replicas,
+        run_directory=before.directory,
+        on_event=on_event,
+        port=port,
+        launcher=launcher or before.launcher,
+        resume=newest.location,
+        max_restarts=max_restarts,
+    )
 
 
 def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:
@@ -209,35 +273,56 @@ class _Asked:
     run_directory: str | os.PathLike[str] | None
     on_event: OnEvent | None
     port: int | None
+    resume: str | os.PathLike[str] | None
+    max_restarts: int
+
+
+_Ended = tuple[list[Any], RunDirectory, Audience, list[dict[str, Any]]]
+"""What `work` returned by rank, where the run was, who will be told how it ended, and its restarts."""
 
 
 @contextlib.contextmanager
-def _launched(work: Work, asked: _Asked) -> Iterator[tuple[list[Any], RunDirectory, Audience]]:
-    """Plans and launches; gives what `work` returned by rank, and who will be told how it ended."""
+def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
+    """Plans and launches."""
     given = load_spec(asked.spec)
     host = plugin_host(given.plugins)
-    resolved = make_plan(
-        given,
-        backend=asked.backend,
-        replicas=asked.replicas,
-        host=host,
-        launcher=asked.launcher,
-    )
+
+    def planned(replicas: int | None) -> Plan:
+        return make_plan(
+            given, backend=asked.backend, replicas=replicas, host=host, launcher=asked.launcher
+        )
+
+    resolved = planned(asked.replicas)
     loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
-    directory = RunDirectory.create(given.name, asked.run_directory)
+    directory, checkpoint = starting_point(given, asked.run_directory, asked.resume)
+    if checkpoint is not None:
+        from isotrain.core.running import resuming
+
+        resuming.changes(resuming.Saved(checkpoint), given, resolved)  # before anything is touched
     packages = versions(host.backend(resolved.backend).packages)
-    directory.write_start(given, resolved, packages)
-    with Audience(host, loggers, resolved.to_dict(), directory.path) as audience:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(directory.held())
+        directory.rewind(checkpoint.step if checkpoint else 0)
+        directory.write_start(given, resolved, packages)
+        audience = Audience(host, loggers, resolved.to_dict(), directory.path)
+        stack.enter_context(audience)
+        folder = checkpoint_folder(given, directory.path)
+        restarts = Restarts(asked.max_restarts, folder, directory, given.min_replicas, planned)
         with _display(asked.on_event, resolved) as show:
 
             def on_event(event: Event) -> None:
                 show(event)
                 audience.hear(event)
 
-            returned = run_job(
-                work, given, resolved, host, directory, on_event=on_event, first_port=asked.port
-            )
-        yield returned, directory, audience
+            def attempt(plan: Plan, start: str | None, hear: OnEachEvent) -> list[Any]:
+                ports = {"first_port": asked.port}
+                return run_job(
+                    work, given, plan, host, directory, on_event=hear, resume=start, **ports
+                )
+
+            start = None if checkpoint is None else checkpoint.location
+            returned = restarts.run(attempt, resolved, start, on_event)
+        yield returned, directory, audience, restarts.made
 
 
 def _display(

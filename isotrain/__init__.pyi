@@ -4,6 +4,7 @@ from isotrain.core.api import launch as launch
 from isotrain.core.api import measured_plan as measured_plan
 from isotrain.core.api import open_session as open_session
 from isotrain.core.api import plan as plan
+from isotrain.core.api import resume as resume
 from isotrain.core.api import run as run
 from isotrain.core.check.checking import check as check
 from isotrain.core.check.findings import CheckResult as CheckResult

@@ -6,11 +6,8 @@ import os
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.locations import storage_at
+from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY, storage_at
 from isotrain.core.errors import CheckpointError
-
-IN_RUN_DIRECTORY = "checkpoints"
-"""The folder of a run's checkpoints, unless its spec names another."""
 
 
 def checkpoint_at(location: str | os.PathLike[str]) -> Checkpoint:

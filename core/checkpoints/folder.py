@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,7 +89,14 @@ class CheckpointFolder:
         Attempt(self._storage, step, token).write(writer, sections)
 
     def commit(
-        self, step: int, *, token: str, writers: int, run: Mapping[str, Any], timeout_s: float
+        self,
+        step: int,
+        *,
+        token: str,
+        writers: int,
+        run: Mapping[str, Any],
+        timeout_s: float,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> Checkpoint:
         """Makes a checkpoint of what all have written, in place of an earlier one of this step.
 
@@ -101,12 +108,13 @@ class CheckpointFolder:
             writers: How many write.
             run: Where the run is, as JSON values; NaN and infinite numbers become texts.
             timeout_s: How long to wait for the others.
+            given_up: Whether to wait no longer, as one of them has failed.
 
         Raises:
             CheckpointError: A writer did not come in time, or what was written makes no whole: then it
                 is removed. Or it cannot be written.
         """
-        return Attempt(self._storage, step, token).commit(writers, run, timeout_s)
+        return Attempt(self._storage, step, token).commit(writers, run, timeout_s, given_up)
 
     def prune(self, *, keep_last: int, keep: Collection[int] = ()) -> list[int]:
         """Removes checkpoints, and what is left of attempts to write one before the newest complete one.

@@ -8,6 +8,8 @@ import re
 from isotrain.core.checkpoints.local_storage import LocalStorage
 from isotrain.core.checkpoints.storage import Storage
 
+IN_RUN_DIRECTORY = "checkpoints"
+"""The folder of a run's checkpoints, unless its spec names another."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 

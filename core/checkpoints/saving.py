@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,9 @@ class Attempt:
             self._discard([*names, _record_name(writer)])
             raise self._not_written(error) from error
 
-    def commit(self, writers: int, run: Mapping[str, Any], timeout_s: float) -> Checkpoint:
+    def commit(
+        self, writers: int, run: Mapping[str, Any], timeout_s: float, given_up: Callable[[], bool]
+    ) -> Checkpoint:
         """Makes a checkpoint of what all have written.
 
         Raises:
@@ -83,7 +85,7 @@ class Attempt:
                 removed. Or it cannot be written.
         """
         try:
-            records, files = self._gathered(writers, timeout_s)
+            records, files = self._gathered(writers, timeout_s, given_up)
         except CheckpointError:
             with contextlib.suppress(OSError):
                 self.storage.remove(self.inner, _record_name(0))
@@ -98,22 +100,25 @@ class Attempt:
         except OSError as error:
             raise self._not_written(error) from error
 
-    def _gathered(self, writers: int, timeout_s: float) -> tuple[list[FileRecord], dict[str, int]]:
+    def _gathered(
+        self, writers: int, timeout_s: float, given_up: Callable[[], bool]
+    ) -> tuple[list[FileRecord], dict[str, int]]:
         """The writers' records, and the bytes of all tensor files, once all have written."""
         names = [_record_name(writer) for writer in range(writers)]
-        self._wait_for(names, timeout_s)
+        self._wait_for(names, timeout_s, given_up)
         found = [read_new_record(self.storage, f"{self.inner}/{name}") for name in names]
         files = [file for _, record in found for file in record.files]
         index(files, self.storage.where(self.inner))
         return [file for file, _ in found], {file.name: file.bytes for file in files}
 
-    def _wait_for(self, names: list[str], timeout_s: float) -> None:
+    def _wait_for(self, names: list[str], timeout_s: float, given_up: Callable[[], bool]) -> None:
         deadline, pause = time.monotonic() + timeout_s, _FIRST_LOOK_S
         while missing := sorted(set(names) - set(self.storage.sizes(self.inner))):
             rest = deadline - time.monotonic()
-            if rest <= 0:
+            if rest <= 0 or given_up():
+                why = "a writer failed" if rest > 0 else f"after {timeout_s:g} s"
                 raise CheckpointError(
-                    f"{self.storage.where(self.inner)} is given up: after {timeout_s:g} s it lacks"
+                    f"{self.storage.where(self.inner)} is given up: {why}; it lacks"
                     f" {', '.join(missing[:5])} of {len(names)} writers."
                 )
             time.sleep(min(pause, rest))

@@ -13,6 +13,11 @@ def count(text: str) -> int:
     return _whole_number(text, 1, None)
 
 
+def count_or_zero(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole_number(text, 0, None)
+
+
 def several(text: str) -> int:
     """A whole number of at least 2."""
     return _whole_number(text, 2, None)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_parser import Layout, Parser
-from isotrain.core.cli.argument_types import choice, count, counts, listed, port, several, target
+from isotrain.core.cli.argument_types import (
+    choice,
+    count,
+    count_or_zero,
+    counts,
+    listed,
+    port,
+    several,
+    target,
+)
 from isotrain.core.cli.checkpoint_arguments import (
     ACTION_EXAMPLES,
     ACTIONS,
@@ -37,7 +46,13 @@ examples:
   isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
   isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
   isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
+  isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
   isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
+_RESUME_EXAMPLES = """\
+examples:
+  isotrain resume runs/digits-20260102-030405
+  isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
+  isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3"""
 _PLAN_EXAMPLES = """\
 examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
@@ -117,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
         title="commands", dest="command", metavar="COMMAND", required=True
     )
     _describe_run(_add(commands, "run", "train a spec under a backend", _RUN_EXAMPLES))
+    _describe_resume(_add(commands, "resume", "go on with a run", _RESUME_EXAMPLES))
     _describe_plan(_add(commands, "plan", "show what a run would do", _PLAN_EXAMPLES))
     _describe_compare(_add(commands, "compare", "measure backends side by side", _COMPARE_EXAMPLES))
     describe_report(_add(commands, "report", "show a comparison again", _REPORT_EXAMPLES))
@@ -170,6 +186,8 @@ _DESCRIPTIONS = OF_MODELS | {
     **OF_CHECKPOINTS,
     "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
     " standard error, the result to standard output.",
+    "resume": "Goes on with a run in its own directory, from its newest checkpoint: also under another\n"
+    "backend, with another number of replicas or another strategy. What is computed stays the same.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
     "compare": "Measures every backend with every number of replicas, in new processes, in turn and\n"
@@ -259,18 +277,47 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
         help="new or empty folder for the run's files (default: runs/NAME-TIME)",
     )
     command.add_argument(
-        "--port",
-        type=port,
-        metavar="P",
-        help="use this port and those after it (default: free ones)",
-    )
-    command.add_argument(
         "--logger",
         type=choice,
         action="append",
         default=[],
         metavar="NAME[,OPTION=VALUE...]",
         help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
+    )
+    command.add_argument(
+        "--resume",
+        metavar="FROM",
+        help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"
+        " --run-dir or the spec's checkpoint.folder, if there is one",
+    )
+    _describe_watching(command)
+
+
+def _describe_resume(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    command.add_argument(
+        "--spec",
+        metavar="SPEC",
+        help="what to train, where it is to differ (default: the run's own)",
+    )
+    _describe_changes(command)
+    _describe_target(command, required=False, default="the run's own")
+    _describe_watching(command)
+
+
+def _describe_watching(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port",
+        type=port,
+        metavar="P",
+        help="use this port and those after it (default: free ones)",
+    )
+    command.add_argument(
+        "--max-restarts",
+        type=count_or_zero,
+        default=0,
+        metavar="N",
+        help="start again from the last checkpoint after a failure, at most so often (default: 0)",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
 
@@ -405,6 +452,10 @@ def _describe_spec(command: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="what to train: a file (.yaml, .toml, .json), or script.py:NAME of a spec in a script",
     )
+    _describe_changes(command)
+
+
+def _describe_changes(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set",
         action="append",
@@ -424,7 +475,9 @@ def _describe_strategy(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> None:
+def _describe_target(
+    command: argparse.ArgumentParser, *, required: bool, default: str | None = None
+) -> None:
     command.add_argument(
         "--backend",
         required=required,
@@ -434,13 +487,14 @@ def _describe_target(command: argparse.ArgumentParser, *, required: bool) -> Non
     _describe_strategy(command)
     command.add_argument(
         "--launcher",
-        default="local",
+        default=None if default else "local",
         metavar="NAME",
-        help="what starts the processes (default: local)",
+        help=f"what starts the processes (default: {default or 'local'})",
     )
     command.add_argument(
         "--replicas",
         type=count,
         metavar="N",
-        help="how many copies of the model train together (default: one per usable GPU, or one)",
+        help="how many copies of the model train together"
+        f" (default: {default or 'one per usable GPU, or one'})",
     )

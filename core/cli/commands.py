@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
@@ -16,27 +16,24 @@ from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
+    from isotrain.core.api import OnEvent
     from isotrain.core.cli.argument_types import Target
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.plugins.host import PluginHost
+    from isotrain.core.running.result import RunResult
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def run(options: argparse.Namespace) -> None:
     """Trains, and prints the result."""
     from isotrain.core import api
-    from isotrain.core.showing import display
 
     spec = _spec_under(options)
     if options.logger:
         spec = spec.replace(loggers=[*spec.loggers, *options.logger])
-    shows: contextlib.AbstractContextManager[display.OnPlainEvent | None] = contextlib.nullcontext()
-    if options.json:
-        shows = display.json_lines()
-    elif options.quiet:
-        shows = display.quiet()
-    with shows as on_event:
-        result = api.run(
+    _train(
+        options,
+        lambda on_event: api.run(
             spec,
             backend=options.backend,
             replicas=options.replicas,
@@ -44,7 +41,45 @@ def run(options: argparse.Namespace) -> None:
             on_event=on_event,
             port=options.port,
             launcher=options.launcher,
-        )
+            resume=options.resume,
+            max_restarts=options.max_restarts,
+        ),
+    )
+
+
+def resume(options: argparse.Namespace) -> None:
+    """Goes on with a run, and prints the result."""
+    from isotrain.core import api
+    from isotrain.core.running.starting_point import RunBefore
+
+    options.spec = options.spec or str(RunBefore.of(options.run_dir).spec)
+    spec = _spec_under(options)
+    _train(
+        options,
+        lambda on_event: api.resume(
+            options.run_dir,
+            spec=spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            on_event=on_event,
+            port=options.port,
+            launcher=options.launcher,
+            max_restarts=options.max_restarts,
+        ),
+    )
+
+
+def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], RunResult]) -> None:
+    """Shows a training while it goes on, and prints its result."""
+    from isotrain.core.showing import display
+
+    shows: contextlib.AbstractContextManager[OnEvent | None] = contextlib.nullcontext()
+    if options.json:
+        shows = display.json_lines()
+    elif options.quiet:
+        shows = display.quiet()
+    with shows as on_event:
+        result = training(on_event)
     if options.json:
         print(json_line({"event": "result", **result.to_dict()}), flush=True)
     else:

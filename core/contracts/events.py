@@ -144,6 +144,40 @@ class EpochEnded(ProcessEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(ProcessEvent):
+    """A checkpoint is complete; of rank 0.
+
+    Attributes:
+        done: Steps taken when its state was copied.
+        location: Its folder.
+        best: Whether it is the best so far, where the spec says what that is.
+    """
+
+    kind = "checkpoint"
+    done: int
+    location: str
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(ProcessEvent):
+    """The run goes on from a checkpoint; of rank 0.
+
+    Attributes:
+        done: Steps taken before it.
+        location: The checkpoint's folder.
+        changes: What of spec and plan is another than in the run that saved it.
+        lost: What of its state could not be taken over.
+    """
+
+    kind = "resumed"
+    done: int
+    location: str
+    changes: Sequence[str]
+    lost: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerLost(ProcessEvent):
     """A worker of a served run is lost, and the run goes on without it; of rank 0.
 
@@ -225,6 +259,26 @@ class Remark(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restarted(Event):
+    """The run has failed, and starts again.
+
+    Attributes:
+        time: When, in seconds since 1970.
+        failure: What happened.
+        after_step: Steps that had been done by then, as far as was told.
+        from_step: Steps that it goes on after.
+        replicas: With how many.
+    """
+
+    kind = "restarted"
+    time: float
+    failure: str
+    after_step: int
+    from_step: int
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFailed(Event):
     """The run has failed, as whoever launched it found.
 
@@ -246,6 +300,8 @@ _OF_PROCESSES: tuple[type[ProcessEvent], ...] = (
     Steps,
     Evaluating,
     EpochEnded,
+    CheckpointSaved,
+    Resumed,
     WorkerLost,
     Warned,
     Failed,

@@ -24,6 +24,7 @@ class Job:
         plan: How.
         key: A secret of this run's processes.
         plugins: Those that were asked for where the run was.
+        resume: The checkpoint to go on from: its folder or URL.
     """
 
     work: Work
@@ -31,3 +32,4 @@ class Job:
     plan: Plan
     key: bytes = field(repr=False)
     plugins: PluginChoice
+    resume: str | None = None

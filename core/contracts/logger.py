@@ -38,6 +38,9 @@ class Logger:
             run_directory: Where the run keeps its files.
         """
 
+    def resumed(self, step: int) -> None:
+        """Called after `started`, where the run goes on after so many steps: later ones come again."""
+
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
     ) -> None:

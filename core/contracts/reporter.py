@@ -23,7 +23,23 @@ _PAGE = struct.Struct("<qd32s")
 PAGE_BYTES = mmap.PAGESIZE
 _MAY_LEAVE = PAGE_BYTES - 1
 """Where on the page the launcher tells that all have finished."""
+_WISHES = PAGE_BYTES - 2
+"""Where on the page the launcher tells that somebody asked for a checkpoint."""
+_HEEDS_WISHES = PAGE_BYTES - 3
+"""Where on the page a process tells that its loop looks for wishes."""
 _LOOK_SECONDS = 0.002
+
+
+class Wishes(NamedTuple):
+    """What somebody outside asks of a run.
+
+    Attributes:
+        save: To save a checkpoint.
+        end: To end after that.
+    """
+
+    save: bool = False
+    end: bool = False
 
 
 class Status(NamedTuple):
@@ -53,6 +69,16 @@ def read_status(page: mmap.mmap) -> Status:
 def let_leave(page: mmap.mmap) -> None:
     """Tells a process, on its status page, that it may end: all have finished."""
     page[_MAY_LEAVE] = 1
+
+
+def ask_for_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
+    """Tells a process, on its status page, that a checkpoint is wanted."""
+    page[_WISHES] = 2 if and_end else max(page[_WISHES], 1)
+
+
+def heeds_wishes(page: mmap.mmap) -> bool:
+    """Whether a process looks for such wishes."""
+    return page[_HEEDS_WISHES] > 0
 
 
 class Reporter:
@@ -105,6 +131,17 @@ class Reporter:
         self._is_asked_to_end = True
         if self.call != "step":
             self.enter(self.call)
+
+    @property
+    def wishes(self) -> Wishes:
+        """What was asked of this process's run since the last `wish_granted`."""
+        self._page[_HEEDS_WISHES] = 1
+        asked = self._page[_WISHES]
+        return Wishes(save=asked > 0, end=asked > 1)
+
+    def wish_granted(self) -> None:
+        """Notes that a checkpoint was saved."""
+        self._page[_WISHES] = 0
 
     @property
     def is_heard(self) -> bool:

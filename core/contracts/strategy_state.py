@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-Arrays = Mapping[str, np.ndarray]
+    Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)

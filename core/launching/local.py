@@ -18,6 +18,7 @@ from isotrain.core.launching.guard import Guard
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.ports import Ports
 from isotrain.core.launching.rank_process import RankProcess, end_all, wait_for_exit
+from isotrain.core.launching.saving_on_signals import saving_on_signals
 from isotrain.core.launching.starter import Starter
 from isotrain.core.launching.supervisor import Supervisor
 
@@ -42,6 +43,8 @@ class LocalLauncher(Launcher):
             processes = [RankProcess(context) for context in places]
             for process in processes:
                 cleanup.callback(process.close)
+            if job.spec.checkpoint is not None:
+                cleanup.enter_context(saving_on_signals(processes))
             payload = cleanup.enter_context(contextlib.closing(Payload(job, directory)))
             guard = cleanup.enter_context(contextlib.closing(Guard()))
             cleanup.callback(end_all, processes)

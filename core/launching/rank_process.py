@@ -17,7 +17,14 @@ from typing import IO
 import psutil
 
 from isotrain.core.contracts.process import VARIABLE, ProcessContext
-from isotrain.core.contracts.reporter import PAGE_BYTES, Status, let_leave, read_status
+from isotrain.core.contracts.reporter import (
+    PAGE_BYTES,
+    Status,
+    ask_for_checkpoint,
+    heeds_wishes,
+    let_leave,
+    read_status,
+)
 from isotrain.core.launching.beginning import Begin, Beginning, Begun
 from isotrain.core.launching.effort import effort
 from isotrain.core.launching.payload import Payload
@@ -106,6 +113,15 @@ class RankProcess:
     def let_leave(self) -> None:
         """Tells it that all have finished: until then it does not end."""
         let_leave(self._page)
+
+    def ask_for_checkpoint(self, *, and_end: bool) -> None:
+        """Tells it that a checkpoint is wanted, and whether the run is to end after that."""
+        ask_for_checkpoint(self._page, and_end=and_end)
+
+    @property
+    def heeds_wishes(self) -> bool:
+        """Whether its loop looks for wishes; one that serves another has no loop."""
+        return not self.context.has_session or heeds_wishes(self._page)
 
     @property
     def is_stopped(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import Event, ProcessEvent, Steps, read_event
+from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY
+from isotrain.core.contracts.events import EpochEnded, Event, ProcessEvent, Steps, read_event
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
@@ -18,6 +22,7 @@ from isotrain.core.system.whole_file import write_whole
 
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
+_LOCK_FILE = ".lock"
 
 
 class RunDirectory:
@@ -43,6 +48,47 @@ class RunDirectory:
             raise PlanError(
                 f"the run directory cannot be made: {error}. Choose another with --run-dir."
             ) from error
+
+    @classmethod
+    def reopen(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """Takes the directory of a run that has ended, to go on in it.
+
+        Raises:
+            PlanError: There is none, or the run still goes on.
+        """
+        found = Path(path)
+        if not (found / "spec.json").is_file():
+            raise PlanError(f"{found} is no run directory: it has no spec.json.")
+        return cls(found.resolve())
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps every other run out of the directory.
+
+        Raises:
+            PlanError: Another one is in it.
+        """
+        with (self.path / _LOCK_FILE).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PlanError(
+                    f"a run goes on in {self.path}. Wait for its end, or end it, before you resume it."
+                ) from None
+            yield
+
+    def rewind(self, step: int) -> None:
+        """Forgets what the run told of steps from this one on: they are taken again.
+
+        Raises:
+            RunFailedError: The disk is full, or the directory is gone.
+        """
+        try:
+            _rewrite(self.path / STEPS_FILE, lambda event: _steps_before(event, step))
+            _rewrite(self.path / EVENTS_FILE, lambda event: _unless_after(event, step))
+            (self.path / "result.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise RunFailedError(f"{self.path} cannot be written: {error}.") from error
 
     def write(self, name: str, fields: Mapping[str, Any]) -> None:
         """Writes a JSON file; a reader never sees half of it.
@@ -95,6 +141,25 @@ def read_events(path: Path) -> Iterator[ProcessEvent]:
                 yield event
 
 
+def _rewrite(path: Path, kept: Callable[[ProcessEvent], ProcessEvent | None]) -> None:
+    """Writes a file of events anew, with what `kept` gives for each."""
+    if path.exists():
+        events = filter(None, map(kept, read_events(path)))
+        lines = [json_line(event.to_dict()) + "\n" for event in events]
+        write_whole(path, "".join(lines))
+
+
+def _steps_before(event: ProcessEvent, step: int) -> ProcessEvent | None:
+    if not isinstance(event, Steps) or event.first >= step:
+        return None
+    count = step - event.first
+    return replace(event, losses=event.losses[:count], learning_rates=event.learning_rates[:count])
+
+
+def _unless_after(event: ProcessEvent, step: int) -> ProcessEvent | None:
+    return None if isinstance(event, EpochEnded) and event.done > step else event
+
+
 def weights_after(folder: Path, steps: int) -> Path:
     """The file with the weights that a run had after so many steps, until it has finished."""
     return folder / f"weights-after-{steps}-steps.safetensors"
@@ -104,6 +169,14 @@ def kept_weights(folder: Path) -> Path | None:
     """The newest weights of a run that has not finished."""
     found = folder.glob("weights-after-*-steps.safetensors")
     return max(found, key=lambda path: int(path.name.split("-")[2]), default=None)
+
+
+def checkpoint_folder(spec: TrainingSpec, folder: Path) -> str:
+    """Where the checkpoints of a run lie: a folder or an fsspec URL."""
+    policy = spec.checkpoint
+    return (
+        str(folder / IN_RUN_DIRECTORY) if policy is None or policy.folder is None else policy.folder
+    )
 
 
 def log_of(folder: Path, rank: int) -> Path:

@@ -33,6 +33,7 @@ def run_job(
     *,
     on_event: OnEvent = _ignored,
     first_port: int | None = None,
+    resume: str | None = None,
 ) -> list[Any]:
     """Runs `work` on every process of a plan; none of them is left when this returns.
 
@@ -44,6 +45,7 @@ def run_job(
         directory: Where the run keeps its files, its events in `events.jsonl`.
         on_event: Called here with every event, as it arrives.
         first_port: Use this port and those after it.
+        resume: A checkpoint that every session goes on from.
 
     Returns:
         What `work` returned, by rank.
@@ -54,7 +56,7 @@ def run_job(
         IsotrainError: The job cannot be sent to other processes.
     """
     plugins = choice.for_workers(choice.current())
-    job = Job(work, spec, plan, key=secrets.token_bytes(_KEY_BYTES), plugins=plugins)
+    job = Job(work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume)
 
     def record(event: Event) -> None:
         _keep(event, directory)

@@ -11,7 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isotrain.core.contracts.events import EpochEnded, Event, Ready, Steps
+from isotrain.core.contracts.events import (
+    CheckpointSaved,
+    EpochEnded,
+    Event,
+    Ready,
+    Resumed,
+    Steps,
+)
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.plugins.host import PluginHost
 
@@ -56,6 +63,11 @@ class Audience:
             epoch, done, metrics = event.epoch, event.done, event.metrics
             self._tell("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
             self._write("epoch_ended", epoch, done, metrics)
+        elif isinstance(event, CheckpointSaved):
+            step, location = event.done, event.location
+            self._tell("isotrain_checkpoint_saved", step=step, location=location)
+        elif isinstance(event, Resumed):
+            self._write("resumed", event.done)
 
     def __exit__(
         self,

@@ -19,8 +19,19 @@ class CsvLogger(Logger):
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         self._steps = run_directory / "steps.csv"
         self._epochs = run_directory / "epochs.csv"
-        self._rows: list[dict[str, float]] = []
-        self._append([("step", "loss", "learning_rate")])
+        self._rows: list[dict[str, Any]] = []
+        if not self._steps.exists():
+            self._append([("step", "loss", "learning_rate")])
+
+    def resumed(self, step: int) -> None:
+        header, *steps = _rows(self._steps)
+        kept = (row for row in steps if int(row[0]) < step)
+        self._steps.unlink()
+        self._append([header, *kept])
+        if self._epochs.exists():
+            names, *epochs = _rows(self._epochs)
+            told = (dict(zip(names, row, strict=True)) for row in epochs)
+            self._rows = [row for row in told if int(row["step"]) <= step]
 
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
@@ -40,3 +51,8 @@ class CsvLogger(Logger):
     def _append(self, rows: Any) -> None:
         with self._steps.open("a", encoding="utf-8", newline="") as stream:
             csv.writer(stream).writerows(rows)
+
+
+def _rows(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.reader(stream))

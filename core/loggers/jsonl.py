@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ class JsonLinesLogger(Logger):
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         self._file = run_directory / "metrics.jsonl"
         self._write([])
+
+    def resumed(self, step: int) -> None:
+        """Keeps the steps before, and the epochs that had ended by then."""
+        told = [json.loads(line) for line in self._file.read_text(encoding="utf-8").splitlines()]
+        kept = [record for record in told if record["step"] < step + ("epoch" in record)]
+        self._file.unlink()
+        self._write(kept)
 
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]

@@ -16,6 +16,9 @@ _AT_ONCE = 1000
 _LONGEST = 500
 """Characters of a parameter that every MLflow store takes."""
 
+_ID_FILE = "mlflow-run-id"
+"""In the run directory: a resumed run goes on in the same run of MLflow."""
+
 
 class MlflowLogger(Logger):
     """One MLflow run, made with the client alone: no active run of this process is touched."""
@@ -41,6 +44,16 @@ class MlflowLogger(Logger):
         from mlflow import MlflowClient
 
         self._client = MlflowClient(self._tracking_uri)
+        known = run_directory / _ID_FILE
+        if known.exists():
+            self._run = known.read_text()
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        self._run = self._new_run(plan, run_directory)
+        known.write_text(self._run)
+        self._log_parameters(plan)
+
+    def _new_run(self, plan: Mapping[str, Any], run_directory: Path) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else None
         if experiment is None:
@@ -48,8 +61,7 @@ class MlflowLogger(Logger):
         run = self._client.create_run(
             experiment, run_name=plan["run"], tags={"run_directory": str(run_directory)}
         )
-        self._run = run.info.run_id
-        self._log_parameters(plan)
+        return str(run.info.run_id)
 
     def _log_parameters(self, plan: Mapping[str, Any]) -> None:
         from mlflow.entities import Param

@@ -43,6 +43,11 @@ class TensorBoardLogger(Logger):
         self._file = folder / f"{name}.{plan['run']}"
         self._write([_field(1, now) + _field(3, b"brain.Event:2")])
 
+    def resumed(self, step: int) -> None:
+        """Has TensorBoard leave out what comes later, by a `SessionLog` that starts there."""
+        start = _field(7, _field(1, 1))
+        self._write([_field(1, time.time()) + _field(2, step + 1) + start])
+
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
     ) -> None:

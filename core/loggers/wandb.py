@@ -10,6 +10,9 @@ from isotrain.core.contracts.logger import Logger
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.loggers import installed
 
+_ID_FILE = "wandb-run-id"
+"""In the run directory: a resumed run goes on in the same run of Weights & Biases."""
+
 
 class WandbLogger(Logger):
     """One run of Weights & Biases, whose settings (account, server) are its own."""
@@ -41,7 +44,10 @@ class WandbLogger(Logger):
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         import wandb
 
+        known = run_directory / _ID_FILE
         self._run = wandb.init(
+            id=known.read_text() if known.exists() else None,
+            resume="allow",
             project=self._project,
             entity=self._entity,
             mode=self._mode,
@@ -51,6 +57,7 @@ class WandbLogger(Logger):
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
         )
+        known.write_text(self._run.id)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -60,6 +60,11 @@ def isotrain_epoch_ended(
 
 
 @hookspec
+def isotrain_checkpoint_saved(step: int, location: str, run_directory: str) -> None:
+    """A checkpoint is complete: of the state after `step` steps, in the folder or URL `location`."""
+
+
+@hookspec
 def isotrain_run_failed(message: str, run_directory: str) -> None:
     """A run ended early, also by Ctrl-C."""
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from isotrain.core.running.best import Watch
+
 if TYPE_CHECKING:
+    from isotrain.core.data.batches import Batch
     from isotrain.core.running.session import Session
 
 
@@ -16,6 +19,8 @@ def _nothing() -> None:
 def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[str, float]:
     """Trains to the end of the run, with metrics and evaluation at the ends of epochs.
 
+    Checkpoints, the best weights and an early end are as the spec says.
+
     Args:
         session: To train in.
         epoch_ended: Called after each epoch.
@@ -23,16 +28,30 @@ def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[st
     Returns:
         The metrics of the last epoch, evaluation's as `validation_<name>`.
     """
-    metrics: dict[str, float] = {}
-    interval = session.spec.evaluation.every_epochs if session.can_evaluate else 0
+    metrics: dict[str, float] = session.notes.get("metrics", {})
+    watch = Watch(session)
+    if watch.is_over:
+        session.stop()
     for batch in session.batches():
         session.step(batch)
-        if not (batch.is_last_of_epoch or session.is_done):
-            continue
-        metrics = session.metrics()
-        if interval and (session.is_done or (batch.epoch + 1) % interval == 0):
-            evaluated = session.evaluate()
-            metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
-        session.end_epoch(batch.epoch, metrics)
-        epoch_ended()
+        is_best = False
+        if batch.is_last_of_epoch or session.is_done:
+            metrics = session.notes["metrics"] = _end_epoch(session, batch)
+            epoch_ended()
+            is_best = watch.note(metrics)
+            if watch.is_over:
+                session.stop()
+        session.save_if_due(best=is_best)
+    if watch.restores:
+        session.restore_best()
+    return metrics
+
+
+def _end_epoch(session: Session, batch: Batch) -> dict[str, float]:
+    metrics = session.metrics()
+    interval = session.spec.evaluation.every_epochs if session.can_evaluate else 0
+    if interval and (session.is_done or (batch.epoch + 1) % interval == 0):
+        evaluated = session.evaluate()
+        metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
+    session.end_epoch(batch.epoch, metrics)
     return metrics

@@ -51,6 +51,7 @@ class _Written:
     timings: dict[str, float]
     plan: dict[str, Any]
     versions: dict[str, str]
+    restarts: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class RunResult(_Written):
         timings: Seconds, and samples per second, by name; see `docs/results.md`.
         plan: The plan it followed, completed with what was measured.
         versions: Of every package that took part.
+        restarts: One record for each time that the run failed and went on from a checkpoint: `failure`,
+            `after_step`, `from_step` and `replicas`.
         run_directory: Where the run's files are.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from isotrain.core.contracts.events import EpochEnded, Evaluating
+from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.contracts.events import EpochEnded, Evaluating, Resumed
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
@@ -20,20 +23,23 @@ from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.data.batches import Batch, Loader, Place
-from isotrain.core.data.sources import BatchStream, ShardedStream, as_source, map_tree
-from isotrain.core.errors import DataError, IsotrainError
+from isotrain.core.data.batches import Batch
+from isotrain.core.data.sources import ShardedStream, as_source
+from isotrain.core.errors import DataError, EndedError, IsotrainError, RunFailedError
+from isotrain.core.launching.run_directory import checkpoint_folder
 from isotrain.core.planning.make_plan import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
+from isotrain.core.running import resuming
 from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.initial_weights import start_from
 from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.running.loaders import Loaders
 from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.predictions import joined, predicted
+from isotrain.core.running.saving import Position, Saver
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
-from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.collector import collection_paused
 from isotrain.core.system.versions import versions
@@ -52,6 +58,8 @@ class Session:
         rank: Of this process.
         run_directory: Where the run keeps its files.
         initial_weights: What became of those that the spec names; None where it names none.
+        notes: JSON values of your own loop, which every checkpoint holds, those of rank 0; `restore` brings
+            them back on every process.
     """
 
     _is_open = False
@@ -91,8 +99,7 @@ class Session:
                 else adapter.start_served(named, plan.setting, service)
             )
         reporter.enter("load data")  # by now the framework is set up, which data may be made with
-        self._data = load_data(spec)
-        self._transform = None if spec.transform is None else references.resolve(spec.transform)
+        self._loaders = Loaders(spec, plan, self.group, load_data(spec))
         self._strategy = host.strategy(plan.strategy, plan.strategy_options)
         self.initial_weights = start_from(spec, plan, self.group)
         self.plan = with_measures(
@@ -101,7 +108,7 @@ class Session:
         self._strategy.started(self.group)
         self._strategy_finished = False
         self._last_loss: Tensor | None = None
-        self._training = self._training_loader(self.group.local_replicas, self._place)
+        self._training = self._loaders.training()
         self._rates = LearningRates(
             spec,
             global_batch=plan.global_batch,
@@ -110,7 +117,19 @@ class Session:
         )
         self._rate_factor = 1.0
         self._steps_done = 0
+        self._is_stopped = False
+        self._best_step: int | None = None
+        self.notes: dict[str, Any] = {}
         self._step_reports = self._heard_step_reports()
+        self._saver = Saver(
+            self._checkpoint_folder(),
+            spec,
+            self.plan,
+            self.group,
+            self._strategy,
+            reporter,
+            lambda: self.versions,
+        )
         self._closed = False
         self._is_open = True
         reporter.enter(BETWEEN_CALLS)
@@ -172,8 +191,8 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether every step of the run has been taken."""
-        return self._steps_done >= self.total_steps
+        """Whether every step of the run has been taken, or `stop` was called."""
+        return self._is_stopped or self._steps_done >= self.total_steps
 
     @property
     def last_loss(self) -> float | None:
@@ -203,6 +222,8 @@ class Session:
         """Yields this process's part of every global batch from the next step to the run's end."""
         self._reporter.enter("next batch")
         for batch in self._training.from_step(self._steps_done):
+            if self._is_stopped:
+                break
             self._require_same_samples(batch)
             self._reporter.enter(BETWEEN_CALLS)
             yield batch
@@ -218,6 +239,137 @@ class Session:
         """What the group will honour in its own way, seen on the next batch."""
         batch = next(self.batches(), None)
         return [] if batch is None else self.group.step_remarks(batch)
+
+    def stop(self) -> None:
+        """Ends the training before its last step: `batches` gives no more. Every process calls it."""
+        self._is_stopped = True
+        self._finish_strategy()
+
+    def save(self, folder: str | os.PathLike[str] | None = None) -> None:
+        """Saves a checkpoint; returns when it is written.
+
+        Args:
+            folder: Of checkpoints, at a path or URL; left out: this run's own.
+
+        Raises:
+            RunFailedError: It cannot be written.
+        """
+        with self._in_call("save checkpoint"):
+            self._begin_saving(None if folder is None else CheckpointFolder(folder))
+            fault = self._saver.wait()
+        if fault is not None:
+            raise RunFailedError(
+                f"the checkpoint of step {self._steps_done} was not saved: {fault}"
+            ) from fault
+
+    def save_if_due(self, *, best: bool = False) -> bool:
+        """Saves a checkpoint if the spec's `checkpoint` or a signal asks for one, while training goes on.
+
+        For loops of your own: call it after each step and, at the end of an epoch, once all of the epoch
+        is done.
+
+        Args:
+            best: Whether the weights are the best so far: then one is saved in any case, and kept.
+
+        Returns:
+            Whether one is being saved.
+
+        Raises:
+            EndedError: The run was asked to end; its checkpoint is saved.
+        """
+        if self.spec.checkpoint is None:
+            return False
+        wishes = self._saver.wishes(self._steps_done)
+        if best:
+            self._best_step = self._steps_done
+        per_epoch = self._training.steps_per_epoch
+        due = self.is_done or self._saver.is_due(self._steps_done, per_epoch)
+        if not (due or best or wishes.save):
+            return False
+        with self._in_call("save checkpoint"):
+            self._begin_saving()
+        if wishes.end and not self.is_done:
+            self._end_as_asked()
+        return True
+
+    def _begin_saving(self, elsewhere: CheckpointFolder | None = None) -> None:
+        self._flush_step_reports()
+        epoch_loss = (0.0, 0) if self._step_reports is None else self._step_reports.epoch_so_far
+        self._saver.save(
+            Position(
+                self._steps_done,
+                self._rate_factor,
+                *epoch_loss,
+                self._best_step,
+                self.last_loss,
+                self._strategy_finished,
+                dict(self.notes),
+            ),
+            elsewhere,
+        )
+
+    def _checkpoint_folder(self) -> CheckpointFolder | None:
+        """Where this run's own checkpoints lie; a session that nobody launched has no directory for them."""
+        policy = self.spec.checkpoint
+        if not self._reporter.is_heard and (policy is None or policy.folder is None):
+            return None
+        return CheckpointFolder(checkpoint_folder(self.spec, self.run_directory))
+
+    def _end_as_asked(self) -> None:
+        """Ends this process's part of the run when its checkpoint is written."""
+        self._saver.wait()
+        self.barrier()
+        raise EndedError(f"the run was asked to end, and did after step {self._steps_done}")
+
+    def restore(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
+        """Goes on from a checkpoint: all state, and the step that comes next.
+
+        Args:
+            checkpoint: Its folder or URL, a folder of them or a run directory, of which the newest is
+                taken; this run's newest when left out.
+
+        Raises:
+            IsotrainError: There is none, it is damaged, or it is of another run: says what differs.
+        """
+        with self._in_call("restore"):
+            saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
+            changes = resuming.changes(saved, self.spec, self.plan)
+            lost = resuming.load(saved, self.group, self._strategy)
+            position = saved.position
+            self.seek(position.step)
+            self._strategy_finished = position.is_finished and self.is_done
+            self._last_loss = position.last_loss
+            self._rate_factor = position.rate_factor
+            self._best_step = position.best_step
+            self.notes = dict(position.notes)
+            if self._step_reports is not None:
+                step, total, samples = position.step, position.epoch_loss, position.epoch_samples
+                self._step_reports.go_on_from(step, total, samples)
+            self._saver.began_at(position.step)
+            if self.is_main:
+                self._reporter.emit(
+                    Resumed(
+                        done=position.step,
+                        location=saved.checkpoint.location,
+                        changes=changes,
+                        lost=lost,
+                    )
+                )
+
+    def restore_best(self) -> None:
+        """Takes the weights of the best checkpoint, and no other state.
+
+        Raises:
+            IsotrainError: No checkpoint was saved as the best.
+        """
+        if self._best_step is None:
+            raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
+        with self._in_call("restore"):
+            self._saver.wait()
+            self.barrier()
+            saved = resuming.Saved(self._saver.at(self._best_step))
+            resuming.load_weights(saved, self.group)
+            self._strategy.state_written(self.group)
 
     def seek(self, step: int) -> None:
         """Makes `batches` go on from a step (0 for the start); the state stays as it is. Local.
@@ -291,7 +443,7 @@ class Session:
             if self.is_main:
                 self._reporter.emit(Evaluating())
             with self._strategy.evaluating(self.group):
-                for batch in self._evaluation_loader(source):
+                for batch in self._loaders.evaluation(source):
                     self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
                     self._require_same_samples(batch)
                     self.group.evaluation_step(batch)
@@ -325,7 +477,7 @@ class Session:
                 " in. Give the samples as arrays, or as a stream of whole batches."
             )
         with self._strategy.evaluating(self.group):
-            for batch in self._evaluation_loader(source):
+            for batch in self._loaders.evaluation(source):
                 with self._in_call("predict"):
                     self._require_same_samples(batch)
                     found = predicted(self.group, batch)
@@ -337,7 +489,7 @@ class Session:
         Raises:
             DataError: There is neither.
         """
-        source = self._data.validation if data is None else as_source(data)
+        source = self._loaders.data.validation if data is None else as_source(data)
         if source is None:
             raise DataError(
                 f"{call}: the spec's data has no validation part. Return"
@@ -374,7 +526,7 @@ class Session:
     @property
     def can_evaluate(self) -> bool:
         """Whether the spec's data has a validation part."""
-        return self._data.validation is not None
+        return self._loaders.data.validation is not None
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Adds an epoch's metrics to the run's history, and tells of all its steps."""
@@ -406,6 +558,7 @@ class Session:
             return
         self._closed = True
         self._reporter.enter("close")
+        self._saver.wait()
         self._finish_strategy()
         self._flush_step_reports()
         self._last_loss = None
@@ -419,63 +572,15 @@ class Session:
         return StepReports(self._reporter, self.stopwatch, self.total_steps, watch)
 
     def _culprit(self, step: int) -> str:
-        return culprit(step, self._samples, self.plan, self.group)
-
-    def _samples(self, step: int) -> Batch | None:
-        """What all replicas train on in a step."""
-        if isinstance(self._data.train, ShardedStream | BatchStream):
-            return None
-        loader = self._training_loader(tuple(range(self.replicas)), place=None)
-        return next(loader.from_step(step))
+        return culprit(step, self._loaders.samples, self.plan, self.group)
 
     def _flush_step_reports(self) -> None:
         if self._step_reports is not None:
             self._step_reports.flush()
 
-    def _training_loader(self, local_replicas: Sequence[int], place: Place | None) -> Loader:
-        return Loader(
-            self._data.train,
-            global_batch=self.plan.global_batch,
-            replicas=self.group.replicas,
-            local_replicas=local_replicas,
-            seed=self.spec.seed,
-            shuffle=self.spec.shuffle,
-            drop_remainder=self.spec.drop_remainder,
-            accumulate=self.spec.accumulate,
-            transform=self._transform,
-            epochs=self.spec.epochs,
-            steps=self.spec.steps,
-            place=place,
-            shares_cores=self.plan.setting.device == "cpu",
-        )
-
-    def _evaluation_loader(self, source: Any) -> Loader:
-        return Loader(
-            source,
-            global_batch=self.spec.evaluation.batch or self.plan.global_batch,
-            replicas=self.group.replicas,
-            local_replicas=self.group.local_replicas,
-            seed=self.spec.seed,
-            shuffle=False,
-            drop_remainder=False,
-            epochs=1,
-            place=self._place,
-            shares_cores=self.plan.setting.device == "cpu",
-        )
-
-    def _place(self, arrays: Any) -> Any:
-        return self.group.place(map_tree(self._as_precision, arrays))
-
-    def _as_precision(self, array: np.ndarray) -> np.ndarray:
-        """Gives floating-point data the width the model computes in; other types stay."""
-        wanted = np.float64 if self.spec.precision == "float64" else np.float32
-        if array.dtype.kind == "f" and array.dtype != wanted:
-            return array.astype(wanted)
-        return array
-
     def _measured(self) -> Measured:
         weights = self.group.describe_state(("trainable",)).values()
-        train = self._data.train
+        train = self._loaders.data.train
         return Measured(
             samples=None if isinstance(train, ShardedStream) else len(train),
             parameters=sum(weight.size for weight in weights),

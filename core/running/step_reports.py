@@ -73,6 +73,17 @@ class StepReports:
         self._epoch_sum, self._epoch_samples = 0.0, 0
         return total / samples if samples else None
 
+    @property
+    def epoch_so_far(self) -> tuple[float, int]:
+        """The sum of the losses told of since the last `epoch_loss`, each times its samples; and these."""
+        return self._epoch_sum, self._epoch_samples
+
+    def go_on_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
+        """Makes `step` the next; the epoch's sums are those of a run that has come so far."""
+        self.flush()
+        self._first = step
+        self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples
+
     def _tell_progress(self, batch: Batch) -> None:
         loss = self._newest_loss()
         if loss is None:

@@ -159,6 +159,8 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
     if session.is_main and session.initial_weights is not None:
         report = json_page(session.initial_weights.to_dict())
         write_whole(session.run_directory / REPORT_FILE, report + "\n")
+    if job.resume is not None:
+        session.restore(job.resume)
     reporter.emit(Ready(plan=session.plan.to_dict() if session.is_main else None))
     value: Any = job.work(session)
     session.close()

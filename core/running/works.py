@@ -44,6 +44,7 @@ def train(session: Session) -> dict[str, Any] | None:
         timings=session.stopwatch.timings(),
         plan=session.plan.to_dict(),
         versions=session.versions,
+        restarts=[],  # whoever launched this process knows
         run_directory=session.run_directory,
     ).to_dict()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import (
+    CheckpointSaved,
     EpochEnded,
     Evaluating,
     Event,
@@ -17,6 +18,8 @@ from isotrain.core.contracts.events import (
     Progress,
     Ready,
     Remark,
+    Restarted,
+    Resumed,
     Started,
     Warned,
     WorkerLost,
@@ -60,6 +63,13 @@ def json_lines(stream: IO[str] | None = None) -> Iterator[OnPlainEvent]:
 def automatic(plan: Plan) -> contextlib.AbstractContextManager[OnEvent]:
     """A progress bar when standard error is a terminal, else plain lines."""
     return bar(plan) if sys.stderr.isatty() else plain(plan)
+
+
+def _resumed(event: Resumed) -> str:
+    """Where the run goes on, and what is not as it was; a line each."""
+    changed = [f"  changed: {line}" for line in event.changes]
+    lost = [f"  not taken over: {line}" for line in event.lost]
+    return "\n".join([f"resumed after step {event.done} from {event.location}", *changed, *lost])
 
 
 class Story:
@@ -108,6 +118,13 @@ class Story:
                 return event.text
             case Warned():
                 return f"warning: {event.text}"
+            case CheckpointSaved():
+                return f"checkpoint after step {event.done}: {event.location}"
+            case Resumed():
+                return _resumed(event)
+            case Restarted():
+                first = event.failure.partition("\n")[0]
+                return f"failed ({first}); starts again after step {event.from_step}"
             case WorkerLost():
                 return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
         return None

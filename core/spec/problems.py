@@ -31,6 +31,7 @@ ELSEWHERE = {
     "batch_size": "global_batch",
     "bf16": "bfloat16",
     "callbacks": "loggers",
+    "checkpointing": "checkpoint",
     "criterion": "loss",
     "cuda": "gpu",
     "dataset": "data",

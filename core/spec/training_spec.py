@@ -13,6 +13,7 @@ from pydantic import (
 
 from isotrain.core.errors import SpecError, unknown_name
 from isotrain.core.spec import references
+from isotrain.core.spec.checkpointing import CheckpointPolicy, EarlyStopping, watched
 from isotrain.core.spec.fields import (
     Codes,
     Component,
@@ -167,6 +168,18 @@ class TrainingSpec(
         "does, where that is possible; false: Keras' own Python computes every step.",
     )
     evaluation: Evaluation = Field(default=Evaluation(), description="When and how to evaluate.")
+    checkpoint: CheckpointPolicy | None = Field(
+        default=None, description="When checkpoints are saved, and which are kept; null for none."
+    )
+    early_stopping: Annotated[EarlyStopping | None, BeforeValidator(watched)] = Field(
+        default=None,
+        description="Ends training when a metric, or {metric, mode, patience, min_delta}, gets no better; "
+        "null: it never does.",
+    )
+    min_replicas: Count | None = Field(
+        default=None,
+        description="With how few replicas a run may go on after failures; null: with all it had.",
+    )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Kind of device to use."
     )

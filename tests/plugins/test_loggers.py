@@ -149,6 +149,31 @@ def test_json_lines(tmp_path: Path) -> None:
     assert len(lines) == 5
 
 
+def steps_and_epoch(logger: Logger, first: int, epoch: int) -> None:
+    logger.steps_done(first, [1.0 + epoch, 2.0 + epoch], [0.5, 0.25])
+    logger.epoch_ended(epoch, first + 2, {"accuracy": epoch / 4})
+
+
+def test_files_of_a_resumed_run_are_in_one_piece(tmp_path: Path) -> None:
+    for kind in (CsvLogger, JsonLinesLogger):
+        for name, resumes in (("whole", False), ("parted", True)):
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            logger: Logger = kind()
+            logger.started({"run": "digits"}, folder)
+            steps_and_epoch(logger, 0, 0)
+            if resumes:
+                logger.steps_done(2, [9.0], [9.0])
+                logger = kind()
+                logger.started({"run": "digits"}, folder)
+                logger.resumed(2)
+            steps_and_epoch(logger, 2, 1)
+    files = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert files == ["epochs.csv", "metrics.jsonl", "steps.csv"]
+    for file in files:
+        assert (tmp_path / "parted" / file).read_text() == (tmp_path / "whole" / file).read_text()
+
+
 @pytest.mark.slow
 def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
     run(tmp_path, TensorBoardLogger(str(tmp_path / "board")))
@@ -177,7 +202,9 @@ def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     store = f"sqlite:///{tmp_path}/mlflow.db"
     run(tmp_path, MlflowLogger("isotrain", store))
-    run(tmp_path, MlflowLogger("isotrain", store), error=OSError("a rank died"))
+    other = tmp_path / "other"
+    other.mkdir()
+    run(other, MlflowLogger("isotrain", store), error=OSError("a rank died"))
     from mlflow import MlflowClient
 
     client = MlflowClient(store)
@@ -195,6 +222,11 @@ def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     history = client.get_metric_history(finished.info.run_id, "loss")
     assert [(each.step, each.value) for each in history] == [(0, 2.0), (1, 1.5), (2, 300.0)]
     assert finished.data.metrics["epoch/validation_loss"] == 4.0
+    resumed = MlflowLogger("isotrain", store)
+    resumed.started({"run": "digits"}, other)
+    resumed.finished(None)
+    runs = client.search_runs([experiment.experiment_id])
+    assert [each.info.status for each in runs] == ["FINISHED", "FINISHED"]
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ _EVENTS: list[ProcessEvent] = [
     events.Steps(step=7, first=6, losses=[0.5, 0.25], learning_rates=[0.1, 0.1]),
     events.Evaluating(),
     events.EpochEnded(metrics={"accuracy": 0.75}, epoch=0, done=8, loss=0.25),
+    events.CheckpointSaved(done=8, location="s3://bucket/step-000000008", best=True),
+    events.Resumed(done=8, location="kept", changes=["steps: 8 then, 9 now"], lost=[]),
     events.Warned(text="look"),
     events.WorkerLost(lost_rank=2, lost_step=None, reason="it left", cause="was ended by SIGKILL"),
     events.Failed(

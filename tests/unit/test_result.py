@@ -12,7 +12,7 @@ from isotrain.core.errors import IsotrainError
 from isotrain.core.running.result import FORMAT, RESULT_FILE, RunResult, read_result
 
 WHOLE = RunResult(
-    0.5, {"accuracy": 0.75}, {}, {"train_s": 1.0}, {}, {}, Path("elsewhere")
+    0.5, {"accuracy": 0.75}, {}, {"train_s": 1.0}, {}, {}, [], Path("elsewhere")
 ).to_dict()
 STEPS = {"event": "steps", "first": 0, "losses": [1.0, 0.5], "learning_rates": [0.25, 0.125]}
 

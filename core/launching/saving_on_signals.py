@@ -1,0 +1,61 @@
+"""Turns signals that ask a run to end, or to save, into a checkpoint first."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.rank_process import RankProcess
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def saving_on_signals(processes: Sequence[RankProcess]) -> Iterator[None]:
+    """Within it, SIGUSR1 asks the run for a checkpoint; SIGINT and SIGTERM ask it to end after one.
+
+    When the run has ended, the signal that asked for it is raised anew, and does what it does without this.
+    A second signal to end does that at once, and so does the first where a loop looks for no wishes. Signals
+    that are ignored stay so; only the main thread can hear any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+    asked: list[int] = []
+
+    def give_back() -> None:
+        while before:
+            number, handler = before.popitem()
+            signal.signal(number, handler)
+
+    def save(number: int, frame: FrameType | None) -> None:
+        for process in processes:
+            process.ask_for_checkpoint(and_end=False)
+
+    def save_and_end(number: int, frame: FrameType | None) -> None:
+        if asked or not all(process.heeds_wishes for process in processes):
+            give_back()
+            signal.raise_signal(number)
+            return
+        asked.append(number)
+        for process in processes:
+            process.ask_for_checkpoint(and_end=True)
+
+    for number, handler in {signal.SIGUSR1: save, **dict.fromkeys(_ENDING, save_and_end)}.items():
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    except RunFailedError:
+        give_back()
+        if asked:
+            signal.raise_signal(asked[0])
+        raise
+    finally:
+        give_back()

@@ -1,0 +1,90 @@
+"""Which epoch was the best so far, and whether it is time to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.errors import SpecError, unknown_name
+from isotrain.core.spec.checkpointing import Watched
+
+if TYPE_CHECKING:
+    from isotrain.core.running.session import Session
+
+_BEST = "best"
+_TO_STOP = "early stopping"
+
+
+class Best:
+    """Follows one metric of the epochs; how, is in `session.notes`, so that a resumed run knows it."""
+
+    def __init__(self, session: Session, name: str, watched: Watched, min_delta: float) -> None:
+        """Takes up where `session.notes` says it is."""
+        self._watched = watched
+        self._min_delta = min_delta
+        self._note: dict[str, Any] = session.notes.setdefault(name, {"value": None, "stale": 0})
+
+    @property
+    def stale(self) -> int:
+        """Evaluated epochs since the best."""
+        return int(self._note["stale"])
+
+    def note(self, metrics: Mapping[str, float]) -> bool:
+        """Takes an epoch's metrics; says whether it is the best so far.
+
+        An epoch that was not evaluated counts for nothing.
+        """
+        name = self._watched.metric
+        if name not in metrics:
+            return False
+        value, best = metrics[name], self._note["value"]
+        sign = 1.0 if self._watched.larger_is_better else -1.0
+        if isnan(value) or (best is not None and sign * (value - best) <= self._min_delta):
+            self._note["stale"] += 1
+            return False
+        self._note.update(value=value, stale=0)
+        return True
+
+
+class Watch:
+    """What the spec says of the best epoch: that it is kept, and when no better one is waited for."""
+
+    def __init__(self, session: Session) -> None:
+        """Takes up where the run is.
+
+        Raises:
+            SpecError: A metric that is to be followed is none of this run's.
+        """
+        policy, stopping = session.spec.checkpoint, session.spec.early_stopping
+        kept = None if policy is None else policy.keep_best
+        self._kept = None if kept is None else Best(session, _BEST, kept, 0.0)
+        self._stopping = (
+            None if stopping is None else Best(session, _TO_STOP, stopping, stopping.min_delta)
+        )
+        self._patience = 0 if stopping is None else stopping.patience
+        self.restores = kept is not None and kept.restore
+        followed = [each.metric for each in (kept, stopping) if each is not None]
+        if followed and session.steps_done == 0:
+            _require_known(followed, session)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training should stop."""
+        return self._stopping is not None and self._stopping.stale >= self._patience
+
+    def note(self, metrics: Mapping[str, float]) -> bool:
+        """Takes an epoch's metrics; says whether its weights are to be kept as the best."""
+        if self._stopping is not None:
+            self._stopping.note(metrics)
+        return self._kept is not None and self._kept.note(metrics)
+
+
+def _require_known(followed: list[str], session: Session) -> None:
+    """Asks for the metrics once while there is nothing in them, so that no epoch is trained in vain."""
+    names = [*session.metrics()]
+    if session.can_evaluate and session.spec.evaluation.every_epochs:
+        names += [f"validation_{name}" for name in ("loss", *names)]
+    for metric in followed:
+        if metric not in names:
+            raise SpecError(unknown_name("metric of an epoch", metric, names))

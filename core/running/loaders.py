@@ -1,0 +1,84 @@
+"""The batches of a session: for training and for evaluation, and of any step for whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.data.batches import Batch, DataSet, Loader, Place
+from isotrain.core.data.sources import BatchStream, ShardedStream, map_tree
+from isotrain.core.spec import references
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class Loaders:
+    """Makes the loaders of one process.
+
+    Attributes:
+        data: What the run trains on and validates with.
+    """
+
+    def __init__(self, spec: TrainingSpec, plan: Plan, group: ReplicaGroup, data: DataSet) -> None:
+        self.data = data
+        self._spec = spec
+        self._global_batch = plan.global_batch
+        self._shares_cores = plan.setting.device == "cpu"
+        self._group = group
+        self._transform = None if spec.transform is None else references.resolve(spec.transform)
+
+    def training(self) -> Loader:
+        """The batches of the run, for the replicas that live here."""
+        return self._training(self._group.local_replicas, self._place)
+
+    def samples(self, step: int) -> Batch | None:
+        """What all replicas train on in a step, as NumPy arrays; None where it cannot be read again."""
+        if isinstance(self.data.train, ShardedStream | BatchStream):
+            return None
+        everyone = tuple(range(self._group.replicas))
+        return next(self._training(everyone, None).from_step(step))
+
+    def _training(self, local_replicas: Sequence[int], place: Place | None) -> Loader:
+        return Loader(
+            self.data.train,
+            global_batch=self._global_batch,
+            replicas=self._group.replicas,
+            local_replicas=local_replicas,
+            seed=self._spec.seed,
+            shuffle=self._spec.shuffle,
+            drop_remainder=self._spec.drop_remainder,
+            accumulate=self._spec.accumulate,
+            transform=self._transform,
+            epochs=self._spec.epochs,
+            steps=self._spec.steps,
+            place=place,
+            shares_cores=self._shares_cores,
+        )
+
+    def evaluation(self, source: Any) -> Loader:
+        """The batches of a whole data set in its order, for the replicas that live here."""
+        return Loader(
+            source,
+            global_batch=self._spec.evaluation.batch or self._global_batch,
+            replicas=self._group.replicas,
+            local_replicas=self._group.local_replicas,
+            seed=self._spec.seed,
+            shuffle=False,
+            drop_remainder=False,
+            epochs=1,
+            place=self._place,
+            shares_cores=self._shares_cores,
+        )
+
+    def _place(self, arrays: Any) -> Any:
+        return self._group.place(map_tree(self._as_precision, arrays))
+
+    def _as_precision(self, array: np.ndarray) -> np.ndarray:
+        """Gives floating-point data the width the model computes in; other types stay."""
+        wanted = np.float64 if self._spec.precision == "float64" else np.float32
+        if array.dtype.kind == "f" and array.dtype != wanted:
+            return array.astype(wanted)
+        return array

@@ -1,0 +1,99 @@
+"""Starting a run's processes again after a failure, from the last checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from isotrain.core.contracts.events import Event, OnEvent, Restarted, Steps
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.errors import NotANumberError, PlanError, RunFailedError
+from isotrain.core.launching.run_directory import RunDirectory
+
+Attempt = Callable[[Plan, str | None, OnEvent], list[Any]]
+"""Runs all processes of a plan once, from a checkpoint or from the start; gives what they returned."""
+Replan = Callable[[int], Plan]
+"""Makes the plan for another number of replicas."""
+
+
+@dataclass
+class Restarts:
+    """Runs a job until it ends well, or has failed too often.
+
+    Attributes:
+        allowed: How often it may start again.
+        folder: Where its checkpoints lie: a path or URL.
+        directory: Of the run.
+        min_replicas: With how few replicas it may go on; None: with no fewer than it began.
+        replan: Makes the plan for fewer.
+        made: What became of each restart: `failure`, `after_step` (steps done by then), `from_step` (where it
+            went on) and `replicas`.
+    """
+
+    allowed: int
+    folder: str
+    directory: RunDirectory
+    min_replicas: int | None
+    replan: Replan
+    made: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, attempt: Attempt, plan: Plan, resume: str | None, on_event: OnEvent) -> list[Any]:
+        """Gives what the processes of the attempt that ended well returned, by rank.
+
+        Raises:
+            RunFailedError: The last attempt failed, or a loss was NaN, which it would be again.
+        """
+        while True:
+            reached = _Reached(on_event)
+            try:
+                return attempt(plan, resume, reached.hear)
+            except NotANumberError:
+                raise
+            except RunFailedError as failure:
+                if len(self.made) >= self.allowed:
+                    raise
+                plan, resume = self._again(plan, failure, reached.steps, on_event)
+
+    def _again(
+        self, plan: Plan, failure: RunFailedError, reached: int, on_event: OnEvent
+    ) -> tuple[Plan, str | None]:
+        """What to start after a failure, and from where."""
+        from isotrain.core.checkpoints.folder import CheckpointFolder  # it imports NumPy
+
+        newest = CheckpointFolder(self.folder).newest()
+        step = 0 if newest is None else newest.step
+        if any(each["from_step"] == step for each in self.made):  # it came no further the last time
+            plan = self._smaller(plan)
+        self.directory.rewind(step)
+        facts = {"after_step": max(reached, step), "from_step": step, "replicas": plan.replicas}
+        self.made.append({"failure": str(failure).partition("\n")[0], **facts})
+        on_event(Restarted(time=time.time(), failure=str(failure), **facts))
+        return plan, None if newest is None else newest.location
+
+    def _smaller(self, plan: Plan) -> Plan:
+        """The plan with a replica fewer, if the spec allows that."""
+        if self.min_replicas is None or plan.replicas <= self.min_replicas:
+            return plan
+        try:
+            return self.replan(plan.replicas - 1)
+        except PlanError:
+            return plan
+
+
+class _Reached:
+    """Notes how far an attempt came.
+
+    Attributes:
+        steps: Steps done, as far as it has told.
+    """
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.steps = 0
+        self._on_event = on_event
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event, Steps):
+            self.steps = event.first + len(event.losses)
+        self._on_event(event)

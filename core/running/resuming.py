@@ -1,0 +1,255 @@
+"""Going on from a checkpoint: whether that can be, and how its state comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.checkpoints.checkpoint import Checkpoint
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Plan, plain_differences
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.errors import IsotrainError
+from isotrain.core.plain_records import record
+from isotrain.core.running.saving import FORMAT, OWN_STATE, Identity, Position
+from isotrain.core.spec.training_spec import TrainingSpec
+
+_MEANING = (
+    *("model", "model_args", "loss", "objective", "precision", "seed"),
+    *("data", "data_args", "shuffle", "drop_remainder"),
+)
+"""Fields of the spec without which the state, or the place in the data, means nothing."""
+_LEFT_OUT = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopping", "on_nan")
+"""Fields that do not bear on what is computed."""
+_METRICS = "metrics/"
+_SCALE = "loss-scale/"
+
+
+class Saved:
+    """What a checkpoint says of the run that saved it.
+
+    Attributes:
+        checkpoint: It.
+        position: Where the run was.
+        identity: Whose it is.
+        strategy_values: What the strategy kept as JSON.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Reads it.
+
+        Raises:
+            IsotrainError: It is none that this version of isotrain resumes from.
+        """
+        where = f"{checkpoint.location}: run.json"
+        run = dict(checkpoint.run)
+        found = run.pop("format", None)
+        if found != FORMAT:
+            raise IsotrainError(
+                f"{where}: expected `format` {FORMAT}, received {found!r:.60}. Resume it with the isotrain"
+                " that wrote it; its `versions` name that."
+            )
+        self.checkpoint = checkpoint
+        self.position = record(Position, run.pop("position", None), f"{where}: position")
+        self.strategy_values: dict[str, Any] = run.pop("strategy_values", {})
+        self.identity = record(Identity, run, where)
+
+    @property
+    def replicas(self) -> int:
+        """Of the run that saved it."""
+        return int(self.identity.plan["replicas"])
+
+    @property
+    def strategy(self) -> str:
+        """Its name."""
+        return str(self.identity.plan["strategy"])
+
+
+def changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
+    """Says what is another than in the run that saved a checkpoint, of what is computed.
+
+    Raises:
+        IsotrainError: The checkpoint means nothing in this run.
+    """
+    before, now = saved.identity.spec, spec.to_dict()
+    found = [
+        each
+        for each in plain_differences(before, now)
+        if each[0].partition(".")[0] not in _LEFT_OUT
+    ]
+    # In the plan they are resolved, whichever way the spec gives them.
+    found = [each for each in found if each[0] not in ("global_batch", "local_batch")]
+    for name in ("global_batch", "samples", "replicas", "backend", "framework"):
+        one, other = saved.identity.plan.get(name), getattr(plan, name)
+        if one != other and None not in (one, other):  # samples are counted once they are loaded
+            found.append((name, one, other))
+    breaking = [each for each in found if _breaks(each[0], before, now)]
+    if breaking:
+        raise IsotrainError(
+            f"{saved.checkpoint.location}: it is of another run, as these differ:\n"
+            + "\n".join(f"  {line}" for line in _lines(breaking))
+            + "\nGive the spec of the run that saved it. To begin a new run with its weights, name it as"
+            " `initial_weights` in the spec."
+        )
+    return list(_lines(found))
+
+
+def _breaks(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    field = name.partition(".")[0]
+    if field == "optimizer":  # its rate and other numbers may change, its slots may not
+        kinds = ("name", "custom")
+        return any(before[field].get(kind) != now[field].get(kind) for kind in kinds)
+    return field in _MEANING or name in ("global_batch", "samples")
+
+
+def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
+    return (
+        f"{name}: {one!r:.80} in the checkpoint, {other!r:.80} now" for name, one, other in found
+    )
+
+
+def load(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
+    """Sets all state of this process's replicas, and the strategy's.
+
+    Returns:
+        What of the checkpoint's state could not be taken over.
+
+    Raises:
+        IsotrainError: Its weights are not those of this model.
+    """
+    same = saved.replicas == group.replicas
+    lost: list[str] = []
+    if saved.identity.replicas_differ and not (same and saved.strategy == strategy.name):
+        lost.append(
+            f"the weights of {saved.replicas} replicas, which differed: all have their mean"
+        )
+        lost += _write_model(saved, group, _mean_state(saved))
+    elif not saved.identity.replicas_differ:
+        lost += _write_model(saved, group, saved.checkpoint.read("state"))
+    if same:
+        lost += _write_own(saved, group)
+    else:
+        lost += _write_metrics(saved, group)
+    return [*lost, *_load_strategy(saved, group, strategy)]
+
+
+def load_weights(saved: Saved, group: ReplicaGroup) -> None:
+    """Sets weights and other state of the model alone, optimizer slots left out.
+
+    Raises:
+        IsotrainError: They are not those of this model.
+    """
+    state = _mean_state(saved) if saved.identity.replicas_differ else saved.checkpoint.read("state")
+    known = group.describe_state(("trainable", "non-trainable"))
+    group.write_state({name: array for name, array in state.items() if name in known})
+
+
+def _write_model(saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarray]) -> list[str]:
+    _require_all_weights(saved, group, state)
+    scales = group.describe_state(("loss-scale",))
+    unknown = [name for name in state if name.startswith(_SCALE) and name not in scales]
+    group.write_state({name: array for name, array in state.items() if name not in unknown})
+    return [_not_here(name) for name in unknown]
+
+
+def _not_here(name: str) -> str:
+    return f"{name}: there is no such state here"
+
+
+def _require_all_weights(
+    saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarray]
+) -> None:
+    weights = group.describe_state(("trainable", "non-trainable"))
+    missing = [name for name in weights if name not in state]
+    if missing:
+        raise IsotrainError(
+            f"{saved.checkpoint.location}: it lacks {len(missing)} of the {len(weights)} weights of this"
+            f" model, {missing[0]!r} first. It is the checkpoint of another model."
+        )
+
+
+def _write_own(saved: Saved, group: ReplicaGroup) -> list[str]:
+    """Gives each replica here what that of the same number had."""
+    lost: set[str] = set()
+    for replica in group.local_replicas:
+        section = f"replica-{replica}"
+        if section not in saved.checkpoint.sections():
+            continue
+        state = saved.checkpoint.read(section)
+        if saved.identity.replicas_differ:
+            _require_all_weights(saved, group, state)
+        known = group.describe_state(OWN_STATE, replica=replica)
+        own = {n: a for n, a in state.items() if n in known or not _is_own(n)}
+        lost |= state.keys() - own.keys()
+        group.write_state(own, replica=replica)
+    return [_not_here(name) for name in sorted(lost)]
+
+
+def _is_own(name: str) -> bool:
+    return name.partition("/")[0] in OWN_STATE
+
+
+def _write_metrics(saved: Saved, group: ReplicaGroup) -> list[str]:
+    """Shares the accumulators of the epoch's metrics out among other replicas: they are sums over all."""
+    sections = [f"replica-{replica}" for replica in range(saved.replicas)]
+    there = [name for name in sections if name in saved.checkpoint.sections()]
+    for replica in group.local_replicas:
+        known = group.describe_state(("metrics",), replica=replica)
+        sums = {name: np.zeros(info.shape, info.dtype) for name, info in known.items()}
+        for number, section in enumerate(there):
+            if number % group.replicas == replica:
+                names = [n for n in saved.checkpoint.tensors(section) if n in known]
+                for name, array in saved.checkpoint.read(section, names).items():
+                    sums[name] = sums[name] + array
+        group.write_state(sums, replica=replica)
+    others = {
+        name.partition("/")[0]
+        for section in there
+        for name in saved.checkpoint.tensors(section)
+        if _is_own(name) and not name.startswith(_METRICS)
+    }
+    numbers = f"{saved.replicas} replicas, which are {group.replicas} now"
+    return [f"{kind} state of {numbers}" for kind in sorted(others)]
+
+
+def _mean_state(saved: Saved) -> dict[str, np.ndarray]:
+    """The mean of the replicas' weights and slots; of whole numbers, those of the first."""
+    first = {
+        name: array
+        for name, array in saved.checkpoint.read("replica-0").items()
+        if not _is_own(name)
+    }
+    floating = [name for name, array in first.items() if array.dtype.kind == "f"]
+    sums = {name: first[name].astype(np.float64) for name in floating}
+    for replica in range(1, saved.replicas):
+        for name, array in saved.checkpoint.read(f"replica-{replica}", floating).items():
+            sums[name] += array
+    return first | {
+        name: (total / saved.replicas).astype(first[name].dtype) for name, total in sums.items()
+    }
+
+
+def _load_strategy(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
+    """Brings back what the strategy kept, as far as it can use it."""
+    same = saved.replicas == group.replicas
+    is_own = saved.strategy == strategy.name
+    lost = strategy.carries_over(saved.strategy, saved.replicas, group.replicas)
+    if not (same and is_own):
+        strategy.state_written(group)
+    if is_own:
+        strategy.load_state(group, _strategy_state(saved, group.local_replicas if same else ()))
+    return lost
+
+
+def _strategy_state(saved: Saved, replicas: Sequence[int]) -> StrategyState:
+    there = saved.checkpoint.sections()
+    own = {
+        replica: saved.checkpoint.read(f"strategy-{replica}")
+        for replica in replicas
+        if f"strategy-{replica}" in there
+    }
+    shared = saved.checkpoint.read("strategy") if "strategy" in there else {}
+    return StrategyState(values=saved.strategy_values, tensors=shared, of_replicas=own)

@@ -1,0 +1,133 @@
+"""Where a run begins: in which directory, and from which checkpoint.
+
+Checkpoints are looked for where they can be only: what reads them imports NumPy, for which the start of
+other runs need not wait.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.errors import PlanError
+from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
+from isotrain.core.plain_records import read_json, value
+from isotrain.core.spec.training_spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from isotrain.core.checkpoints.checkpoint import Checkpoint
+
+AUTO = "auto"
+
+PathLike = str | os.PathLike[str]
+
+
+def starting_point(
+    spec: TrainingSpec, run_directory: PathLike | None, resume: PathLike | None
+) -> tuple[RunDirectory, Checkpoint | None]:
+    """Makes the run's directory, or takes that of the run which goes on.
+
+    Args:
+        spec: What to train.
+        run_directory: Where the run is to keep its files; None: in a new one.
+        resume: A checkpoint, a folder of them or a run directory; `auto`: this run's own newest, if there is
+            one; None: the run begins anew.
+
+    Raises:
+        PlanError: The directory is taken, or nobody can know which checkpoint is meant.
+        IsotrainError: There is no such checkpoint.
+    """
+    own_folder = None if spec.checkpoint is None else spec.checkpoint.folder
+    if resume is None:
+        if own_folder is not None:
+            _require_no_checkpoints(own_folder)
+        return RunDirectory.create(spec.name, run_directory), None
+    from isotrain.core.checkpoints.finding import checkpoint_at
+    from isotrain.core.checkpoints.folder import CheckpointFolder
+
+    if resume != AUTO:
+        checkpoint = checkpoint_at(resume)
+        directory = _directory(spec, run_directory)
+        _require_newest(checkpoint, checkpoint_folder(spec, directory.path))
+        return directory, checkpoint
+    if run_directory is None and own_folder is None:
+        raise PlanError(
+            "resume auto: give the run directory (--run-dir), which is where the run's checkpoints lie, or"
+            " `checkpoint.folder` in the spec."
+        )
+    directory = _directory(spec, run_directory)
+    return directory, CheckpointFolder(checkpoint_folder(spec, directory.path)).newest()
+
+
+def _directory(spec: TrainingSpec, path: PathLike | None) -> RunDirectory:
+    """That of a run which is there already, or a new one."""
+    if path is not None and (Path(path) / "spec.json").is_file():
+        return RunDirectory.reopen(path)
+    return RunDirectory.create(spec.name, path)
+
+
+def _require_no_checkpoints(folder: str) -> None:
+    from isotrain.core.checkpoints.folder import CheckpointFolder
+
+    newest = CheckpointFolder(folder).newest()
+    if newest is not None:
+        raise PlanError(
+            f"checkpoint.folder: {folder} has checkpoints of another run, up to step {newest.step}. Resume"
+            " that (--resume auto), remove them, or choose another folder."
+        )
+
+
+def _require_newest(checkpoint: Checkpoint, folder: str) -> None:
+    """Keeps two ways that a run went out of one folder."""
+    from isotrain.core.checkpoints.folder import CheckpointFolder
+
+    newest = CheckpointFolder(folder).newest()
+    if newest is not None and newest.step > checkpoint.step:
+        raise PlanError(
+            f"{folder} has newer checkpoints than {checkpoint.location}, up to step {newest.step}. To go on"
+            " from the older one, give another run directory (--run-dir), or remove the newer ones."
+        )
+
+
+@dataclass(frozen=True)
+class RunBefore:
+    """What a run directory tells of its run.
+
+    Attributes:
+        directory: It.
+        spec: Its `spec.json`.
+        backend: `NAME` or `NAME:COLLECTIVE`.
+        replicas: How many.
+        launcher: What started its processes.
+    """
+
+    directory: Path
+    spec: Path
+    backend: str
+    replicas: int
+    launcher: str
+
+    @classmethod
+    def of(cls, run_directory: PathLike) -> RunBefore:
+        """Reads it.
+
+        Raises:
+            PlanError: It is no run directory.
+            IsotrainError: A file in it is damaged.
+        """
+        path = RunDirectory.reopen(run_directory).path
+        where = path / "plan.json"
+        try:
+            plan = value(dict[str, Any], read_json(where), str(where))
+        except FileNotFoundError:
+            raise PlanError(f"{path} is no run directory: it has no plan.json.") from None
+        text = {
+            name: value(str, plan.get(name), f"{where}: {name}")
+            for name in ("backend", "collective", "launcher")
+        }
+        collective = "" if text["collective"] == "none" else f":{text['collective']}"
+        replicas = value(int, plan.get("replicas"), f"{where}: replicas")
+        backend = text["backend"] + collective
+        return cls(path, path / "spec.json", backend, replicas, text["launcher"])

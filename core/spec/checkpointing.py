@@ -1,0 +1,98 @@
+"""The parts of the spec that say when checkpoints are saved, which are kept, and when training ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from isotrain.core.spec.fields import Count, NotNegative, Positive, Switch, Text
+from isotrain.core.spec.problems import Problem, SpecModel
+
+_LARGER_IS_BETTER = (
+    *("acc", "accuracy", "auc", "precision", "recall", "sensitivity", "specificity"),
+    *("f1_score", "fbeta_score", "iou", "r2_score", "cosine_similarity", "correlation"),
+    *("true_positives", "true_negatives"),
+)
+_SMALLER_IS_BETTER = (
+    *("loss", "error", "crossentropy", "entropy", "divergence", "hinge", "poisson", "huber"),
+    *("mse", "mae", "mape", "msle", "kld", "bce", "false_positives", "false_negatives"),
+)
+
+
+class Watched(SpecModel):
+    """A metric of the epochs, and in which direction it becomes better."""
+
+    metric: Text = Field(
+        default="validation_loss",
+        description="Name of an epoch's metric: one of training, or validation_NAME.",
+    )
+    mode: Literal["min", "max"] | None = Field(
+        default=None, description="Which is better; null: as the metric's name says."
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """A name that does not tell the direction needs the mode."""
+        metric = fields.get("metric", "validation_loss")
+        if fields.get("mode") is None and isinstance(metric, str) and _direction(metric) is None:
+            hint = f"whether a larger {metric!r} is better is not known"
+            yield Problem("min or max", ("mode",), hint=hint)
+
+    @property
+    def larger_is_better(self) -> bool:
+        """The direction, as given or as the name says."""
+        return (self.mode or _direction(self.metric)) == "max"
+
+
+def _direction(metric: str) -> Literal["min", "max"] | None:
+    """Which value of a metric of this name is better; None where it does not tell."""
+    if metric.endswith(_SMALLER_IS_BETTER):
+        return "min"
+    return "max" if any(word in metric for word in _LARGER_IS_BETTER) else None
+
+
+class KeepBest(Watched):
+    """Which checkpoint counts as the best."""
+
+    restore: Switch = Field(
+        default=False, description="Whether the run ends with the weights of the best checkpoint."
+    )
+
+
+class EarlyStopping(Watched):
+    """When training ends before its last step."""
+
+    patience: Count = Field(
+        default=3, description="Evaluated epochs without a better value after which training ends."
+    )
+    min_delta: NotNegative = Field(
+        default=0.0, description="By how much a value must be better to count."
+    )
+
+
+def watched(value: Any) -> Any:
+    """Accepts a metric's name for {metric: ...}."""
+    return {"metric": value} if isinstance(value, str) else value
+
+
+class CheckpointPolicy(SpecModel):
+    """When checkpoints are saved, besides at the end and when a signal asks for one; and which stay."""
+
+    every_steps: Count | None = Field(default=None, description="Interval in steps.")
+    every_epochs: Count | None = Field(default=None, description="Interval in epochs.")
+    every_minutes: Positive | None = Field(default=None, description="Interval in minutes.")
+    keep_last: Count | None = Field(
+        default=2, description="How many of the newest are kept; null for all."
+    )
+    keep_best: Annotated[KeepBest | None, BeforeValidator(watched)] = Field(
+        default=None,
+        description="A metric's name, or {metric, mode, restore}: also saves one at each epoch that is "
+        "better than all before, and keeps the best.",
+    )
+    folder: Text | None = Field(
+        default=None,
+        description="Where: a folder or an fsspec URL such as s3://bucket/run; null: `checkpoints` in the "
+        "run directory.",
+    )

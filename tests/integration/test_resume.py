@@ -1,0 +1,305 @@
+"""Runs that are killed, ended or stopped, and go on from a checkpoint as if nothing had happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.testing.reference.layers import Dense, Dropout
+from isotrain.testing.reference.network import Network
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+STEPS = 17
+
+
+def network() -> Network:
+    return Network([Dense(4, 8, "tanh", name="hidden"), Dropout(0.25), Dense(8, 3, name="head")])
+
+
+def data() -> isotrain.DataSet:
+    inputs = np.random.default_rng(2).standard_normal((30, 4))
+    labels = np.arange(30) % 3
+    return isotrain.DataSet((inputs, labels), (inputs[:11], labels[:11]))
+
+
+@dataclasses.dataclass
+class Killer:
+    """Changes no sample; kills the process that first finds the file, after so many calls."""
+
+    flag: Path
+    after: int
+    calls: int = 0
+
+    def __call__(self, inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
+        self.calls += 1
+        if self.calls > self.after and self.flag.exists():
+            self.flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inputs, targets
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "model": {"reference": network},
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "metrics": ["accuracy"],
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "precision": "float64",
+        "global_batch": 7,
+        "steps": STEPS,
+        "checkpoint": {"every_steps": 3},
+    }
+    return fields | changes
+
+
+def run(folder: Path, replicas: int = 2, **options: Any) -> isotrain.RunResult:
+    changes = options.pop("changes", {})
+    given = {"backend": "reference", "on_event": lambda event: None, **options}
+    return isotrain.run(spec(**changes), replicas=replicas, run_directory=folder, **given)
+
+
+def killed(folder: Path, after: int, **options: Any) -> isotrain.RunResult:
+    """The same, with a process that is killed once and started again."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    flag = folder.with_name(f"{folder.name}-kill")
+    flag.touch()
+    changes = options.pop("changes", {}) | {"transform": Killer(flag, after)}
+    result = run(folder, max_restarts=1, changes=changes, **options)
+    assert not flag.exists(), "nobody was killed"
+    return result
+
+
+def assert_same(found: isotrain.RunResult, expected: isotrain.RunResult) -> None:
+    """To the bit, with one history."""
+    for name, weight in expected.weights.items():
+        assert np.array_equal(found.weights[name], weight), name
+    assert found.history == expected.history
+    assert found.final_loss == expected.final_loss
+    assert found.metrics == expected.metrics
+
+
+STRATEGIES = [
+    "data-parallel",
+    {"name": "local-sgd", "options": {"every": 4}},
+    "gossip",
+    "elastic-averaging",
+    {"name": "compressed", "options": {"method": "topk", "ratio": 0.25}},
+    "hierarchical",
+    "parameter-server",
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, strategy: Any) -> None:
+    after = random.Random(str(strategy)).randrange(4, STEPS - 2)
+    changes = {"strategy": strategy}
+    whole = run(tmp_path / "whole", 3, changes=changes)
+    found = killed(tmp_path / "killed", after, replicas=3, changes=changes)
+    assert_same(found, whole)
+    (restart,) = found.restarts
+    assert restart["from_step"] % 3 == 0
+    assert restart["from_step"] <= restart["after_step"] < STEPS
+    assert restart["replicas"] == 3
+
+
+def test_more_and_fewer_replicas_lose_nothing_that_matters(tmp_path: Path) -> None:
+    """Without dropout, whose masks are a replica's own, one curve whatever the number of replicas."""
+    changes = {"model": {"reference": plain}}
+    whole = run(tmp_path / "whole", 1, changes=changes | {"checkpoint": None})
+    folder = tmp_path / "parted"
+    for steps, replicas in ((4, 2), (9, 3), (STEPS, 1)):
+        changes["steps"] = steps
+        found = run(folder, replicas, resume="auto", changes=changes)
+    for name, weight in whole.weights.items():
+        np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-13)
+    assert found.metrics == pytest.approx(whole.metrics, abs=1e-12)
+    assert found.history.loss == pytest.approx(whole.history.loss, abs=1e-12)
+    assert [e["step"] for e in found.history.epochs][-1] == STEPS
+
+
+def plain() -> Network:
+    return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
+
+
+def test_a_run_of_another_meaning_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    run(tmp_path / "run", changes={"steps": 4})
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")}
+    with pytest.raises(IsotrainError, match="global_batch: 7 in the checkpoint, 6 now"):
+        run(tmp_path / "run", resume="auto", changes={"global_batch": 6})
+    with pytest.raises(IsotrainError, match=r"(?s)seed: 0 in.*initial_weights"):
+        isotrain.resume(tmp_path / "run", spec=spec(seed=1), on_event=lambda event: None)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
+    run(tmp_path / "run", changes={"steps": 4})
+    told: list[Any] = []
+    isotrain.resume(
+        tmp_path / "run",
+        spec=spec(steps=6, optimizer={"name": "sgd", "lr": 0.0625, "momentum": 0.5}),
+        replicas=3,
+        on_event=told.append,
+    )
+    (resumed,) = [event for event in told if event["event"] == "resumed"]
+    assert resumed["done"] == 4
+    assert "optimizer.lr: 0.125 in the checkpoint, 0.0625 now" in resumed["changes"]
+    assert "replicas: 2 in the checkpoint, 3 now" in resumed["changes"]
+    assert resumed["lost"] == []
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    whole = run(tmp_path / "run")
+    assert_same(isotrain.resume(tmp_path / "run", spec=spec(), on_event=lambda event: None), whole)
+
+
+def test_who_has_no_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="is no run directory"):
+        isotrain.resume(tmp_path)
+    with pytest.raises(PlanError, match="give the run directory"):
+        isotrain.run(spec(), backend="reference", resume="auto")
+    first = run(tmp_path / "run", changes={"checkpoint": None})
+    with pytest.raises(IsotrainError, match="no complete checkpoint"):
+        isotrain.resume(tmp_path / "run", spec=spec(), on_event=lambda event: None)
+    assert_same(run(tmp_path / "run", resume="auto"), first)
+
+
+def test_an_older_checkpoint_is_gone_on_from_elsewhere(tmp_path: Path) -> None:
+    whole = run(tmp_path / "run", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
+    older = tmp_path / "run/checkpoints/step-000000005"
+    with pytest.raises(PlanError, match="newer checkpoints"):
+        run(tmp_path / "run", resume=older)
+    found = run(tmp_path / "other", resume=older)
+    assert found.history.loss == whole.history.loss[5:]
+    for name, weight in whole.weights.items():
+        assert np.array_equal(found.weights[name], weight), name
+
+
+def two_at_once(session: isotrain.Session) -> list[str]:
+    """Rank 0 tries to take the directory of its own run."""
+    if not session.is_main:
+        return []
+    try:
+        with RunDirectory.reopen(session.run_directory).held():
+            return []
+    except PlanError as error:
+        return [str(error)]
+
+
+def test_two_runs_in_one_directory(tmp_path: Path) -> None:
+    ((told,),) = isotrain.launch(
+        two_at_once, spec(), backend="reference", run_directory=tmp_path / "run", on_event=print
+    )
+    assert "a run goes on in" in told
+
+
+def own_loop(session: isotrain.Session) -> list[Any]:
+    """Counts in `notes` how many batches it has seen in all, and saves in the middle of an epoch."""
+    for batch in session.batches():
+        session.step(batch)
+        session.notes["seen"] = session.notes.get("seen", 0) + 1
+        if session.steps_done == 8:
+            session.save()
+    return [session.notes["seen"], session.metrics(), session.read_state()]
+
+
+def test_a_loop_of_ones_own_saves_and_goes_on(tmp_path: Path) -> None:
+    options = {"backend": "reference", "replicas": 2, "on_event": lambda event: None}
+    given = spec(checkpoint=None)
+    whole = isotrain.launch(own_loop, given, run_directory=tmp_path / "run", **options)
+    again = isotrain.launch(
+        own_loop, given, run_directory=tmp_path / "again", resume=tmp_path / "run", **options
+    )
+    for (seen, metrics, state), (seen_again, metrics_again, state_again) in zip(
+        whole, again, strict=True
+    ):
+        assert seen == seen_again == STEPS
+        assert metrics == metrics_again
+        assert all(np.array_equal(state[name], state_again[name]) for name in state)
+
+
+def test_in_this_process(tmp_path: Path) -> None:
+    with isotrain.open_session(spec(), backend="reference") as session:
+        batches = session.batches()
+        for _ in range(6):
+            session.step(next(batches))
+        weights = session.read_state()
+        session.notes["mine"] = [1, "two"]
+        session.scale_learning_rate(0.5)
+        folder = tmp_path / "kept"
+        session.save(folder)
+        session.step(next(batches))
+        session.restore(folder)
+        assert session.steps_done == 6
+        assert session.notes == {"mine": [1, "two"]}
+        assert session.learning_rate(6) == 0.0625
+        assert all(np.array_equal(weights[name], v) for name, v in session.read_state().items())
+
+
+def test_the_best_checkpoint_is_kept_and_training_ends_early(tmp_path: Path) -> None:
+    """At a rate that is far too high the first evaluation stays the best."""
+    policy = {"keep_last": 1, "keep_best": {"metric": "validation_loss", "restore": True}}
+    changes = {
+        "optimizer": {"name": "sgd", "lr": 64.0},
+        "steps": None,
+        "epochs": 9,
+        "checkpoint": policy,
+        "early_stopping": {"metric": "validation_loss", "patience": 2},
+    }
+    found = run(tmp_path / "run", changes=changes)
+    losses = [epoch["validation_loss"] for epoch in found.history.epochs]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 9
+    kept = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert kept == [f"step-{(best + 1) * 5:09}", f"step-{len(losses) * 5:09}"]
+    with isotrain.open_session(spec(**changes), backend="reference") as session:
+        session.write_state(found.weights)
+        assert session.evaluate()["loss"] == pytest.approx(min(losses), abs=1e-12)
+    # It has stopped, and stays so.
+    again = isotrain.resume(tmp_path / "run", spec=spec(**changes), on_event=lambda event: None)
+    assert len(again.history.epochs) == len(losses)
+
+
+def test_a_metric_that_the_run_has_not_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(IsotrainError, match="validation_accuracy"):
+        run(tmp_path / "run", changes={"early_stopping": {"metric": "validation_acc"}})
+    assert not list((tmp_path / "run").glob("steps.jsonl"))
+
+
+def no_room(session: isotrain.Session) -> list[float]:
+    """The second checkpoint cannot be written."""
+    losses = []
+    for batch in session.batches():
+        losses.append(float(session.step(batch)))
+        if session.steps_done == 5 and session.is_main:
+            folder = session.run_directory / "checkpoints"
+            folder.rename(session.run_directory / "away")
+            folder.write_text("no folder")
+        session.save_if_due()
+    return losses
+
+
+def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
+    told: list[Any] = []
+    losses, _ = isotrain.launch(
+        no_room,
+        spec(),
+        backend="reference",
+        replicas=2,
+        run_directory=tmp_path / "run",
+        on_event=told.append,
+    )
+    assert len(losses) == STEPS
+    warnings = [event["text"] for event in told if event["event"] == "warning"]
+    assert any("checkpoint of step 6 was not saved" in text for text in warnings)
