@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import checkpoints
 from benchmarks.peers.contenders import Command, Contender
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.run import Cell, ContenderError
@@ -105,3 +107,15 @@ def test_exchange() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "6 weights of 0.02 MiB, 2 replicas: TensorFlow's own" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", checkpoints.CONTENDERS)
+def test_every_way_to_save_loads_what_it_saved(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{os.environ['PYTHONPATH']}")
+    found = checkpoints.measure(name, 1)
+    assert found.keys() == set(checkpoints.FIGURES)
+    assert 0 < found["stall"] <= found["on disk"]
