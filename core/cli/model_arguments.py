@@ -74,7 +74,9 @@ def describe_export(command: argparse.ArgumentParser) -> None:
 
 
 def _describe_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", metavar="DIR", help="the directory of a finished run")
+    command.add_argument(
+        "run", metavar="RUN", help="the directory of a run, or a checkpoint: its folder or URL"
+    )
     command.add_argument(
         "--spec",
         metavar="SPEC",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.data.batches import DataSet
 from isotrain.core.errors import UnsupportedError
@@ -19,7 +20,7 @@ from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.data_loading import loaded
 from isotrain.core.running.targets import form_of, replaced
 from isotrain.core.running.trained import RunLike, Trained
-from isotrain.core.running.weights_file import read_weights
+from isotrain.core.running.weight_sources import stored_weights
 from isotrain.core.spec.files import Source
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def predict(
     """Predicts with a trained model, over replicas, in processes of its own.
 
     Args:
-        run: A `RunResult`, or the directory of a finished run.
+        run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
         data: What to predict for, in any form that a spec's `data` has; of a `DataSet` its validation part
             if it has one. Targets are ignored.
         spec: What was run; needed where the run directory cannot say which function made the model.
@@ -55,7 +56,7 @@ def predict(
     """
     trained = Trained.of(run, spec)
     wanted = trained.spec(functools.partial(_to_predict_for, data))
-    work = functools.partial(_predict, weights=str(trained.weights.resolve()))
+    work = functools.partial(_predict, weights=trained.location)
     host = plugin_host(wanted.plugins)
     return look(work, wanted, backend or trained.backend, host, replicas)
 
@@ -71,7 +72,7 @@ def export(
     """Writes a trained model in a form that others open without isotrain, in a process of its own.
 
     Args:
-        run: A `RunResult`, or the directory of a finished run.
+        run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
         target: The file to write, for `saved-model` the folder; one that is there is replaced.
         to: The form; see `ExportForm`. Left out: what the name of `target` says.
         spec: As for `predict`.
@@ -90,7 +91,7 @@ def export(
     form = form_of(place, to)
     if form == "safetensors":
         with replaced(place) as new:
-            shutil.copyfile(trained.weights, new)
+            _write_safetensors(trained.location, new)
         return place
     samples = trained.data if data is None else (data, {})
     known = samples if form in _BY_SAMPLES else None
@@ -99,13 +100,19 @@ def export(
     with replaced(place) as new:
         work = functools.partial(
             _export,
-            weights=str(trained.weights.resolve()),
+            weights=trained.location,
             form=form,
             target=str(new),
             known=known is not None,
         )
         look(work, wanted, _writer(trained, form, host), host)
     return place
+
+
+def _write_safetensors(location: str, target: Path) -> None:
+    weights = stored_weights(location)
+    parts = {name: TensorPart(array, weights.dtypes[name]) for name, array in weights.items()}
+    write_safetensors(target, parts)
 
 
 _BY_SAMPLES: tuple[ExportForm, ...] = ("onnx", "saved-model")
@@ -120,7 +127,7 @@ def _writer(trained: Trained, form: ExportForm, host: PluginHost) -> str:
     """
     names = sorted(host.backends.names(), key=lambda name: name != trained.backend)
     writers = [name for name in names if form in host.backend(name).exports]
-    model = trained.fields.get("model")
+    model = trained.model
     if isinstance(model, Mapping):  # another framework's model may have other weights
         own = host.backend(trained.backend).framework
         same = {name for name, each in model.items() if each == model.get(own)}
@@ -142,7 +149,7 @@ def _samples(found: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
 
 
 def _export(session: Session, weights: str, form: ExportForm, target: str, known: bool) -> None:
-    session.write_state(read_weights(Path(weights)))
+    session.write_state(dict(stored_weights(weights)))
     inputs = next(session.batches()).slices[0][0].inputs if known else None
     session.group.export(form, Path(target), inputs)
 
@@ -154,7 +161,7 @@ def _to_predict_for(data: Any) -> DataSet:
 
 def _predict(session: Session, weights: str) -> Any:
     """What every process does; rank 0 alone keeps what comes of it."""
-    session.write_state(read_weights(Path(weights)))
+    session.write_state(dict(stored_weights(weights)))
     if session.is_main:
         return session.predict()
     for _ in session.predictions():

@@ -1,4 +1,4 @@
-"""A model that a run has trained, read from the run's directory."""
+"""A model that a run has trained, read from the run's directory or a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from isotrain.core.errors import IsotrainError, SpecError
+from isotrain.core.checkpoints.checkpoint import Checkpoint
+from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.errors import CheckpointError, IsotrainError, SpecError
 from isotrain.core.plain_records import read_json
 from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references
@@ -17,7 +19,7 @@ from isotrain.core.spec.files import Source, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _OF_THE_MODEL = (
-    *("name", "model", "model_args", "seed", "precision", "record", "device", "threads"),
+    *("name", "model_args", "seed", "precision", "record", "device", "threads"),
     *("backend_options", "plugins", "timeouts"),
 )
 """The fields of a spec that bear on what a trained model is and gives."""
@@ -31,75 +33,109 @@ class HasRunDirectory(Protocol):
         """Where the run's files are."""
 
 
-RunLike = str | os.PathLike[str] | HasRunDirectory
-"""A run that has finished: its result, or its directory."""
+RunLike = str | os.PathLike[str] | HasRunDirectory | Checkpoint
+"""A run: its result, or its directory; or a checkpoint: its folder or URL, or a folder of them."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model.
+    """A trained model, as the run that trained it has written it down.
 
     Attributes:
-        weights: The file with its weights.
-        backend: That it was trained under.
-        fields: Of a spec, those that make the model.
-        batch: Samples that are predicted for at a time, over all replicas.
-        data: What it was trained on, and with which arguments; None where that cannot be found again.
+        location: Of the run's directory or the checkpoint, with the weights.
+        plan: What the run followed.
+        written: Its spec; callables by name.
+        given: The spec from whoever knows it; None where what was written must do.
     """
 
-    weights: Path
-    backend: str
-    fields: Mapping[str, Any]
-    batch: int
-    data: tuple[Any, Mapping[str, Any]] | None
+    location: str
+    plan: Mapping[str, Any]
+    written: Mapping[str, Any]
+    given: TrainingSpec | None
 
     @classmethod
     def of(cls, run: RunLike, spec: Source | None = None) -> Trained:
         """Finds out what a run has trained.
 
         Args:
-            run: It has finished.
-            spec: What was trained, where the run directory cannot say it.
+            run: Which has finished, or left a checkpoint.
+            spec: What was trained, where it has not been written down.
 
         Raises:
-            IsotrainError: It is no directory of a run, or there are no final weights in it.
-            SpecError: The model function cannot be found again.
+            IsotrainError: There is neither a run with weights nor a checkpoint.
         """
-        folder = Path(run) if isinstance(run, str | os.PathLike) else run.run_directory
-        plan, written = _read(folder / "plan.json"), _read(folder / "spec.json")
-        weights = folder / WEIGHTS_FILE
-        if not weights.is_file():
+        location = _location(run)
+        given = None if spec is None else load_spec(spec)
+        if (Path(location) / WEIGHTS_FILE).is_file():
+            folder = Path(location)
+            return cls(location, _read(folder / "plan.json"), _read(folder / "spec.json"), given)
+        try:
+            checkpoint = checkpoint_at(location)
+        except CheckpointError as error:
             raise IsotrainError(
-                f"{folder} has no {WEIGHTS_FILE}: the run has not finished, or it was one of"
-                " isotrain.launch, which saves no weights."
-            )
-        if spec is None:
-            fields = {**written, "model": _found_again(written.get("model"), folder)}
-        else:
-            given = load_spec(spec)
-            fields = {name: getattr(given, name) for name in given.model_fields_set}
-        data = fields.get("data")
-        known = None if _is_lost(data) else (_of_this_program(data), fields.get("data_args", {}))
-        batch = (written.get("evaluation") or {}).get("batch") or plan.get("global_batch", 1)
-        own_fields = {name: fields[name] for name in _OF_THE_MODEL if name in fields}
-        return cls(weights, str(plan.get("backend")), own_fields, batch, known)
+                f"{location}: expected the directory of a run that has finished, or a checkpoint. It has no"
+                f" {WEIGHTS_FILE} (isotrain.launch saves none), and: {error}"
+            ) from error
+        written = checkpoint.run
+        return cls(checkpoint.location, written.get("plan", {}), written.get("spec", {}), given)
+
+    @property
+    def backend(self) -> str:
+        """The one that it was trained under."""
+        return str(self.plan.get("backend"))
+
+    @property
+    def model(self) -> Any:
+        """What makes it, as in a spec.
+
+        Raises:
+            SpecError: It cannot be found again.
+        """
+        return _found_again(self._fields.get("model"), self.location)
+
+    @property
+    def data(self) -> tuple[Any, Mapping[str, Any]] | None:
+        """What it was trained on, and with which arguments; None where that cannot be found again."""
+        data = self._fields.get("data")
+        if _is_lost(data):
+            return None
+        return _of_this_program(data), self._fields.get("data_args", {})
+
+    @property
+    def _fields(self) -> Mapping[str, Any]:
+        if self.given is None:
+            return self.written
+        return {name: getattr(self.given, name) for name in self.given.model_fields_set}
 
     def spec(self, data: Any) -> TrainingSpec:
         """A spec with which the model is built, and trained no further.
 
         Args:
             data: What its data field has.
+
+        Raises:
+            SpecError: The model cannot be found again.
         """
+        evaluated = (self.written.get("evaluation") or {}).get("batch")
         return load_spec(
             {
-                **self.fields,
+                **{name: value for name, value in self._fields.items() if name in _OF_THE_MODEL},
+                "model": self.model,
                 "data": data,
                 "loss": "mean_squared_error",
                 "optimizer": {"name": "sgd", "lr": 1.0},  # it has no slots
-                "global_batch": self.batch,
+                "global_batch": evaluated or self.plan.get("global_batch", 1),
                 "epochs": 1,
             }
         )
+
+
+def _location(run: RunLike) -> str:
+    """An absolute path, or a URL."""
+    if isinstance(run, Checkpoint):
+        return run.location
+    text = os.fspath(run) if isinstance(run, str | os.PathLike) else str(run.run_directory)
+    return text if "://" in text else str(Path(text).expanduser().resolve())
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -115,17 +151,17 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _found_again(model: Any, folder: Path) -> Any:
+def _found_again(model: Any, where: str) -> Any:
     """The model of a spec as it was written down; of this program's own script, the callable itself.
 
     Raises:
         SpecError: It is not there.
     """
     if isinstance(model, Mapping):
-        return {name: _found_again(each, folder) for name, each in model.items()}
+        return {name: _found_again(each, where) for name, each in model.items()}
     if _is_lost(model):
         raise SpecError(
-            f"{folder / 'spec.json'}: the model was {model!r}, which cannot be found again from its name."
+            f"{where}: the model was {model!r}, which cannot be found again from its name."
             " Pass the spec that was run, as spec=..., or --spec on the command line."
         )
     return _of_this_program(model)

@@ -11,6 +11,7 @@ import numpy as np
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.checkpoints.parts import StoredTensor
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.data.sources import as_array
@@ -36,7 +37,7 @@ def weights_at(source: Any, group: ReplicaGroup) -> Weights:
         return _given_by(references.resolve(source))
     path = Path(source)
     if "://" in source or path.is_dir():
-        return _of_folder(source)
+        return stored_weights(source)
     if not path.is_file():
         raise IsotrainError(f"initial_weights: there is no file or folder {source}.")
     reader: Callable[[Path], Weights] | None = _READERS.get(path.suffix)
@@ -53,51 +54,54 @@ def _given_by(function: Callable[[], Any]) -> Weights:
     return {str(name): as_array(value, str(name)) for name, value in found.items()}
 
 
-def _of_folder(source: str) -> Weights:
-    """The weights of a run that has finished; else those of a checkpoint."""
-    file = Path(source) / WEIGHTS_FILE
-    if file.is_file():
-        return _Lazy(SafetensorsFile(file))
-    return _OfCheckpoint(checkpoint_at(source))
+class StoredWeights(Mapping[str, np.ndarray]):
+    """Weights that a run has left, each of which is read when it is asked for.
 
+    Attributes:
+        dtypes: Of each its own dtype; bfloat16 is read as float32.
+    """
 
-class _Lazy(Mapping[str, np.ndarray]):
-    """A safetensors file of which each tensor is read when it is asked for."""
-
-    def __init__(self, file: SafetensorsFile) -> None:
-        self._file = file
+    def __init__(self, dtypes: Mapping[str, str], read: Callable[[str], np.ndarray]) -> None:
+        self.dtypes = dtypes
+        self._read = read
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._file.read(name)
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file.dtypes)
+        return iter(self.dtypes)
 
     def __len__(self) -> int:
-        return len(self._file.dtypes)
+        return len(self.dtypes)
 
 
-class _OfCheckpoint(Mapping[str, np.ndarray]):
+def stored_weights(location: str) -> StoredWeights:
+    """The final weights of a run, by its directory; else those of the checkpoint that a path or URL means.
+
+    Raises:
+        CheckpointError: There is neither, or it cannot be read.
+    """
+    file = Path(location) / WEIGHTS_FILE
+    return _of_file(file) if file.is_file() else _of_checkpoint(checkpoint_at(location))
+
+
+def _of_file(path: Path) -> StoredWeights:
+    file = SafetensorsFile(path)
+    return StoredWeights(file.dtypes, file.read)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> StoredWeights:
     """The weights in a checkpoint; those of replica 0 where replicas held different ones."""
+    homes, dtypes = {}, {}
+    for section in ("state", "replica-0"):
+        for name, tensor in _tensors(checkpoint, section).items():
+            if not name.startswith(_OTHER_STATE):
+                homes[name], dtypes[name] = section, tensor.dtype
+    return StoredWeights(dtypes, lambda name: checkpoint.read_part(homes[name], name))
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._homes = {
-            name: section
-            for section in ("replica-0", "state")
-            if section in checkpoint.sections()
-            for name in checkpoint.tensors(section)
-            if not name.startswith(_OTHER_STATE)
-        }
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._checkpoint.read_part(self._homes[name], name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
+def _tensors(checkpoint: Checkpoint, section: str) -> Mapping[str, StoredTensor]:
+    return checkpoint.tensors(section) if section in checkpoint.sections() else {}
 
 
 def _npz(path: Path) -> Weights:
@@ -111,6 +115,6 @@ def _npz(path: Path) -> Weights:
 
 
 _READERS: dict[str, Callable[[Path], Weights]] = {
-    ".safetensors": lambda path: _Lazy(SafetensorsFile(path)),
+    ".safetensors": _of_file,
     ".npz": _npz,
 }

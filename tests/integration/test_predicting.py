@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 import isotrain
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Branch, Network
 
@@ -179,8 +183,29 @@ def test_what_cannot_be_found_again_is_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected(unnamed.weights, SAMPLES))
 
 
+def test_a_checkpoint_predicts_as_the_run_did_then(
+    result: isotrain.RunResult, tmp_path: Path
+) -> None:
+    then = {name: value / 2 for name, value in result.weights.items()}
+    parts = {name: TensorPart(value) for name, value in then.items()}
+    slots = {"optimizer/momentum": TensorPart(np.zeros(3))}
+    spec_then = json.loads((result.run_directory / "spec.json").read_text())
+    checkpoint = CheckpointFolder(tmp_path / "checkpoints").save(
+        7, sections={"state": parts | slots}, run={"spec": spec_then, "plan": result.plan}
+    )
+    wanted = expected(then, SAMPLES)
+    for source in (tmp_path, checkpoint.location, checkpoint):
+        found = isotrain.predict(source, SAMPLES, replicas=2)
+        np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
+    isotrain.export(checkpoint, tmp_path / "then.safetensors")
+    kept = SafetensorsFile(tmp_path / "then.safetensors").read_all()
+    assert kept.keys() == then.keys()
+    for name, value in then.items():
+        np.testing.assert_array_equal(kept[name], value)
+
+
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(isotrain.IsotrainError, match="Expected the directory of a run"):
+    with pytest.raises(isotrain.IsotrainError, match="expected the directory of a run"):
         isotrain.predict(tmp_path, SAMPLES)
 
 
