@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import keras
 
 from isotrain.adapters import called, keras_private
-from isotrain.adapters.keras_parts import Loss, build_loss
-from isotrain.plugin import TrainingSpec
+from isotrain.adapters.keras_parts import Loss, build_losses
+from isotrain.adapters.outputs import Outputs
+from isotrain.plugin import SpecError, TrainingSpec
 
 
 class Part(NamedTuple):
@@ -31,17 +32,63 @@ Parts = Callable[[Any, Any], list[Part]]
 """`parts(targets, predictions)`: every loss of the spec."""
 
 
-def build_parts(spec: TrainingSpec, framework: str) -> Parts:
-    """Makes the spec's losses."""
-    loss = build_loss(spec, framework)
-    return lambda targets, predictions: [_part(loss, targets, predictions)]
+def build_parts(spec: TrainingSpec, framework: str, outputs: Outputs) -> Parts:
+    """Makes the spec's losses, one for each output where it gives several.
+
+    Args:
+        spec: Gives them and their weights.
+        framework: Whose entry of the spec is taken.
+        outputs: Of the model.
+    """
+    losses = build_losses(spec, framework)
+    factors = spec.loss_weights or {}
+
+    def parts(targets: Any, predictions: Any) -> list[Part]:
+        return [
+            _part(loss, *outputs.sample(targets, predictions, output), factors.get(str(output)))
+            for output, loss in losses.items()
+        ]
+
+    return parts
 
 
-def _part(loss: Loss, targets: Any, predictions: Any) -> Part:
+def _part(
+    loss: Loss, targets: Any, predictions: Any, weights: Any | None, factor: float | None
+) -> Part:
     counts: list[Any | None] = []
+    mask = keras_private.mask_of(predictions)
+    if weights is not None:
+        weights = keras.ops.copy(weights)  # Keras multiplies masks into them, on torch in place
     with keras_private.counting_losses(counts.append):
-        mean = mean_over_samples(loss(targets, predictions))
+        if isinstance(loss, keras.losses.Loss):
+            given = loss(targets, predictions, weights)
+        elif weights is None and mask is None:
+            given = loss(targets, predictions)
+        else:
+            given = _reduced(loss(targets, predictions), weights, mask)
+    mean = mean_over_samples(given)
+    if factor is not None:
+        mean = mean * factor
     return Part(mean, counts[0] if len(counts) == 1 else None)
+
+
+def _reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
+    """What a person's function gave for each sample or place, weighed and masked as Keras does.
+
+    Raises:
+        SpecError: It gave a mean, and samples have weights.
+    """
+    called.require_tensor(values, "the loss")
+    rank = len(values.shape)
+    if weights is not None and not rank:
+        raise SpecError(
+            "loss: samples have weights, and it returned their mean; expected one value per sample."
+        )
+    if mask is not None and len(mask.shape) > rank:
+        mask = None  # the function has taken the mean over the places itself
+    if weights is None and mask is None:
+        return values
+    return keras_private.reduced(values, weights, mask)
 
 
 def mean_over_samples(loss: Any) -> Any:

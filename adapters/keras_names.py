@@ -87,9 +87,8 @@ def require_known(spec: TrainingSpec, framework: str) -> None:
     Raises:
         SpecError: One is not, or the spec gives this framework none.
     """
-    losses = [] if spec.loss is None else [spec.loss]
-    for loss in losses:
-        _require(chosen.select(loss, framework, "loss"), "loss")
+    for loss in spec.losses(framework).values():
+        _require(loss, "loss")
     for metric in spec.metrics:
         _require(metric, "metrics")
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_names, keras_private
+from isotrain.adapters.outputs import Outputs, shown_name
 from isotrain.plugin import (
     Component,
     SpecError,
@@ -24,9 +25,10 @@ Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
 
 
-def build_loss(spec: TrainingSpec, framework: str) -> Loss:
-    """Makes the spec's loss: a Keras loss by name, or the person's own callable."""
-    return _component(spec.loss, framework, "loss")
+def build_losses(spec: TrainingSpec, framework: str) -> dict[str | None, Loss]:
+    """Makes the spec's losses by output: Keras losses by name, or the person's own callables."""
+    chosen = spec.losses(framework)
+    return {output: _component(given, framework, "loss") for output, given in chosen.items()}
 
 
 def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metric]:
@@ -40,7 +42,9 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
         if not isinstance(metric, keras.metrics.Metric):
             metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
         metrics.append(metric)
-    choices.require_different_names([metric.name for metric in metrics])
+    outputs = [given.output for given in spec.metrics]
+    shown = [shown_name(m.name, o) for m, o in zip(metrics, outputs, strict=True)]
+    choices.require_different_names(shown)
     return metrics
 
 
@@ -82,15 +86,29 @@ def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
         )
 
 
-def update_metrics(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:
-    """Adds samples to metrics.
+def update_metrics(
+    metrics: Sequence[keras.metrics.Metric],
+    targets: Any,
+    predictions: Any,
+    outputs: Sequence[str | None] | None = None,
+    names: Outputs | None = None,
+) -> None:
+    """Adds samples to metrics; sample weights count in losses alone.
+
+    Args:
+        metrics: Of the spec, or some of them.
+        targets: Of the samples, with their weights where they have some.
+        predictions: Of the samples.
+        outputs: Which output each metric measures; None for what the model gives.
+        names: How outputs are told apart.
 
     Raises:
         SpecError: There are metrics, and an objective that gave no predictions.
     """
     choices.require_predictions(metrics, predictions)
-    for metric in metrics:
-        metric.update_state(*_in_rows(metric, targets, predictions))
+    for metric, output in zip(metrics, outputs or [None] * len(metrics), strict=True):
+        own = (names or Outputs()).sample(targets, predictions, output)
+        metric.update_state(*_in_rows(metric, own[0], own[1]))
 
 
 def _in_rows(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:

@@ -274,23 +274,28 @@ def counting_losses(counted: Callable[[Any | None], None]) -> Iterator[None]:
     """
     original = loss_module.reduce_weighted_values
 
-    def reduced(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: Any = None,
-        **options: Any,
-    ) -> Any:
+    def noted(values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
         weights = mask
         if reduction == "mean_with_sample_weight":
             weights = loss_module.apply_mask(sample_weight, mask, values.dtype, reduction)
         is_mean = reduction in ("mean", "sum_over_batch_size", "mean_with_sample_weight")
         is_alike = weights is None or not is_mean
         counted(None if is_alike else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
-        return original(values, sample_weight, mask, reduction, **options)
+        return original(values, sample_weight, mask, reduction, dtype)
 
-    with _replaced(loss_module, "reduce_weighted_values", reduced):
+    with _replaced(loss_module, "reduce_weighted_values", noted):
         yield
+
+
+def reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
+    """The mean of values over the places that a mask leaves, each times its sample's weight."""
+    return loss_module.reduce_weighted_values(
+        values,
+        sample_weight=weights,
+        mask=mask,
+        reduction="sum_over_batch_size",
+        dtype=values.dtype,
+    )
 
 
 def _counts_losses() -> None:
@@ -301,6 +306,8 @@ def _counts_losses() -> None:
         for predictions in (plain, masked):
             keras.losses.MeanSquaredError()(keras.ops.zeros((2, 1)), predictions)
     require(found[0] is None and float(found[1]) == 1.0, "what counts in a loss with a mask")
+    weighed = reduced(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
+    require(float(weighed) == 2.0, "the mean of weighed values")
 
 
 def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:

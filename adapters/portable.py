@@ -18,7 +18,7 @@ from isotrain.adapters.chosen import select
 from isotrain.adapters.initial_weights import seeded_initial_weights
 from isotrain.adapters.keras_losses import mean_over_samples
 from isotrain.adapters.keras_parts import (
-    build_loss,
+    build_losses,
     build_metrics,
     built_late,
     inferred_accuracy,
@@ -28,12 +28,13 @@ from isotrain.adapters.keras_parts import (
     sum_names,
     update_metrics,
 )
+from isotrain.adapters.outputs import Outputs, batch_of
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
 
 __all__ = [
     "ObjectiveLayer",
     "OwnLosses",
-    "build_loss",
+    "build_losses",
     "build_metrics",
     "build_model",
     "build_optimizer",
@@ -229,7 +230,8 @@ def _through_float32(value: float) -> float:
 class ObjectiveLayer(keras.layers.Layer):
     """Calls `objective(model, (inputs, targets))` so that the model knows whether it is training.
 
-    Inside a layer's call, Keras hands the `training` flag on to every layer called without one.
+    Sample weights, where data give them, are a third part of the pair. Inside a layer's call, Keras hands
+    the `training` flag on to every layer called without one.
     """
 
     def __init__(self, objective: Callable[..., Any], model: Any) -> None:
@@ -240,7 +242,7 @@ class ObjectiveLayer(keras.layers.Layer):
 
     def call(self, inputs: Any, targets: Any = None, training: bool | None = None) -> Any:
         """Returns what the objective gives: losses, or a pair of losses and predictions."""
-        return self._objective(self.model, (inputs, targets))
+        return self._objective(self.model, batch_of(inputs, targets))
 
 
 def loss_computer(
@@ -268,7 +270,7 @@ def loss_computer(
             return own_losses.added_to(mean_over_samples(losses)), predictions
 
         return objective
-    parts = keras_losses.build_parts(spec, framework)
+    parts = keras_losses.build_parts(spec, framework, Outputs.of_keras(model))
     reduced = keras_losses.in_rows if in_rows else keras_losses.summed
     takes_one = isinstance(model, keras.Sequential)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from isotrain.adapters import called, chosen
-from isotrain.plugin import Component, LayerTrait, TrainingSpec, Trait, references
+from isotrain.adapters import called
+from isotrain.plugin import LayerTrait, TrainingSpec, Trait, references
 
 UNALIKE = (
     "loss: targets do not count alike (masks, classes that are ignored or weighed); what counts in each slice"
@@ -35,9 +35,8 @@ def _of_model(traits: Sequence[LayerTrait]) -> Iterator[str]:
 
 
 def _of_functions(spec: TrainingSpec, framework: str) -> Iterator[str]:
-    given = [] if spec.loss is None else [("loss", spec.loss)]
-    for field, component in [*given, *(("metrics", metric) for metric in spec.metrics)]:
-        own: Component = chosen.select(component, framework, field)
+    given = [("loss", loss) for loss in spec.losses(framework).values()]
+    for field, own in [*given, *(("metrics", metric) for metric in spec.metrics)]:
         order = called.order_of(references.resolve(own.name)) if own.is_reference else None
         if order := own.order or order:
             targets_first = order == "targets-first"

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_losses, portable
+from isotrain.adapters.outputs import Outputs, batch_of
 from isotrain.plugin import TrainingSpec
 
 
@@ -24,12 +25,12 @@ def loss_computer(
         objective = portable.select(spec.objective, "tensorflow", "objective")
 
         def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            given = objective(model, (inputs, targets))
+            given = objective(model, batch_of(inputs, targets))
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return portable.mean_over_samples(losses), predictions
 
         return compute_objective
-    parts = keras_losses.build_parts(spec, "tensorflow")
+    parts = keras_losses.build_parts(spec, "tensorflow", Outputs())
     called = forward(model, training)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:

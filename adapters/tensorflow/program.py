@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
+from isotrain.adapters.outputs import Outputs, shown_name
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
@@ -85,8 +86,9 @@ class Program:
             "train": portable.build_metrics(spec, "tensorflow"),
             "evaluation": portable.build_metrics(spec, "tensorflow"),
         }
+        self._given_metrics = spec.metrics
         self._evaluated = tf.Variable(
-            tf.zeros((2, 2), tf.float64),
+            tf.zeros((2, 1 + len(spec.losses("tensorflow"))), tf.float64),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
@@ -318,7 +320,9 @@ class Program:
         return self._forward(inputs)
 
     def _update_metrics(self, phase: Phase, piece: Piece, predictions: Any) -> None:
-        portable.update_metrics(self._metrics[phase], piece[1], predictions)
+        outputs = [given.output for given in self._given_metrics]
+        names = Outputs.of_keras(self.model)
+        portable.update_metrics(self._metrics[phase], piece[1], predictions, outputs, names)
 
     def collect(
         self, phase: Phase, total: Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -335,9 +339,10 @@ class Program:
             means = tf.math.divide_no_nan(evaluated[0, 1:], evaluated[1, 1:])
             results["loss"] = evaluated[0, 0] / evaluated[1, 0] + tf.reduce_sum(means)
             self._evaluated.assign(tf.zeros_like(evaluated))
-        for metric in self._metrics[phase]:
+        for metric, given in zip(self._metrics[phase], self._given_metrics, strict=True):
             sums = total([value_of(native(v)) for v in metric.variables])
-            results[metric.name] = tf.nest.map_structure(tf.identity, metric.stateless_result(sums))
+            name = shown_name(metric.name, given.output)
+            results[name] = tf.nest.map_structure(tf.identity, metric.stateless_result(sums))
             metric.reset_state()
         return results
 

@@ -38,6 +38,7 @@ from isotrain.plugin import (
     StateKind,
     TrainingSpec,
     map_tree,
+    unweighted,
 )
 
 
@@ -92,7 +93,7 @@ class TorchReplicaGroup(ReplicaGroup):
             "evaluation": self.program.build_metrics(),
         }
         self._training_metrics = self._metrics["train"]
-        self._evaluated = EvaluatedLoss(1, device)
+        self._evaluated = EvaluatedLoss(len(spec.losses("torch")), device)
         self._state = NamedState(
             {
                 **self.program.sections(),
@@ -365,9 +366,10 @@ def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
 
 def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
     choices.require_predictions(metrics, predictions)
+    targets, _ = unweighted(piece.targets)
     with torch.no_grad():
         for metric in metrics:
             if piece.count:
-                metric.update(piece.targets, predictions, piece.count)
+                metric.update(targets, predictions, piece.count)
             elif metric.is_late:
-                metric.make_ready(piece.targets, predictions)
+                metric.make_ready(targets, predictions)

@@ -12,7 +12,8 @@ import keras
 import torch
 
 from isotrain.adapters import keras_parts
-from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.torch.metrics import Metric, of_outputs
 from isotrain.plugin import Component, TrainingSpec
 
 
@@ -76,6 +77,7 @@ def build(chosen: Component) -> Metric:
     return KerasMetric(keras_parts.named_metric(chosen))
 
 
-def build_all(spec: TrainingSpec) -> list[Metric]:
+def build_all(spec: TrainingSpec, outputs: Outputs) -> list[Metric]:
     """Makes the metrics of a portable model anew."""
-    return [KerasMetric(metric) for metric in keras_parts.build_metrics(spec, "torch")]
+    found = [KerasMetric(metric) for metric in keras_parts.build_metrics(spec, "torch")]
+    return of_outputs(found, spec.metrics, outputs)

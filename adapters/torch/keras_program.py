@@ -11,6 +11,7 @@ import keras
 import torch
 
 from isotrain.adapters import keras_files, keras_private, keras_traits, portable
+from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import exports, keras_metrics
 from isotrain.adapters.torch.keras_update import keras_update
 from isotrain.adapters.torch.metrics import Metric
@@ -61,7 +62,7 @@ class KerasProgram(Program):
         self._seed_shift = 0
 
     def build_metrics(self) -> list[Metric]:
-        return keras_metrics.build_all(self._spec)
+        return keras_metrics.build_all(self._spec, Outputs.of_keras(self.model))
 
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self.model, self._spec.precision)

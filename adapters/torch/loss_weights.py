@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_names
-from isotrain.plugin import Component, TrainingSpec
+from isotrain.plugin import Component
 
 Count = Callable[[Any], Tensor]
 """From targets to the sum of their weights, a float64 scalar."""
@@ -25,11 +25,8 @@ _NOT_GIVEN = -100
 """What torch's losses ignore where nobody says what: no target that its data hold, unless meant."""
 
 
-def counter(spec: TrainingSpec) -> Count | None:
-    """What the spec's loss of a native model counts by; None where all targets count alike."""
-    if spec.loss is None:
-        return None
-    chosen: Component = choices.select(spec.loss, "torch", "loss")
+def counter(chosen: Component) -> Count | None:
+    """What a loss of a native model counts by; None where all targets count alike."""
     if chosen.is_reference:
         return _of_torch(choices.found(chosen, "loss"))
     ignored = chosen.options.get("ignore_class")
@@ -60,12 +57,3 @@ def _weight(ignored: int, weights: Tensor | None, targets: Tensor) -> Tensor:
         return counts.sum(dtype=torch.float64)
     own = weights.to(targets.device)[torch.where(counts, targets, 0)]
     return own.where(counts, 0.0).sum(dtype=torch.float64)
-
-
-def in_rows(mean: Tensor, counted: Tensor) -> Tensor:
-    """A loss and what it counts by, in the form in which an objective gives it."""
-    mean = torch.where(
-        counted > 0, mean, torch.zeros_like(mean)
-    )  # torch's mean of nothing is no number
-    zero = torch.zeros_like(mean)
-    return torch.stack([torch.stack([zero, mean]), torch.stack([zero, counted.to(mean)])])

@@ -63,6 +63,14 @@ def alike(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     return targets.to(predictions.dtype), predictions
 
 
+def beside(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Sample weights with as many axes as the values that they are multiplied with."""
+    if weights.dim() > values.dim() and weights.shape[-1] == 1:
+        weights = weights.squeeze(-1)
+    axes = (1,) * (values.dim() - weights.dim())
+    return weights.reshape(*weights.shape, *axes).to(values.dtype)
+
+
 def _smoothed(targets: Tensor, smoothing: float, classes: int) -> Tensor:
     return targets * (1.0 - smoothing) + smoothing / classes if smoothing else targets
 

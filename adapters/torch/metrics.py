@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isotrain.adapters.outputs import Outputs, shown_name
 from isotrain.adapters.torch.losses import Masked, same_rank
 from isotrain.adapters.torch.tensors import overwrite
-from isotrain.plugin import IsotrainError, unknown_name
+from isotrain.plugin import Component, IsotrainError, unknown_name
 
 
 class Metric(ABC):
@@ -70,6 +71,59 @@ class Metric(ABC):
             UnsupportedError: It is.
         """
         return
+
+
+class OfOutput(Metric):
+    """A metric of one of several outputs."""
+
+    def __init__(self, metric: Metric, output: str, outputs: Outputs) -> None:
+        """Measures one output.
+
+        Args:
+            metric: Of targets and predictions of that output.
+            output: Its name.
+            outputs: How outputs are told apart.
+        """
+        self.name = shown_name(metric.name, output)
+        self._metric = metric
+        self._output = output
+        self._outputs = outputs
+
+    @property
+    def sums(self) -> Sequence[Tensor]:  # type: ignore[override]
+        return self._metric.sums
+
+    @property
+    def is_late(self) -> bool:
+        return self._metric.is_late
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        targets, predictions, _ = self._outputs.sample(targets, predictions, self._output)
+        self._metric.update(targets, predictions, count)
+
+    def make_ready(self, targets: Any, predictions: Any) -> None:
+        targets, predictions, _ = self._outputs.sample(targets, predictions, self._output)
+        self._metric.make_ready(targets, predictions)
+
+    def require_sums(self) -> None:
+        self._metric.require_sums()
+
+    def reset(self) -> None:
+        self._metric.reset()
+
+    def readings(self) -> dict[str, float]:
+        found = self._metric.readings().items()
+        return {shown_name(name, self._output): value for name, value in found}
+
+
+def of_outputs(
+    metrics: Sequence[Metric], given: Sequence[Component], outputs: Outputs
+) -> list[Metric]:
+    """Metrics, each of the output that the spec says."""
+    return [
+        metric if chosen.output is None else OfOutput(metric, chosen.output, outputs)
+        for metric, chosen in zip(metrics, given, strict=True)
+    ]
 
 
 class MeanOf(Metric):

@@ -14,7 +14,7 @@ from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.torch import losses
 from isotrain.adapters.torch.losses import Masked
-from isotrain.plugin import Component, TrainingSpec
+from isotrain.plugin import Component, SpecError
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _REDUCTIONS = (*_MEANS, "sum", "none", None)
@@ -82,15 +82,39 @@ class NamedLoss:
 
     def __call__(self, targets: Tensor, predictions: Tensor) -> Tensor:
         """The mean over the samples that count, or what the option `reduction` says."""
+        targets, predictions = self._arranged(targets, predictions)
+        if self._mean is not None:
+            return self._mean(targets, predictions)
+        return self._reduced(self._function(targets, predictions, **self._options))
+
+    def _arranged(self, targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in the type to compute in, with as many axes."""
         if self._dtype is not None:
             predictions = predictions.to(self._dtype)
         elif predictions.dtype in (torch.bfloat16, torch.float16):
             predictions = predictions.float()
         if targets.dim() != predictions.dim():
             targets, predictions = losses.same_rank(targets, predictions)
-        if self._mean is not None:
-            return self._mean(targets, predictions)
-        return self._reduced(self._function(targets, predictions, **self._options))
+        return targets, predictions
+
+    def weighed(self, targets: Tensor, predictions: Tensor, weights: Tensor) -> Tensor:
+        """As a call, with the value of each sample times its weight.
+
+        Raises:
+            SpecError: The mean is to be divided by the sum of the weights.
+        """
+        if self._reduction == "mean_with_sample_weight":
+            raise SpecError(
+                "loss: reduction mean_with_sample_weight is for portable models; the mean of a native"
+                " model's loss is over the number of samples."
+            )
+        targets, predictions = self._arranged(targets, predictions)
+        given = self._function(targets, predictions, **self._options)
+        if isinstance(given, Masked):
+            return self._reduced(
+                given._replace(values=given.values * losses.beside(weights, given.values))
+            )
+        return self._reduced(given * losses.beside(weights, given))
 
     def _reduced(self, given: Tensor | Masked) -> Tensor:
         if self._reduction == "sum":
@@ -114,13 +138,12 @@ def _binary_cross_entropy(targets: Tensor, predictions: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(predictions, targets)
 
 
-def build_loss(spec: TrainingSpec) -> Callable[[Any, Any], Any]:
-    """Makes the spec's loss: torch's own by name, or the person's callable.
+def build_loss(chosen: Component) -> Callable[[Any, Any], Any]:
+    """Makes a loss: torch's own by name, or the person's callable.
 
     Raises:
         SpecError: There is none of that name, or it has no such options.
     """
-    chosen: Component = choices.select(spec.loss, "torch", "loss")
     if not chosen.is_reference:
         name = choices.snake_case(keras_names.class_name(chosen.name, "loss"))
         function = losses.FUNCTIONS[name]

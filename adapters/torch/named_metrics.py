@@ -11,8 +11,9 @@ import torch
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
+from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import losses, metrics
-from isotrain.adapters.torch.metrics import Counts, MeanOf, Metric, RootMeanOf
+from isotrain.adapters.torch.metrics import Counts, MeanOf, Metric, RootMeanOf, of_outputs
 from isotrain.plugin import Component, TrainingSpec
 
 _MEANS: Mapping[str, Callable[..., Any]] = {
@@ -72,6 +73,7 @@ def build_metrics(spec: TrainingSpec, device: torch.device) -> list[Metric]:
         SpecError: There is none of a name, or it has no such options, or two would have one name.
     """
     found = [_built(given, device) for given in spec.metrics]
+    found = of_outputs(found, spec.metrics, Outputs())
     choices.require_different_names([metric.name for metric in found])
     return found
 

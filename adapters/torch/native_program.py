@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters import called
 from isotrain.adapters.chosen import select
+from isotrain.adapters.outputs import batch_of
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.lamb import Lamb
-from isotrain.adapters.torch.loss_weights import counter, in_rows
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.named_loss import build_loss
 from isotrain.adapters.torch.named_metrics import build_metrics
+from isotrain.adapters.torch.native_loss import NativeLoss, mean_over_samples
 from isotrain.adapters.torch.native_slots import NativeSlots
 from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.traits import model_traits
@@ -79,9 +78,9 @@ class NativeProgram(Program):
             growth_interval=scaling.growth_steps,
             enabled=spec.loss_scaling is not None,
         )
-        self._counter = counter(spec)
+        self._loss = None if spec.loss is None else NativeLoss(spec)
         self._forward = self._with_autocast(model)
-        self._compute = self._with_autocast(loss_computer(spec, model))
+        self._compute = self._with_autocast(loss_computer(spec, model, self._loss))
         self.objective = Objective(model, self._compute)
         self._train()
 
@@ -130,11 +129,11 @@ class NativeProgram(Program):
             module.eval()
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
-        return self._counter is not None
+        return self._loss is not None and not self._loss.counts_alike
 
     def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
-        assert self._counter is not None
-        return self._counter(targets).reshape(1)
+        assert self._loss is not None
+        return self._loss.counted(targets)
 
     def backward(self, loss: torch.Tensor) -> None:
         self._scaler.scale(loss).backward()
@@ -214,36 +213,25 @@ def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module
 
 
 def loss_computer(
-    spec: TrainingSpec, model: nn.Module
+    spec: TrainingSpec, model: nn.Module, loss: NativeLoss | None
 ) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
     """Makes the function from (inputs, targets) to mean loss and predictions."""
     if spec.objective is not None:
         objective = select(spec.objective, "torch", "objective")
 
         def compute_objective(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-            given = objective(model, (inputs, targets))
+            given = objective(model, batch_of(inputs, targets))
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return mean_over_samples(losses), predictions
 
         return compute_objective
-    loss, counted = build_loss(spec), counter(spec)
+    assert loss is not None
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         predictions = model(inputs)
-        mean = mean_over_samples(loss(targets, predictions))
-        return mean if counted is None else in_rows(mean, counted(targets)), predictions
+        return loss(targets, predictions), predictions
 
     return compute
-
-
-def mean_over_samples(loss: Any) -> torch.Tensor:
-    """Reduces what a loss callable gave to the mean over its samples.
-
-    Raises:
-        SpecError: It gave no tensor.
-    """
-    given: torch.Tensor = called.require_tensor(loss, "the loss or objective")
-    return given if given.dim() == 0 else given.mean()
 
 
 def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

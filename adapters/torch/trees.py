@@ -31,7 +31,8 @@ def filled(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
     if isinstance(tree, dict):
         return {name: filled(part, tensors) for name, part in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(filled(part, tensors) for part in tree)
+        parts = [filled(part, tensors) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return tree
 
 

@@ -10,6 +10,7 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.traits import Trait
 from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _SUM = "sum"
 
@@ -103,14 +104,13 @@ def loss(subject: Subject) -> Iterator[Hit]:
     """A loss that is reduced to a sum."""
     spec = subject.spec
     shared = subject.targets if spec.accumulate > 1 else subject.several
-    summed = [target for target in shared if _is_summed(spec.loss, target.plan.framework)]
+    summed = [target for target in shared if _is_summed(spec, target.plan.framework)]
     if summed:
         yield Hit("ISO301", "loss", "reduction: sum", labels(summed))
 
 
-def _is_summed(given: Any, framework: str) -> bool:
-    chosen = given.get(framework) if isinstance(given, Mapping) else given
-    return isinstance(chosen, Component) and chosen.options.get("reduction") == _SUM
+def _is_summed(spec: TrainingSpec, framework: str) -> bool:
+    return any(loss.options.get("reduction") == _SUM for loss in spec.losses(framework).values())
 
 
 def metrics(subject: Subject) -> Iterator[Hit]:

@@ -18,11 +18,13 @@ from isotrain.core.data.sources import (
     Parts,
     ShardedStream,
     Source,
+    Weighted,
     as_array,
     as_parts,
     as_source,
     leaves,
     map_tree,
+    unweighted,
 )
 from isotrain.core.errors import DataError
 
@@ -63,7 +65,7 @@ class Slice:
     Attributes:
         inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or what `place`
             made of it.
-        targets: the same, or None.
+        targets: the same, or None; with their sample weights, where data give them, a `Weighted`.
         count: samples in it. When 0, the arrays hold one placeholder sample, so that the replica
             can take part in every collective; its weight is 0.
         weight: count * replicas / size of the global batch. A replica's contribution is the sum
@@ -276,16 +278,23 @@ class Loader:
         """Transforms the parts, and sees that they are arrays with one row for each of `own`."""
         made_by = "the data set"
         if self._transform is not None:
-            parts = self._transform(*parts, SampleRandom(self._seed, epoch, own))
+            parts = self._transformed(parts, epoch, own)
             made_by = "the transform"
-            if not isinstance(parts, tuple) or len(parts) != 2:
-                raise DataError(
-                    f"transform: expected it to return (inputs, targets), got {parts!r:.80}."
-                )
         inputs, targets = parts[0], parts[1]
         return _rows(inputs, len(own), "inputs", made_by), (
             None if targets is None else _rows(targets, len(own), "targets", made_by)
         )
+
+    def _transformed(self, parts: Parts, epoch: int, own: order.Indices) -> Parts:
+        """Calls the transform, which sees no sample weights."""
+        assert self._transform is not None
+        targets, weights = unweighted(parts[1])
+        found = self._transform(parts[0], targets, SampleRandom(self._seed, epoch, own))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise DataError(
+                f"transform: expected it to return (inputs, targets), got {found!r:.80}."
+            )
+        return found if weights is None else (found[0], Weighted(found[1], weights))
 
     def _cut(self, share: _Share, parts: Parts) -> tuple[Slice, ...]:
         """The share's slices, placed."""

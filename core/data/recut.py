@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.sources import Parts, as_array, as_parts, leaves, map_tree
+from isotrain.core.data.sources import Parts, as_array, as_parts, leaves, map_tree, same_kind
 from isotrain.core.errors import DataError
 
 
@@ -114,7 +114,7 @@ def _joined(held: list[Parts]) -> Parts:
 def _concatenated(trees: list[Any]) -> Any:
     first = trees[0]
     if isinstance(first, tuple):
-        return tuple(_concatenated([t[i] for t in trees]) for i in range(len(first)))
+        return same_kind(first, (_concatenated([t[i] for t in trees]) for i in range(len(first))))
     if isinstance(first, dict):
         return {key: _concatenated([t[key] for t in trees]) for key in first}
     return np.concatenate(trees)

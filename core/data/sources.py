@@ -5,10 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ Parts = tuple[
 ]  # (inputs, targets): each an array, or a tuple or dict of them; targets may be None
 
 _ACCEPTED = (
-    "a tuple (inputs, targets) or (inputs,) of arrays, one array, a dict of named arrays, "
+    "a tuple (inputs, targets), (inputs, targets, sample weights) or (inputs,) of arrays, one array, "
+    "a dict of named arrays, "
     "npy(...) or npz(...) for files, a data set with batch indexing and column names, a torch "
     "map-style data set (__len__ and __getitem__), a torch DataLoader, a tf.data.Dataset of batches, "
     "a Keras PyDataset, a generator function or another iterable that gives (inputs, targets) anew in "
@@ -68,10 +69,33 @@ class ShardedStream(Protocol):
         """One replica's local batches of one epoch, each (inputs, targets) or inputs alone."""
 
 
+class Weighted(NamedTuple):
+    """Targets that do not count alike: what data that give (inputs, targets, sample weights) have as targets.
+
+    Attributes:
+        targets: As they would be without weights.
+        weights: By which the losses of the samples are multiplied: of shape [samples], or of the losses'; one
+            array for all outputs, or one for each, in a tuple or dict.
+    """
+
+    targets: Any
+    weights: Any
+
+
+def unweighted(targets: Any) -> tuple[Any, Any]:
+    """Targets, and their sample weights or None."""
+    return targets if isinstance(targets, Weighted) else (targets, None)
+
+
+def same_kind(tree: tuple[Any, ...], parts: Iterable[Any]) -> tuple[Any, ...]:
+    """Parts in the form of the tuple that they were made of."""
+    return Weighted(*parts) if isinstance(tree, Weighted) else tuple(parts)
+
+
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `function` to every leaf of nested tuples and dicts, and keeps their structure."""
     if isinstance(tree, tuple):
-        return tuple(map_tree(function, part) for part in tree)
+        return same_kind(tree, (map_tree(function, part) for part in tree))
     if isinstance(tree, dict):
         return {name: map_tree(function, part) for name, part in tree.items()}
     return function(tree)
@@ -79,7 +103,10 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Every leaf of nested tuples and dicts with its path, such as `inputs['image']`."""
-    if isinstance(tree, tuple):
+    if isinstance(tree, Weighted):
+        yield from leaves(tree.targets, name)
+        yield from leaves(tree.weights, "sample weights")
+    elif isinstance(tree, tuple):
         for position, part in enumerate(tree):
             yield from leaves(part, f"{name}[{position}]")
     elif isinstance(tree, dict):
@@ -115,15 +142,17 @@ def as_array(value: Any, name: str = "data") -> Array:
 def as_parts(value: Any, name: str) -> Parts:
     """One sample or batch as (inputs, targets): a tuple or list of two, or inputs alone.
 
-    Within them, a list of arrays or tensors is a tuple.
+    Sample weights, the third of three, go with the targets. Within them, a list of arrays or tensors is a
+    tuple.
     """
     if isinstance(value, tuple | list):
-        if len(value) not in (1, 2):
+        if len(value) not in (1, 2, 3):
             raise DataError(
-                f"{name}: expected (inputs, targets), got a {type(value).__name__} of "
-                f"{len(value)}. Nest several inputs in a tuple: ((a, b), targets)."
+                f"{name}: expected (inputs, targets) or (inputs, targets, sample weights), got a"
+                f" {type(value).__name__} of {len(value)}. Nest several inputs in a tuple: ((a, b), targets)."
             )
-        return _as_tuples(value[0]), _as_tuples(value[1]) if len(value) == 2 else None
+        inputs, *rest = map(_as_tuples, value)
+        return inputs, Weighted(*rest) if len(rest) == 2 else next(iter(rest), None)
     return value, None
 
 
@@ -254,6 +283,8 @@ class ArraySource:
 
 def _as_arrays(tree: Any, name: str) -> Any:
     """Every leaf as an array of the machine's byte order, errors named after the leaf's path."""
+    if isinstance(tree, Weighted):
+        return Weighted(_as_arrays(tree.targets, name), _as_arrays(tree.weights, "sample weights"))
     if isinstance(tree, tuple):
         return tuple(_as_arrays(part, f"{name}[{i}]") for i, part in enumerate(tree))
     if isinstance(tree, Mapping):
@@ -404,8 +435,8 @@ def _columns(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
 class MapStyle:
     """A data set with `__len__` and `__getitem__(int)`, as torch's map-style ones are.
 
-    A sample is (inputs, targets) or inputs alone; each an array, a number, or a tuple or dict of
-    them. `__getitems__(list)` is used where there is one.
+    A sample is (inputs, targets), (inputs, targets, sample weight) or inputs alone; each an array, a number,
+    or a tuple or dict of them. `__getitems__(list)` is used where there is one.
     """
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
@@ -444,7 +475,8 @@ def _collated(samples: list[Any], indices: Sequence[int], name: str) -> Any:
     first = samples[0]
     if isinstance(first, tuple):
         parts = zip(*samples, strict=True)
-        return tuple(_collated(list(part), indices, f"{name}[{i}]") for i, part in enumerate(parts))
+        found = (_collated(list(part), indices, f"{name}[{i}]") for i, part in enumerate(parts))
+        return same_kind(first, found)
     if isinstance(first, Mapping):
         return {k: _collated([s[k] for s in samples], indices, f"{name}[{k!r}]") for k in first}
     values = [as_array(s, f"{name} of sample {i}") for s, i in zip(samples, indices, strict=True)]
@@ -514,8 +546,8 @@ def _loaded(loader: Any) -> Source:
     """The samples of a loader; whole batches of them at once where it only stacks tensors."""
     tensors = getattr(loader.dataset, "tensors", None)
     stacks = getattr(loader.collate_fn, "__name__", "") == "default_collate"
-    if stacks and isinstance(tensors, tuple) and len(tensors) in (1, 2):
-        return ArraySource(*tensors)
+    if stacks and isinstance(tensors, tuple) and len(tensors) in (1, 2, 3):
+        return ArraySource(*as_parts(tensors, "data"))
     return MapStyle(loader.dataset, loader.collate_fn)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isotrain.core.data.batches import DataSet, as_dataset
+from isotrain.core.data.parted import class_weighted, split
 from isotrain.core.data.sources import stream
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -19,7 +20,7 @@ def load_data(spec: TrainingSpec) -> DataSet:
     Raises:
         DataError: It is no data set.
     """
-    return loaded(spec.data, spec.data_args)
+    return _as_the_spec_says(loaded(spec.data, spec.data_args), spec)
 
 
 def loaded(data: Any, arguments: Mapping[str, Any]) -> DataSet:
@@ -38,3 +39,16 @@ def loaded(data: Any, arguments: Mapping[str, Any]) -> DataSet:
     elif arguments:
         raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
     return as_dataset(found)
+
+
+def _as_the_spec_says(data: DataSet, spec: TrainingSpec) -> DataSet:
+    """The data with the spec's validation split and class weights."""
+    if spec.validation_split is not None:
+        if data.validation is not None:
+            raise DataError(
+                "validation_split: the data have a validation part; leave one of them out."
+            )
+        data = DataSet(*split(data.train, spec.validation_split))
+    if spec.class_weight is not None:
+        data = DataSet(class_weighted(data.train, spec.class_weight), data.validation)
+    return data

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.service import Service
+from isotrain.core.data.sources import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
 
@@ -157,6 +158,8 @@ def _is_let_in(connection: socket.socket, service: Service) -> bool:
 
 def packed(tree: Any, arrays: list[np.ndarray]) -> Any:
     """A tree of arrays as plain JSON values; its arrays are appended to `arrays`."""
+    if isinstance(tree, Weighted):
+        return {"weighted": [packed(part, arrays) for part in tree]}
     if isinstance(tree, tuple):
         return {"tuple": [packed(part, arrays) for part in tree]}
     if isinstance(tree, dict):
@@ -173,6 +176,8 @@ def unpacked(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
         return None
     if isinstance(plain, int):
         return arrays[plain]
+    if "weighted" in plain:
+        return Weighted(*(unpacked(part, arrays) for part in plain["weighted"]))
     if "tuple" in plain:
         return tuple(unpacked(part, arrays) for part in plain["tuple"])
     return {name: unpacked(part, arrays) for name, part in plain["dict"]}

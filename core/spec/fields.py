@@ -55,6 +55,7 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 Switch = Annotated[bool, Field(strict=True)]
@@ -78,18 +79,21 @@ class Component:
         name: What it is; a text with a colon is an import reference.
         options: Keyword arguments: of the constructor for a Keras name, of each call otherwise.
         order: Of the arguments of a callable, where the spec says it (`{call: ..., order: ...}`).
+        output: Of the model's several outputs the one that a metric measures; None for what the model gives.
     """
 
     name: Any
     options: dict[str, Any] = field(default_factory=dict)
     order: ArgumentOrder | None = None
+    output: str | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
         """It in the form that it has in a file, its values as they are."""
+        output = {} if self.output is None else {"output": self.output}
         if self.order is not None:
-            return {"call": self.name, "order": self.order, **self.options}
-        return {"name": self.name, **self.options}
+            return {"call": self.name, "order": self.order, **output, **self.options}
+        return {"name": self.name, **output, **self.options}
 
     @property
     def is_reference(self) -> bool:
@@ -235,10 +239,48 @@ def _per_framework(one: Callable[[Any, ValidationInfo], Any]) -> Callable[..., A
     return validate
 
 
+def _is_table(value: Any) -> bool:
+    """Whether a loss or metrics are given by name: of a framework or an output."""
+    return isinstance(value, Mapping) and "name" not in value and "call" not in value
+
+
+def _losses(value: Any, info: ValidationInfo) -> Any:
+    """Accepts a loss, or a table of losses: by framework, by output, or by framework and then output."""
+    if not _is_table(value):
+        return _component(value, info)
+    if not value or not all(isinstance(name, str) and name for name in value):
+        expected = "a table {framework: loss} or {output: loss} with a name each"
+        raise Problem(expected, received=value).error()
+    return _each(value, lambda loss, info: _each_loss(loss, info), info)
+
+
+def _each_loss(value: Any, info: ValidationInfo) -> Any:
+    return _each(value, _component, info) if _is_table(value) and value else _component(value, info)
+
+
 def _metrics(value: Any, info: ValidationInfo) -> tuple[Component, ...]:
+    if _is_table(value):
+        listed = {output: _metrics_of(output, given, info) for output, given in value.items()}
+        return tuple(metric for metrics in listed.values() for metric in metrics)
     if not isinstance(value, list | tuple):
-        raise Problem("a list of metrics", received=value).error()
-    return tuple(_each(dict(enumerate(value)), _component, info).values())
+        expected = "a list of metrics, or a table {output: [metrics]}"
+        raise Problem(expected, received=value).error()
+    return tuple(_each(dict(enumerate(value)), _metric, info).values())
+
+
+def _metrics_of(output: Any, given: Any, info: ValidationInfo) -> list[Component]:
+    """The metrics of one output, of which there may be one."""
+    several = given if isinstance(given, list | tuple) else [given]
+    return [replace(_metric(metric, info), output=str(output)) for metric in several]
+
+
+def _metric(value: Any, info: ValidationInfo) -> Component:
+    """A metric, which may say of which output it is."""
+    fields = value.fields if isinstance(value, Component) else value
+    if not isinstance(fields, Mapping) or "output" not in fields:
+        return _component(fields, info)
+    rest = {name: part for name, part in fields.items() if name != "output"}
+    return replace(_component(rest, info), output=fields["output"])
 
 
 def _code(value: Any, info: ValidationInfo) -> str:
@@ -283,13 +325,34 @@ Plugins = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 Data = Annotated[Any, AfterValidator(_data), WithJsonSchema(_REFERENCE)]
-Components = Annotated[
+_LOSSES_BY_OUTPUT = {**_PER_FRAMEWORK, "additionalProperties": _COMPONENT}
+Losses = Annotated[
     Any,
-    AfterValidator(_per_framework(_component)),
-    WithJsonSchema({"anyOf": [_COMPONENT, {**_PER_FRAMEWORK, "additionalProperties": _COMPONENT}]}),
+    AfterValidator(_losses),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _COMPONENT,
+                {
+                    **_PER_FRAMEWORK,
+                    "additionalProperties": {"anyOf": [_COMPONENT, _LOSSES_BY_OUTPUT]},
+                },
+            ]
+        }
+    ),
 ]
+_LISTED = {"type": "array", "items": _COMPONENT}
 Metrics = Annotated[
-    Any, AfterValidator(_metrics), WithJsonSchema({"type": "array", "items": _COMPONENT})
+    Any,
+    AfterValidator(_metrics),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _LISTED,
+                {**_PER_FRAMEWORK, "additionalProperties": {"anyOf": [_COMPONENT, _LISTED]}},
+            ]
+        }
+    ),
 ]
 
 Codes = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,12 +17,14 @@ from isotrain.core.spec.checkpointing import CheckpointPolicy, EarlyStopping, wa
 from isotrain.core.spec.fields import (
     Codes,
     Component,
-    Components,
     Count,
     Data,
     FolderName,
+    Losses,
     Metrics,
     Model,
+    NotNegative,
+    Number,
     Options,
     Plugins,
     Reference,
@@ -53,6 +55,8 @@ from isotrain.core.spec.problems import (
     exactly_one,
 )
 
+FRAMEWORKS = ("torch", "tensorflow", "jax")
+"""Names that stand for a framework in a table of losses, beside those for which the spec gives a model."""
 _LOGGERS = Words("a list of logger names, or of {name: ..., options: {...}}")
 
 
@@ -100,6 +104,11 @@ class TrainingSpec(
     model_args: Options = Field(default={}, description="Keyword arguments of the model callable.")
     data: Data = Field(description="Callable that gives the data, or from Python the data itself.")
     data_args: Options = Field(default={}, description="Keyword arguments of the data callable.")
+    validation_split: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = Field(
+        default=None,
+        description="How much of the training data, from its end, to validate on; null where the data "
+        "have a validation part, or for none.",
+    )
     transform: Reference | None = Field(
         default=None,
         description="Callable (inputs, targets, random) -> (inputs, targets), on training data only.",
@@ -109,10 +118,18 @@ class TrainingSpec(
         description="What the weights start as in place of what the model makes: a file, a run, a checkpoint "
         "or a callable, or {source: ..., include: ..., exclude: ..., map: ..., freeze: ...}.",
     )
-    loss: Components | None = Field(
+    loss: Losses | None = Field(
         default=None,
         description="Loss: a Keras name, an import reference, {name: ..., option: ...}, or a "
-        "table {framework: loss}; not with objective.",
+        "table {framework: loss} or {output: loss}; not with objective.",
+    )
+    loss_weights: dict[Text, Number] | None = Field(
+        default=None,
+        description="By which the losses of several outputs are multiplied in their sum: {output: number}.",
+    )
+    class_weight: dict[int, NotNegative] | None = Field(
+        default=None,
+        description="By which the loss of training samples is multiplied: {class: number}; others count 1.",
     )
     objective: References | None = Field(
         default=None,
@@ -121,7 +138,8 @@ class TrainingSpec(
     )
     metrics: Metrics = Field(
         default=(),
-        description="Metrics: Keras names, import references or {name: ..., option: ...}.",
+        description="Metrics: Keras names, import references or {name: ..., option: ...}; of several outputs "
+        "a table {output: metrics}.",
     )
     optimizer: Optimizer = Field(
         description="Optimizer: {name: ..., lr: ...}, a bare name for all defaults (sgd has none for lr), or "
@@ -213,6 +231,9 @@ class TrainingSpec(
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
         """The pairs of which exactly one is given, and the loss scale's precision."""
         yield from exactly_one(fields, "loss", "objective")
+        if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
+            hint = "for a single loss there is nothing to weigh"
+            yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
         yield from exactly_one(fields, "global_batch", "local_batch")
         yield from exactly_one(fields, "epochs", "steps")
         precision = fields.get("precision", "float32")
@@ -249,6 +270,29 @@ class TrainingSpec(
             raise SpecError(f"{field_name}: {unknown_name('framework', framework, value)}")
         return value[framework]
 
+    def losses(self, framework: str) -> dict[str | None, Component]:
+        """The losses for one framework, by the output of the model that they are of; None for what it gives.
+
+        Raises:
+            SpecError: There is none for the framework; a table's names are not all of one kind; or
+                `loss_weights` has other names.
+        """
+        given = self.loss
+        if isinstance(given, Mapping):
+            models = self.model if isinstance(self.model, Mapping) else ()
+            known = {*FRAMEWORKS, *models} & set(given)
+            if known and not set(given) <= known | {framework}:
+                raise SpecError(_either(given, known))
+            by_framework = known or framework in given
+            given = self.for_framework("loss", framework) if by_framework else given
+        losses = given if isinstance(given, Mapping) else {} if given is None else {None: given}
+        if self.loss_weights is not None and set(self.loss_weights) != set(losses):
+            raise SpecError(
+                f"loss_weights: given for {', '.join(self.loss_weights)}; expected one for each output of"
+                f" loss: {', '.join(map(str, losses))}."
+            )
+        return dict(losses)
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated as a whole.
 
@@ -274,6 +318,15 @@ class TrainingSpec(
         fields = jsonable(self)
         assert isinstance(fields, dict)
         return fields
+
+
+def _either(table: Mapping[str, Any], known: Collection[str]) -> str:
+    """What to do about a table of losses by framework and by output."""
+    return (
+        f"loss: of {', '.join(table)}, {', '.join(sorted(known))} are frameworks and the others are not."
+        " Give a table of frameworks or one of outputs; for outputs that are called like a framework, a table"
+        " of outputs for each framework: {torch: {name: loss, ...}, tensorflow: {...}}."
+    )
 
 
 def jsonable(value: Any) -> Any:

@@ -29,15 +29,14 @@ def data(samples: int = 128) -> isotrain.DataSet:
     times = np.arange(samples + PAST)
     series = (np.sin(times / 3) + 0.1 * random.normal(size=len(times))).astype("float32")
     windows = np.lib.stride_tricks.sliding_window_view(series, PAST + 1)
-    inputs, targets = windows[:, :PAST, None], windows[:, PAST:]
-    late = samples * 3 // 4  # what comes later validates
-    return isotrain.DataSet((inputs[:late], targets[:late]), (inputs[late:], targets[late:]))
+    return isotrain.DataSet((windows[:, :PAST, None], windows[:, PAST:]))
 
 
 spec = isotrain.TrainingSpec(
     name="forecaster",
     model=model,
     data=data,
+    validation_split=0.25,  # what comes later
     loss="mse",
     optimizer={"name": "adam", "lr": 0.01},
     metrics=["mae"],

@@ -28,21 +28,6 @@ def model() -> Any:
     return keras.Model(inputs, outputs)
 
 
-def weighted(model: Any, batch: tuple[Any, Any]) -> Any:
-    """`compile(loss={...}, loss_weights={"priority": 1.0, "department": 0.2})`: one value per sample."""
-    import keras
-
-    inputs, targets = batch
-    found = model(inputs)
-    priority = keras.losses.binary_crossentropy(
-        targets["priority"], found["priority"], from_logits=True
-    )
-    department = keras.losses.categorical_crossentropy(
-        targets["department"], found["department"], from_logits=True
-    )
-    return 1.0 * priority + 0.2 * department
-
-
 def data(samples: int = 128) -> isotrain.DataSet:
     """Tickets; the targets have the names of the outputs."""
     random = np.random.default_rng(0)
@@ -58,7 +43,12 @@ spec = isotrain.TrainingSpec(
     name="two-outputs",
     model=model,
     data=data,
-    objective=weighted,
+    loss={
+        "priority": {"name": "binary_crossentropy", "from_logits": True},
+        "department": {"name": "categorical_crossentropy", "from_logits": True},
+    },
+    loss_weights={"priority": 1.0, "department": 0.2},
+    metrics={"department": ["categorical_accuracy"]},
     optimizer={"name": "rmsprop", "lr": 0.01},
     global_batch=32,
     epochs=4,

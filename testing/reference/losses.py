@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.plugin import Component, SpecError, TrainingSpec, references, unknown_name
+from isotrain.plugin import (
+    Component,
+    SpecError,
+    TrainingSpec,
+    UnsupportedError,
+    references,
+    unknown_name,
+)
 from isotrain.testing.reference.layers import Array
 from isotrain.testing.reference.network import Network
 
@@ -92,11 +99,20 @@ def _size(values: Array) -> int:
 
 
 def build_objective(spec: TrainingSpec, network: Network) -> Objective:
-    """Makes the function that is minimised, from the spec's objective or loss."""
+    """Makes the function that is minimised, from the spec's objective or loss.
+
+    Raises:
+        UnsupportedError: The losses are of several outputs.
+    """
     if spec.objective is not None:
         own = references.resolve(spec.for_framework("objective", "reference"))
         return lambda inputs, targets: _checked(own(network, (inputs, targets)))
-    loss: Loss = _function("loss", spec.for_framework("loss", "reference"), LOSSES)
+    losses = spec.losses("reference")
+    if set(losses) != {None} or any(metric.output for metric in spec.metrics):
+        raise UnsupportedError(
+            "backend 'reference' knows no losses and metrics of several outputs."
+        )
+    loss: Loss = _function("loss", losses[None], LOSSES)
 
     def objective(inputs: Any, targets: Any) -> tuple[Array, Any, Any]:
         outputs = network(inputs)

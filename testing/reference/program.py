@@ -14,6 +14,8 @@ from isotrain.plugin import (
     StateKind,
     StatePart,
     TrainingSpec,
+    UnsupportedError,
+    Weighted,
     map_tree,
     references,
     unknown_name,
@@ -82,6 +84,8 @@ class Program:
 
     def _forward_and_backward(self, piece: Slice) -> tuple[float, list[Array]]:
         self.network.training = True
+        if isinstance(piece.targets, Weighted):
+            raise UnsupportedError("data: backend 'reference' knows no sample weights.")
         losses, predictions, slopes = self._objective(piece.inputs, piece.targets)
         self.metrics.add(piece.targets, predictions, piece.count)
         factor = np.dtype(self._spec.precision).type(piece.weight / piece.count)

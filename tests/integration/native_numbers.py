@@ -191,7 +191,7 @@ def with_gradient(loss: Any, targets: np.ndarray, predictions: np.ndarray) -> li
 def losses() -> Iterator[list[Any]]:
     for kind, name, options in LOSSES:
         spec = spec_with(loss={"name": name, **options})
-        pair = (named_loss.build_loss(spec), portable.build_loss(spec, "torch"))
+        pair = (named_loss.build_loss(spec.loss), portable.build_losses(spec, "torch")[None])
         yield [
             f"{name} {options} {kind}",
             *(with_gradient(each, *arrays(0)[kind]) for each in pair),

@@ -102,7 +102,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
 
     def loss(name: str) -> float:
         """The mean over slices by their samples."""
-        made = keras_parts.build_loss(options("loss", snake_case(name)), "torch")
+        made = keras_parts.build_losses(options("loss", snake_case(name)), "torch")[None]
         targets, predictions = samples(name)
         total = 0.0
         for start, stop in CUTS:

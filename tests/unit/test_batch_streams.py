@@ -200,7 +200,7 @@ def test_functions_that_make_iterators_are_streams():
         (lambda: iter([()]), "is empty"),
         (lambda: iter([(INPUTS, TARGETS[:3])]), r"equally many rows.*'inputs': 20, 'targets': 3"),
         (lambda: iter([(INPUTS, TARGETS), (INPUTS[:, :1], TARGETS)]), "more than their number"),
-        (lambda: iter([(INPUTS, TARGETS, 1)]), "a tuple of 3"),
+        (lambda: iter([(INPUTS, TARGETS, TARGETS, 1)]), "a tuple of 4"),
         (lambda: iter(()), "the data set is empty"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.service import Service
+from isotrain.core.data.sources import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
 from isotrain.core.served.door import Door
@@ -290,6 +291,7 @@ def test_arrays_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socke
     one, other = map(Wire, ends)
     arrays: list[np.ndarray] = []
     tree = ({"a": np.arange(6).reshape(2, 3).T, "b": np.zeros((0, 3))}, np.float32(1.5), None)
+    tree = (*tree, Weighted(np.arange(3), (np.ones(3),)))
     plain = packed(tree, arrays)
     one.send({"tree": plain, "step": 3}, arrays)
     header, received = other.receive()
@@ -298,6 +300,8 @@ def test_arrays_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socke
     np.testing.assert_array_equal(found[0]["a"], tree[0]["a"])
     assert found[0]["b"].shape == (0, 3)
     assert (found[1], found[1].dtype, found[2]) == (1.5, np.float32, None)
+    assert isinstance(found[3], Weighted)
+    np.testing.assert_array_equal(found[3].weights[0], np.ones(3))
     one.close()
     with pytest.raises(WireError, match="closed"):
         other.receive()

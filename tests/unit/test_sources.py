@@ -315,7 +315,8 @@ def test_other_things_are_refused_with_what_is_accepted(value):
     [
         ((X, Y[:9]), "inputs has 10, targets has 9"),
         (((X, {"a": Y[:5]}), Y), r"inputs\[0\] has 10, inputs\[1\]\['a'\] has 5"),
-        ((X, Y, Y), "a tuple of 3"),
+        ((X, Y, Y, Y), "a tuple of 4"),
+        ((X, Y, Y[:9]), "sample weights has 9"),
         ((X[:0], Y[:0]), "empty"),
         ({}, "empty"),
         ((np.float32(3), Y), "scalar"),

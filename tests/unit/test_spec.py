@@ -96,6 +96,50 @@ def test_components_of_every_form() -> None:
     assert top.options == {"k": 5}
 
 
+def test_losses_by_output_and_by_framework() -> None:
+    mse, mae = Component("mse"), Component("mae")
+    assert make(loss="mse").losses("torch") == {None: mse}
+    assert make(loss={"torch": "mse", "tensorflow": "mae"}).losses("torch") == {None: mse}
+    both = {"a": "mse", "b": {"name": "mae"}}
+    weighed = make(loss=both, loss_weights={"b": 2, "a": 0.5})
+    assert weighed.losses("torch") == {"a": mse, "b": mae}
+    assert make(loss={"torch": both, "tensorflow": "mse"}).losses("torch") == {"a": mse, "b": mae}
+    named = make(model={"torch": "m:f", "mlx": "m:f"}, loss={"torch": "mse", "mlx": "mae"})
+    assert named.losses("torch") == {None: mse}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"loss": {"torch": "mse", "b": "mae"}},
+            "loss: of torch, b, torch are frameworks and the others",
+        ),
+        ({"loss": {"tensorflow": "mse"}}, "loss: unknown framework 'torch'"),
+        ({"loss": {"a": "mse"}, "loss_weights": {"b": 1.0}}, "loss_weights: given for b; .*: a"),
+    ],
+)
+def test_tables_of_losses_that_say_two_things(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make(**fields).losses("torch")
+
+
+def test_loss_weights_need_losses() -> None:
+    with pytest.raises(SpecError, match=r"loss_weights: .*expected loss as a table"):
+        make(loss="mse", loss_weights={"a": 1.0})
+
+
+def test_metrics_by_output() -> None:
+    spec = make(metrics={"a": ["accuracy", {"name": "auc", "num_thresholds": 5}], "b": "mae"})
+    assert [(m.name, m.output) for m in spec.metrics] == [
+        ("accuracy", "a"),
+        ("auc", "a"),
+        ("mae", "b"),
+    ]
+    assert make(metrics=spec.to_dict()["metrics"]).metrics == spec.metrics
+    assert spec.replace(seed=3).metrics == spec.metrics
+
+
 def test_custom_optimizer() -> None:
     spec = make(optimizer={"custom": {"torch": "m:build"}, "lr": 0.1, "args": {"k": 1}})
     assert spec.optimizer.name == "custom"

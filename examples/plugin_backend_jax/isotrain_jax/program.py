@@ -85,6 +85,10 @@ class Program:
         self._optimizer = portable.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
         self.loss_scale = portable.loss_scale_variables(self._optimizer)
+        if any(metric.output for metric in spec.metrics):
+            raise UnsupportedError(
+                "metrics: jax-mesh measures what a model gives, and no outputs of it."
+            )
         self._metrics = _with_accumulators(portable.build_metrics(spec, "jax"))
         self._evaluation_metrics = portable.build_metrics(spec, "jax")
         self.variables = State(

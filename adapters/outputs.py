@@ -1,0 +1,89 @@
+"""One of several outputs of a model, in predictions and in targets; imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isotrain.plugin import SpecError, unweighted
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How the outputs of a model are told apart.
+
+    Attributes:
+        names: Of outputs that come in a tuple or list; those in a dict have their own.
+    """
+
+    names: Sequence[str] = ()
+
+    @classmethod
+    def of_keras(cls, model: Any) -> Outputs:
+        """Those of a Keras model, as Keras calls them."""
+        return cls(getattr(model, "output_names", None) or ())
+
+    def pick(self, tree: Any, output: str | None, what: str) -> Any:
+        """The part of predictions or targets that belongs to an output.
+
+        Args:
+            tree: All of them.
+            output: Its name; None for all.
+            what: What the tree is, for messages.
+
+        Raises:
+            SpecError: There is none of that name.
+        """
+        if output is None:
+            return tree
+        parts = self._parts(tree)
+        if output not in parts:
+            raise SpecError(
+                f"loss or metrics: an output {output!r} is asked for, and the {what} have"
+                f" {', '.join(map(repr, parts)) or 'no names'}. Name the outputs of the model (a dict), and"
+                " the targets as these."
+            )
+        return parts[output]
+
+    def _parts(self, tree: Any) -> Mapping[str, Any]:
+        if isinstance(tree, Mapping):
+            return tree
+        several = tree if isinstance(tree, tuple | list) else [tree]
+        return (
+            dict(zip(self.names, several, strict=False)) if len(several) == len(self.names) else {}
+        )
+
+    def of_targets(self, targets: Any, output: str | None) -> Any:
+        """The targets of an output, without weights."""
+        return self.pick(unweighted(targets)[0], output, "targets")
+
+    def sample(
+        self, targets: Any, predictions: Any, output: str | None
+    ) -> tuple[Any, Any, Any | None]:
+        """Targets, predictions and sample weights, or None for these, of an output.
+
+        Args:
+            targets: All, with their weights where they have some.
+            predictions: All.
+            output: Its name; None for all.
+        """
+        plain, weights = unweighted(targets)
+        if output is not None and isinstance(weights, Mapping | tuple):
+            weights = self.pick(weights, output, "sample weights")
+        return (
+            self.pick(plain, output, "targets"),
+            self.pick(predictions, output, "predictions"),
+            weights,
+        )
+
+
+def batch_of(inputs: Any, targets: Any) -> tuple[Any, ...]:
+    """What an objective gets of a slice: inputs, targets, and sample weights where there are some."""
+    plain, weights = unweighted(targets)
+    return (inputs, plain) if weights is None else (inputs, plain, weights)
+
+
+def shown_name(name: str, output: str | None) -> str:
+    """The name of a metric, with that of its output as Keras has it."""
+    return name if output is None else f"{output}_{name}"

@@ -1,0 +1,121 @@
+"""The loss of a native model: of each output, weighed by samples, and by what its mean counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from isotrain.adapters import called
+from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.torch.loss_weights import Count, counter
+from isotrain.adapters.torch.losses import beside
+from isotrain.adapters.torch.named_loss import NamedLoss, build_loss
+from isotrain.plugin import SpecError, TrainingSpec
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The loss of one output.
+
+    Attributes:
+        output: Its name; None for what the model gives.
+        loss: From targets and predictions to a mean, or to values whose mean it is.
+        counted: What it counts by; None where all targets count alike.
+        factor: By which it is multiplied in the sum of all.
+    """
+
+    output: str | None
+    loss: Callable[[Any, Any], Any]
+    counted: Count | None
+    factor: float | None
+
+    def mean(self, targets: Any, predictions: Any, weights: Any | None) -> torch.Tensor:
+        """The mean over what counts, each sample times its weight."""
+        if weights is None:
+            found = mean_over_samples(self.loss(targets, predictions))
+        elif isinstance(self.loss, NamedLoss):
+            found = mean_over_samples(self.loss.weighed(targets, predictions, weights))
+        else:
+            found = _weighed(self.loss(targets, predictions), weights)
+        return found if self.factor is None else found * self.factor
+
+
+class NativeLoss:
+    """All losses of a spec."""
+
+    def __init__(self, spec: TrainingSpec) -> None:
+        """Makes them.
+
+        Raises:
+            SpecError: There is none of a name, or it has no such options.
+        """
+        factors = spec.loss_weights or {}
+        self._outputs = Outputs()
+        self._parts = [
+            _Part(output, build_loss(chosen), counter(chosen), factors.get(str(output)))
+            for output, chosen in spec.losses("torch").items()
+        ]
+        self.counts_alike = all(part.counted is None for part in self._parts)
+
+    def __call__(self, targets: Any, predictions: Any) -> torch.Tensor:
+        """The loss of a slice, as an objective gives it."""
+        samples = [self._outputs.sample(targets, predictions, p.output) for p in self._parts]
+        means = [part.mean(*own) for part, own in zip(self._parts, samples, strict=True)]
+        alike = [m for m, p in zip(means, self._parts, strict=True) if p.counted is None]
+        total = _sum(alike) if alike else torch.zeros_like(means[0])
+        if self.counts_alike:
+            return total
+        return _in_rows(total, means, self.counted(targets))
+
+    def counted(self, targets: Any) -> torch.Tensor:
+        """What each loss counts by in a slice, shape `[losses]`; 0 for those that count samples."""
+        own = [self._outputs.of_targets(targets, part.output) for part in self._parts]
+        counts = [
+            None if part.counted is None else part.counted(t)
+            for part, t in zip(self._parts, own, strict=True)
+        ]
+        like = next(count for count in counts if count is not None)
+        return torch.stack([torch.zeros_like(like) if c is None else c for c in counts])
+
+
+def _sum(means: list[torch.Tensor]) -> torch.Tensor:
+    total = means[0]
+    for mean in means[1:]:
+        total = total + mean
+    return total
+
+
+def _in_rows(total: torch.Tensor, means: list[torch.Tensor], counted: torch.Tensor) -> torch.Tensor:
+    """Torch's mean of nothing is no number: it is 0 here."""
+    zero = torch.zeros_like(total)
+    counted = counted.to(total)
+    each = torch.where(counted > 0, torch.stack(means), zero)
+    return torch.stack([torch.cat([total[None], each]), torch.cat([zero[None], counted])])
+
+
+def mean_over_samples(loss: Any) -> torch.Tensor:
+    """Reduces what a loss callable gave to the mean over its samples.
+
+    Raises:
+        SpecError: It gave no tensor.
+    """
+    given: torch.Tensor = called.require_tensor(loss, "the loss or objective")
+    return given if given.dim() == 0 else given.mean()
+
+
+def _weighed(loss: Any, weights: torch.Tensor) -> torch.Tensor:
+    """The mean of values, each times its sample's weight.
+
+    Raises:
+        SpecError: The loss gave their mean already.
+    """
+    values: torch.Tensor = called.require_tensor(loss, "the loss")
+    if values.dim() == 0:
+        raise SpecError(
+            "loss: samples have weights, and it returned their mean; expected one value per sample (torch's"
+            " losses give them with reduction='none')."
+        )
+    return (values * beside(weights, values)).mean()

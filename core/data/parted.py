@@ -1,0 +1,141 @@
+"""Sources made of others: a part of one, and one whose classes count differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isotrain.core.data.sources import (
+    Array,
+    ArraySource,
+    BatchStream,
+    Parts,
+    ShardedStream,
+    Source,
+    Weighted,
+    as_array,
+    as_parts,
+    map_tree,
+)
+from isotrain.core.errors import DataError
+
+if TYPE_CHECKING:
+    from isotrain.core.data.order import Indices
+
+AnySource = Source | ShardedStream | BatchStream
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Samples of a source that follow each other."""
+
+    source: Source
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def gather(self, indices: Indices) -> Parts:
+        return self.source.gather(indices + self.start)
+
+
+def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
+    """The samples before the last part, and the last part, in the source's own order.
+
+    Args:
+        source: With samples by position.
+        fraction: How much the last part has of them, as in Keras.
+
+    Raises:
+        DataError: It is a stream, or one of the parts would be empty.
+    """
+    if isinstance(source, BatchStream | ShardedStream):
+        raise DataError(
+            "validation_split: a stream has no last part before it is read. Give it as"
+            " isotrain.DataSet(train, validation)."
+        )
+    length = len(source)
+    first = math.floor(length * (1.0 - fraction))
+    if not 0 < first < length:
+        raise DataError(
+            f"validation_split: {fraction} of {length} samples leaves {first} to train on and"
+            f" {length - first} to validate on; expected one or more of each."
+        )
+    return _part(source, 0, first), _part(source, first, length)
+
+
+def _part(source: Source, start: int, stop: int) -> Source:
+    if not isinstance(source, ArraySource):
+        return _Range(source, start, stop)
+    inputs, targets = (
+        None if tree is None else map_tree(lambda array: array[start:stop], tree)
+        for tree in (source.inputs, source.targets)
+    )
+    return ArraySource(inputs, targets)
+
+
+@dataclass(frozen=True)
+class _ClassWeighted:
+    """Samples of a source, with weights by their classes."""
+
+    source: Source
+    weights: Mapping[int, float]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def gather(self, indices: Indices) -> Parts:
+        return _with_weights(self.source.gather(indices), self.weights)
+
+
+def class_weighted(source: AnySource, weights: Mapping[int, float]) -> AnySource:
+    """The same samples, with weights by their classes.
+
+    Args:
+        source: Its targets are classes, or one-hot.
+        weights: By class; others have 1.
+
+    Raises:
+        DataError: It shards itself; or targets are no classes, or have weights.
+    """
+    if isinstance(source, ShardedStream):
+        raise DataError(
+            "class_weight: a stream that shards itself must give sample weights itself."
+        )
+    if isinstance(source, BatchStream):
+        return BatchStream(lambda: _weighted_batches(source.epoch(0), weights), len(source))
+    if isinstance(source, ArraySource):
+        return ArraySource(*_with_weights((source.inputs, source.targets), weights))
+    return _ClassWeighted(source, weights)
+
+
+def _weighted_batches(batches: Iterable[Any], weights: Mapping[int, float]) -> Iterator[Parts]:
+    for batch in batches:
+        yield _with_weights(as_parts(batch, "a batch of the stream"), weights)
+
+
+def _with_weights(parts: Parts, weights: Mapping[int, float]) -> Parts:
+    inputs, targets = parts
+    if targets is None or isinstance(targets, tuple | Mapping):
+        raise DataError(
+            "class_weight: expected one array of classes as targets, and no sample weights beside it; got"
+            f" {type(targets).__name__}. For several outputs, give (inputs, targets, sample weights)."
+        )
+    return inputs, Weighted(targets, _weights_of(as_array(targets, "targets"), weights))
+
+
+def _weights_of(targets: Array, weights: Mapping[int, float]) -> Array:
+    """The weight of each sample, float64."""
+    classes = targets
+    if targets.ndim > 1:
+        classes = targets[..., 0] if targets.shape[-1] == 1 else targets.argmax(-1)
+    known = np.ones(classes.shape)
+    rounded = np.round(classes)
+    for number, weight in weights.items():
+        known[rounded == number] = weight
+    return known

@@ -1,0 +1,256 @@
+"""Sample weights, class weights, losses and metrics of several outputs: as in Keras' own `fit`, to 1e-12."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+
+pytestmark = pytest.mark.slow
+
+DRAW = np.random.default_rng(2)
+X = DRAW.standard_normal((26, 6))
+CLASSES = DRAW.integers(3, size=26)
+NUMBERS = DRAW.standard_normal((26, 1))
+WEIGHTS = DRAW.integers(0, 5, size=26) / 2.0
+OTHERS = DRAW.integers(0, 5, size=26) / 4.0
+WORDS = np.where(np.arange(5) < DRAW.integers(1, 6, size=26)[:, None], 1, 0) * DRAW.integers(
+    1, 9, size=(26, 5)
+)
+NEXT = DRAW.integers(3, size=(26, 5))
+CROSS_ENTROPY = {"name": "sparse_categorical_crossentropy", "from_logits": True}
+BACKENDS = [("torch-ddp", 2, 2), ("tf-mirrored", 3, 1)]
+EVERY = [*BACKENDS, ("horovod-torch", 2, 1), ("tf-multiworker", 2, 2), ("horovod-tf", 2, 1)]
+
+
+def classifier() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+
+
+def tagger() -> Any:
+    import keras
+
+    layers = [keras.layers.Embedding(9, 4, mask_zero=True), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((5,)), *layers])
+
+
+def named() -> Any:
+    return _two(lambda number, kind: {"number": number, "kind": kind})
+
+
+def listed() -> Any:
+    return _two(lambda number, kind: [number, kind])
+
+
+def _two(outputs: Any) -> Any:
+    import keras
+
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(5, activation="tanh")(inputs)
+    number = keras.layers.Dense(1, name="number")(hidden)
+    kind = keras.layers.Dense(3, name="kind")(hidden)
+    return keras.Model(inputs, outputs(number, kind))
+
+
+def absolute(targets: Any, predictions: Any) -> Any:
+    """One value per sample."""
+    import keras
+
+    return keras.ops.mean(keras.ops.abs(predictions - targets), axis=-1)
+
+
+ONE_HOT = np.eye(3)[CLASSES]
+BOTH = {
+    "loss": {"number": "mean_squared_error", "kind": CROSS_ENTROPY},
+    "loss_weights": {"number": 0.5, "kind": 2.0},
+    "metrics": {"number": ["mean_absolute_error"], "kind": "sparse_categorical_accuracy"},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "samples": {"data": (X, CLASSES, WEIGHTS), "metrics": ["sparse_categorical_accuracy"]},
+    "divided by the weights": {
+        "data": (X, CLASSES, WEIGHTS),
+        "loss": {**CROSS_ENTROPY, "reduction": "mean_with_sample_weight"},
+    },
+    "a function": {"data": (X, ONE_HOT, WEIGHTS), "loss": absolute},
+    "places with a mask": {"model": tagger, "data": (WORDS, NEXT, WEIGHTS[:, None] + NEXT)},
+    "classes": {"data": (X, CLASSES), "class_weight": {0: 2.0, 2: 0.25}, "validation_split": 0.25},
+    "one-hot": {
+        "data": (X, ONE_HOT),
+        "class_weight": {1: 3.0},
+        "loss": {"name": "categorical_crossentropy", "from_logits": True},
+    },
+    "split": {"data": (X, CLASSES, WEIGHTS), "validation_split": 0.3},
+    "outputs": {"model": named, "data": (X, {"number": NUMBERS, "kind": CLASSES}), **BOTH},
+    "outputs in a list": {
+        "model": listed,
+        "data": (X, (NUMBERS, CLASSES), (WEIGHTS, OTHERS)),
+        **BOTH,
+    },
+    "outputs with weights": {
+        "model": named,
+        "data": (
+            X,
+            {"number": NUMBERS, "kind": CLASSES},
+            {"number": WEIGHTS, "kind": OTHERS},
+        ),
+        **BOTH,
+    },
+}
+
+
+def spec_of(case: str) -> dict[str, Any]:
+    return {
+        "model": classifier,
+        "loss": CROSS_ENTROPY,
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch": 8,
+        "epochs": 2,
+        "shuffle": False,
+        "precision": "float64",
+        "threads": 1,
+        **CASES[case],
+    }
+
+
+def trained(session: isotrain.Session, case: str) -> dict[str, Any]:
+    """The metrics of each epoch, weights, and what evaluation gives; beside it the same of Keras alone."""
+    expected = by_keras(session.group.model, case) if session.replicas == 1 else {}
+    epochs = []
+    for batch in session.batches():
+        session.step(batch)
+        if batch.is_last_of_epoch:
+            epochs.append(session.metrics())
+    weights = [float(np.abs(w).sum()) for w in session.read_state(("trainable",)).values()]
+    validation = session.evaluate()["loss"] if session.can_evaluate else 0.0
+    metrics = [value for epoch in epochs for value in epoch.values()]
+    return {"found": [*metrics, *weights, validation], "expected": expected}
+
+
+def by_keras(built: Any, case: str) -> list[float]:
+    """`compile` and `fit` on one replica, from the same weights."""
+    import keras
+
+    given = spec_of(case)
+    model = keras.models.clone_model(built)
+    model.set_weights(built.get_weights())
+    loss = given["loss"]
+    by_output = isinstance(loss, dict) and "number" in loss
+    losses = {k: as_keras(v) for k, v in loss.items()} if by_output else as_keras(loss)
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.125),
+        loss=losses,
+        loss_weights=given.get("loss_weights"),
+        metrics=given.get("metrics"),
+    )
+    inputs, targets, *weights = given["data"]
+    history = model.fit(
+        inputs,
+        list(targets) if isinstance(targets, tuple) else targets,
+        sample_weight=_of_keras(weights[0]) if weights else None,
+        class_weight=given.get("class_weight"),
+        validation_split=given.get("validation_split", 0.0),
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    ).history
+    names = [n for n in history if not (n.endswith("loss") or n.startswith("val_"))]
+    measured = {n: history[n] for n in sorted(names, key=lambda name: "kind" in name)}
+    metrics = [measured[name][epoch] for epoch in range(2) for name in measured]
+    sums = [float(np.abs(keras.ops.convert_to_numpy(w)).sum()) for w in model.trainable_variables]
+    return [*metrics, *sums, history.get("val_loss", [0.0])[-1]]
+
+
+def _of_keras(weights: Any) -> Any:
+    return list(weights) if isinstance(weights, tuple) else weights
+
+
+def as_keras(loss: Any) -> Any:
+    import keras
+
+    if callable(loss) or isinstance(loss, str):
+        return loss
+    classes = {
+        "sparse_categorical_crossentropy": keras.losses.SparseCategoricalCrossentropy,
+        "categorical_crossentropy": keras.losses.CategoricalCrossentropy,
+    }
+    return classes[loss["name"]](**{n: option for n, option in loss.items() if n != "name"})
+
+
+def run(folder: Path, case: str, backend: str, replicas: int, accumulate: int) -> dict[str, Any]:
+    found = isotrain.launch(
+        functools.partial(trained, case=case),
+        {**spec_of(case), "accumulate": accumulate},
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder,
+        on_event=lambda event: None,
+    )
+    first: dict[str, Any] = found[0]
+    return first
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_keras_itself(tmp_path: Path, case: str) -> None:
+    whole = run(tmp_path / "whole", case, "torch-ddp", 1, 1)
+    np.testing.assert_allclose(whole["found"], whole["expected"], rtol=1e-12)
+    every = EVERY if case in ("places with a mask", "outputs with weights") else BACKENDS
+    for backend, replicas, accumulate in every:
+        split = run(tmp_path / backend, case, backend, replicas, accumulate)
+        np.testing.assert_allclose(split["found"], whole["found"], rtol=1e-12, err_msg=backend)
+
+
+def heads() -> Any:
+    import torch
+
+    class Heads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number, self.kind = torch.nn.Linear(6, 1), torch.nn.Linear(6, 3)
+
+        def forward(self, inputs: Any) -> dict[str, Any]:
+            return {"number": self.number(inputs), "kind": self.kind(inputs)}
+
+    return Heads()
+
+
+def portable_heads() -> Any:
+    import keras
+
+    inputs = keras.Input((6,))
+    outputs = {"number": keras.layers.Dense(1)(inputs), "kind": keras.layers.Dense(3)(inputs)}
+    return keras.Model(inputs, outputs)
+
+
+def from_zeros(session: isotrain.Session) -> list[float]:
+    """The losses and metrics of a run whose weights begin at 0."""
+    zeros = {n: np.zeros_like(w) for n, w in session.read_state(("trainable",)).items()}
+    session.write_state(zeros)
+    found = [float(session.step(batch)) for batch in session.batches()]
+    return [*found, *session.metrics().values()]
+
+
+@pytest.mark.parametrize("ignored", [None, 1])
+def test_native_models_as_portable_ones(tmp_path: Path, ignored: int | None) -> None:
+    kind = CROSS_ENTROPY | ({} if ignored is None else {"ignore_class": ignored})
+    losses = {"loss": {"number": "mean_squared_error", "kind": kind}}
+    spec = {**spec_of("outputs with weights"), **losses}
+    found = [
+        isotrain.launch(
+            from_zeros,
+            {**spec, "model": model},
+            backend="torch-ddp",
+            replicas=replicas,
+            run_directory=tmp_path / str(replicas),
+            on_event=lambda event: None,
+        )[0]
+        for model, replicas in ((portable_heads, 1), ({"torch": heads}, 2))
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)

@@ -1,0 +1,104 @@
+"""Sample weights go with their samples; class weights and the validation split are made from data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.data.batches import Loader
+from isotrain.core.data.sources import Weighted, as_source, stream
+from isotrain.core.errors import DataError
+from isotrain.core.running.data_loading import load_data
+
+X, Y = np.arange(20.0)[:, None], np.arange(20) % 3
+W = np.arange(20) / 4
+
+
+class Samples:
+    """Some that are fetched one by one."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index], Y[index], W[index]
+
+
+def batches() -> Iterator[Any]:
+    for start in range(0, 20, 7):
+        stop = start + 7
+        yield X[start:stop], Y[start:stop], W[start:stop]
+
+
+def spec_of(data: Any, **fields: Any) -> isotrain.TrainingSpec:
+    rest = {"loss": "mse", "optimizer": "adam", "global_batch": 8, "epochs": 1}
+    return isotrain.TrainingSpec(model="m:f", data=data, **rest, **fields)
+
+
+def slices(source: Any, **options: Any) -> Iterator[Any]:
+    chosen = {"global_batch": 8, "replicas": 3, "local_replicas": (0, 1, 2), "seed": 1, "epochs": 1}
+    chosen |= {"shuffle": True, "drop_remainder": False, "accumulate": 2, **options}
+    for batch in Loader(source, **chosen):  # type: ignore[arg-type]
+        yield from (piece for own in batch.slices for piece in own if piece.count)
+
+
+def doubled(inputs: Any, targets: Any, random: Any) -> Any:
+    """A transform, which sees no weights."""
+    assert not isinstance(targets, Weighted)
+    return inputs, targets * 2
+
+
+@pytest.mark.parametrize("given", [(X, Y, W), Samples(), stream(batches)])
+@pytest.mark.parametrize("transform", [None, doubled])
+def test_weights_go_with_their_samples(given: Any, transform: Any) -> None:
+    source, factor = as_source(given), 2 if transform else 1
+    seen = 0
+    for piece in slices(source, transform=transform):
+        rows = piece.inputs[:, 0].astype(int)
+        np.testing.assert_array_equal(piece.targets.targets, Y[rows] * factor)
+        np.testing.assert_array_equal(piece.targets.weights, W[rows])
+        seen += piece.count
+    assert seen == 20
+
+
+def test_class_weights_are_sample_weights() -> None:
+    for given in ((X, Y), (X, np.eye(3)[Y]), (X, Y[:, None]), stream(lambda: iter([(X, Y)]))):
+        data = load_data(spec_of(given, class_weight={0: 0.5, 2: 3.0}))
+        pieces = slices(data.train)
+        for piece in pieces:
+            rows = piece.inputs[:, 0].astype(int)
+            expected = np.array([0.5, 1.0, 3.0])[Y[rows]]
+            np.testing.assert_array_equal(piece.targets.weights, expected)
+
+
+@pytest.mark.parametrize("given", [(X, Y, W), (X, {"a": Y, "b": Y}), (X,)])
+def test_class_weights_need_classes(given: Any) -> None:
+    with pytest.raises(DataError, match="class_weight: expected one array of classes"):
+        load_data(spec_of(given, class_weight={0: 0.5}))
+
+
+@pytest.mark.parametrize("given", [(X, Y, W), Samples()])
+def test_the_last_part_validates(given: Any) -> None:
+    data = load_data(spec_of(given, validation_split=0.27))
+    assert (len(data.train), len(data.validation)) == (14, 6)
+    rows = np.array([0, 5])
+    inputs, targets = data.validation.gather(rows)
+    np.testing.assert_array_equal(inputs, X[14:][rows])
+    np.testing.assert_array_equal(targets.weights, W[14:][rows])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (stream(batches), "a stream has no last part"),
+        (isotrain.DataSet((X, Y), (X, Y)), "the data have a validation part"),
+        ((X[:1], Y[:1]), "0 to train on and 1 to validate on"),
+    ],
+)
+def test_what_cannot_be_split(given: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"validation_split: .*{message}"):
+        load_data(spec_of(given, validation_split=0.25))
