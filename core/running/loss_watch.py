@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from math import isnan
 from typing import Any, Literal
@@ -59,7 +60,14 @@ class LossWatch:
             raise NotANumberError(
                 f"{text} `on_nan: warn` in the spec lets the run go on, `ignore` without a word."
             )
-        self._reporter.emit(Warned(text=f"{text} The run goes on (on_nan: warn)."))
+        self._warn(f"{text} The run goes on (on_nan: warn).")
+
+    def _warn(self, text: str) -> None:
+        """Tells the launcher, or where there is none the person whose program this is."""
+        if self._reporter.is_heard:
+            self._reporter.emit(Warned(text=text))
+        else:
+            warnings.warn(text, stacklevel=2)
 
 
 def culprit(step: int, samples: Samples, plan: Plan, group: ReplicaGroup) -> str:

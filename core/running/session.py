@@ -565,8 +565,9 @@ class Session:
         self.group.close()
 
     def _heard_step_reports(self) -> StepReports | None:
-        """Only rank 0 tells of its steps, and only where somebody listens."""
-        if not (self.is_main and self._reporter.is_heard):
+        """Only rank 0 tells of its steps, and only where somebody listens or losses are watched."""
+        is_watched = self.spec.on_nan != "ignore"
+        if not (self.is_main and (self._reporter.is_heard or is_watched)):
             return None
         watch = LossWatch(self.spec.on_nan, self._reporter, self._culprit)
         return StepReports(self._reporter, self.stopwatch, self.total_steps, watch)

@@ -389,3 +389,20 @@ def test_a_result_that_diverged_is_strict_json_and_read_back(tmp_path: Path) -> 
     assert np.isnan(again.final_loss)
     with pytest.raises(isotrain.IsotrainError, match=r"result\.json cannot be read"):
         isotrain.read_result(tmp_path)
+
+
+def diverging(on_nan: str) -> None:
+    """A loop of one's own that never looks at its losses."""
+    fields = spec(optimizer={"name": "sgd", "lr": 1e30}, on_nan=on_nan)
+    with isotrain.open_session(fields, backend="reference") as session:
+        for batch in session.batches():
+            session.step(batch)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_that_is_nan_in_a_loop_without_a_launcher() -> None:
+    with pytest.raises(isotrain.NotANumberError, match="is NaN"):
+        diverging("stop")
+    with pytest.warns(UserWarning, match=r"is NaN.*The run goes on"):
+        diverging("warn")
+    diverging("ignore")

@@ -27,6 +27,10 @@ class Heard(Reporter):
         self.keep = keep
         self.events: list[ProcessEvent] = []
 
+    @property
+    def is_heard(self) -> bool:
+        return True
+
     def emit(self, event: ProcessEvent) -> None:
         event.to_line()
         if self.keep:
