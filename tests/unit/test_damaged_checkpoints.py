@@ -292,3 +292,15 @@ def test_a_file_without_end_is_not_taken_into_memory(folder: Path) -> None:
         checkpoint_at(folder).read_part("replica-0", "huge")
     os.truncate(folder / "step-000000001" / "manifest.json", most)
     assert "too large" in fault(folder)
+
+
+def test_an_empty_tensor_of_an_absurd_shape_is_refused(folder: Path) -> None:
+    def edit(_: dict[str, Any], record: dict[str, Any]) -> None:
+        file = record["files"][0]
+        shape = {"shape": [0, 2**62, 2**62], "global_shape": [0, 2**62, 2**62], "offset": [0] * 3}
+        part = {"name": "absurd", "dtype": "float32", "bytes": 0, "checksum": 0, **shape}
+        file["tensors"].append({**part, "start": file["bytes"]})
+
+    forge(folder, edit)
+    with pytest.raises(CheckpointError, match=r"'absurd': 0 bytes cannot be"):
+        checkpoint_at(folder).read("state")
