@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from integration.killing import Killer
 
 import isotrain
 from isotrain.core.errors import IsotrainError, PlanError
@@ -31,22 +29,6 @@ def data() -> isotrain.DataSet:
     inputs = np.random.default_rng(2).standard_normal((30, 4))
     labels = np.arange(30) % 3
     return isotrain.DataSet((inputs, labels), (inputs[:11], labels[:11]))
-
-
-@dataclasses.dataclass
-class Killer:
-    """Changes no sample; kills the process that first finds the file, after so many calls."""
-
-    flag: Path
-    after: int
-    calls: int = 0
-
-    def __call__(self, inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
-        self.calls += 1
-        if self.calls > self.after and self.flag.exists():
-            self.flag.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return inputs, targets
 
 
 def spec(**changes: Any) -> dict[str, Any]:
