@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -9,8 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import numpy as np
@@ -189,8 +192,7 @@ def lose_a_result(session: isotrain.Session) -> dict[str, Any]:
     """The first result is lost with the worker that has it, after it was computed."""
     import tensorflow as tf
 
-    waiting, lost = session.group._workforce._waiting, [True]  # type: ignore[attr-defined]
-    submit = waiting.submit
+    submit, lost = ThreadPoolExecutor.submit, [True]
 
     def fetched(fetch: Any) -> Any:
         result = fetch()
@@ -198,9 +200,12 @@ def lose_a_result(session: isotrain.Session) -> dict[str, Any]:
             raise tf.errors.UnavailableError(None, None, "its worker is gone")
         return result
 
-    waiting.submit = lambda fetch: submit(fetched, fetch)
-    for batch in session.batches():
-        session.step(batch)
+    def submitted(waiting: ThreadPoolExecutor, fetch: Any) -> Any:
+        return submit(waiting, fetched, fetch)
+
+    with mock.patch.object(ThreadPoolExecutor, "submit", submitted):
+        for batch in session.batches():
+            session.step(batch)
     assert not lost
     return session.strategy_report
 
@@ -229,12 +234,15 @@ def test_it_converges_though_a_worker_is_suspended(tmp_path: Path) -> None:
 
 
 def give_up_a_worker(session: isotrain.Session) -> dict[str, Any]:
-    """Whether the worker's process has ended while this one still trains."""
+    """Whether the process of a worker that was silent for too long ends while this one still trains."""
     other = psutil.Process(pid_of(session, 2))
     batches = session.batches()
     session.step(next(batches))
-    workforce: Any = session.group
-    workforce._workforce._lose(1, "given up by the test")
+    other.suspend()
+    while not session.strategy_report["workers_lost"]:
+        session.step(next(batches))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        other.resume()
     end = time.monotonic() + 30.0
     while other.is_running() and other.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
         time.sleep(0.05)
@@ -242,7 +250,8 @@ def give_up_a_worker(session: isotrain.Session) -> dict[str, Any]:
 
 
 def test_a_worker_that_was_given_up_ends_before_the_run(tmp_path: Path) -> None:
-    found = launch(give_up_a_worker, served(0), "reference", tmp_path / "run")
+    spec = served(0, timeouts={"silence": 3.0})
+    found = launch(give_up_a_worker, spec, "reference", tmp_path / "run")
     assert found["ended"]
     assert found["rest"] > 0
     assert lost_in(tmp_path / "run") == [2]

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import isotrain
+from isotrain.core.contracts.reporter import Reporter
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
 
@@ -200,12 +201,12 @@ def test_early_stopping_goes_back_to_the_best_model_with_moving_statistics_too(
     assert measured[-1]["loss"] == measured[0]["loss"] != measured[1]["loss"]
 
 
-def test_each_batch_of_an_evaluation_is_progress() -> None:
+def test_each_batch_of_an_evaluation_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[str] = []
     with isotrain.open_session(spec(), backend="reference") as session:
-        entered: list[str] = []
-        reporter = session._reporter
-        reporter.enter = entered.append  # type: ignore[method-assign]
+        monkeypatch.setattr(Reporter, "enter", lambda reporter, call: entered.append(call))
         session.evaluate(samples())
+        monkeypatch.undo()
     assert entered.count("evaluate") == 1 + 3
 
 

@@ -433,7 +433,7 @@ def test_a_run_whose_template_cannot_fork(
     def runs_out(template: Template, *given: Any) -> Any:
         calls.append(template.pid)
         if len(calls) > begun:
-            template._await_imports(SILENCE, LIMIT)
+            wait_until(lambda: template.is_current() and template.is_ready)
             psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
         return fork(template, *given)
 

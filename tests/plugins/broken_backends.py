@@ -1,4 +1,4 @@
-"""Backends with one fault each, to see that the conformance checks find it.
+"""Backends with one fault each, to see that the conformance checks find it: in NumPy, and one under torch.
 
 Registered by the hook that any plugin uses; the module is loaded where ISOTRAIN_PLUGINS names it. torch is
 imported when a run starts, as adapters do.
@@ -7,160 +7,161 @@ imported when a run starts, as adapters do.
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.capabilities import NO_WORKERS, Capabilities, Capability
+from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import DeviceKind, Setting
 from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.replica import Parts, ReduceOp
+from isotrain.core.data.batches import Batch, Slice
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registers import BackendRegister
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.testing.reference.adapter import Reference
+from isotrain.testing.reference.exchange import Exchange
+from isotrain.testing.reference.group import ReferenceGroup
 
 if TYPE_CHECKING:
     from isotrain.adapters.torch.group import TorchReplicaGroup
 
 
-class _Broken(TorchDDP):
-    """torch-ddp with a fault put into its replica group."""
+class _Broken(Reference):
+    """The reference backend with a fault in its exchange or its group."""
 
-    def start(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
-    ) -> TorchReplicaGroup:
-        self.spec, group = spec, super().start(spec, setting, context)
-        self.harm(group, group.exchange, context.rank)
-        return group
+    exchange: type[Exchange] = Exchange
+    group: type[ReferenceGroup] = ReferenceGroup
 
-    @abstractmethod
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        """Puts the fault in."""
+    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
+        return self.group(spec, self.exchange(context, setting.timeout))
+
+
+def _with_slices(batch: Batch, **changes: Any) -> Batch:
+    """The same batch, every slice with these fields."""
+
+    def changed(pieces: Sequence[Slice]) -> tuple[Slice, ...]:
+        return tuple(replace(piece, **changes) for piece in pieces)
+
+    return replace(batch, slices=tuple(map(changed, batch.slices)))
+
+
+class _IdentityAllReduce(Exchange):
+    def all_reduce(self, array: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
+        return np.array(array)
 
 
 class IdentityAllReduce(_Broken):
     """An all-reduce that gives everybody what they gave."""
 
     name = "broken-identity-all-reduce"
+    exchange = _IdentityAllReduce
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        exchange.all_reduce = lambda value, op: value.clone()
+
+class _SumForMean(Exchange):
+    def all_reduce(self, array: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
+        return super().all_reduce(array, "sum" if op == "mean" else op)
 
 
 class SumForMean(_Broken):
     """Gradients, losses and all else are summed where the mean is asked for."""
 
     name = "broken-sum-for-mean"
+    exchange = _SumForMean
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        right, finish, replicas = exchange.all_reduce, exchange.finish_gradients, exchange.replicas
 
-        def all_reduce(value: Any, op: str) -> Any:
-            return right(value, "sum" if op == "mean" else op)
-
-        def finish_gradients() -> None:
-            finish()
-            for parameter in group.program.trainable.values():
-                parameter.grad.mul_(replicas)
-
-        exchange.all_reduce = all_reduce
-        exchange.finish_gradients = finish_gradients
-        exchange.begin_mean = lambda scalar: lambda: right(scalar, "sum")
-        exchange.begin_loss = exchange.begin_mean
+class _DroppedSlice(ReferenceGroup):
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> np.ndarray:
+        is_last = self.replicas - 1 in self.local_replicas
+        given = _with_slices(batch, weight=0.0) if is_last else batch
+        return super().synchronised_step(given, learning_rate)
 
 
 class DroppedSlice(_Broken):
     """The last replica takes part in everything, and its samples do not count in training."""
 
     name = "broken-dropped-slice"
+    group = _DroppedSlice
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        if rank != exchange.replicas - 1:
-            return
-        right = exchange.module
 
-        class Dropping:
-            """The forward pass with a loss of nothing."""
-
-            no_sync = staticmethod(right.no_sync)
-
-            def __call__(self, inputs: Any, targets: Any) -> Any:
-                loss, predictions = right(inputs, targets)
-                return loss * 0.0, predictions
-
-        exchange.module = Dropping()
+class _SilentBroadcast(Exchange):
+    def broadcast_within(self, array: np.ndarray, parts: Parts) -> np.ndarray:
+        super().broadcast_within(array, parts)
+        return np.array(array)
 
 
 class SilentBroadcast(_Broken):
     """A broadcast that reaches nobody but its root."""
 
     name = "broken-silent-broadcast"
+    exchange = _SilentBroadcast
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        exchange.broadcast_within = lambda value, parts: value.clone()
+
+class _CountedPlaceholders(ReferenceGroup):
+    def evaluation_step(self, batch: Batch) -> None:
+        counts = [piece.count for pieces in batch.slices for piece in pieces]
+        super().evaluation_step(batch if all(counts) else _with_slices(batch, count=1))
 
 
 class CountedPlaceholders(_Broken):
     """Evaluation takes the placeholder of an empty slice for a sample."""
 
     name = "broken-counted-placeholders"
+    group = _CountedPlaceholders
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        from dataclasses import replace
 
-        right = group.evaluation_step
-
-        def evaluation_step(batch: Any) -> None:
-            slices = tuple(
-                tuple(replace(piece, count=max(piece.count, 1)) for piece in pieces)
-                for pieces in batch.slices
-            )
-            right(replace(batch, slices=slices))
-
-        group.evaluation_step = evaluation_step
+class _TrainsToPredict(ReferenceGroup):
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        self.model.training = True
+        return [self.model(own) for own in inputs]
 
 
 class TrainsToPredict(_Broken):
     """Predictions are made in training mode."""
 
     name = "broken-trains-to-predict"
+    group = _TrainsToPredict
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        group.program.predict = lambda inputs: group.model(inputs, training=True)
+
+class _OwnStart(ReferenceGroup):
+    def __init__(self, spec: TrainingSpec, exchange: Exchange) -> None:
+        super().__init__(spec, exchange)
+        weights = self.read_state(("trainable",))
+        self.write_state({name: value + exchange.replica for name, value in weights.items()})
 
 
 class OwnStart(_Broken):
     """Every replica starts from weights of its own."""
 
     name = "broken-own-start"
+    group = _OwnStart
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        state = group.read_state(("trainable",))
-        group.write_state({name: value + rank for name, value in state.items()})
+
+class _ForgetsMetrics(ReferenceGroup):
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        kept = {n: value for n, value in state.items() if not n.startswith("metrics/")}
+        super().write_state(kept, replica=replica)
 
 
 class ForgetsMetrics(_Broken):
     """Takes back all state but what the metrics have added up."""
 
     name = "broken-forgets-metrics"
-
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        right = group.write_state
-
-        def write_state(state: Any, *, replica: int | None = None) -> None:
-            kept = {n: value for n, value in state.items() if not n.startswith("metrics/")}
-            right(kept, replica=replica)
-
-        group.write_state = write_state
+    group = _ForgetsMetrics
 
 
-class Careless(TorchDDP):
+class Careless(Reference):
     """Accepts collectives that it does not have, and leaves a capability out without a word."""
 
     name = "broken-careless"
     capabilities = {
-        **TorchDDP.capabilities,
+        **Reference.capabilities,
         "replicated": Capabilities(
-            TorchDDP.capabilities["replicated"].has - {Capability.SEND_RECEIVE}, NO_WORKERS
+            Reference.capabilities["replicated"].has - {Capability.SEND_RECEIVE}, NO_WORKERS
         ),
     }
 
@@ -170,29 +171,44 @@ class Careless(TorchDDP):
         return super().resolve_collective(None, device=device, replicas=replicas)
 
 
+class _NoisyClose(ReferenceGroup):
+    def close(self) -> None:
+        super().close()
+        raise RuntimeError("left in anger")
+
+
 class NoisyClose(_Broken):
     """Cannot leave the run without an error."""
 
     name = "broken-noisy-close"
+    group = _NoisyClose
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        right = group.close
 
-        def close() -> None:
-            right()
-            raise RuntimeError("left in anger")
-
-        group.close = close
+class _DiesInABarrier(ReferenceGroup):
+    def barrier(self) -> None:
+        if 1 in self.local_replicas:
+            os._exit(7)
+        super().barrier()
 
 
 class DiesInABarrier(_Broken):
     """Takes the process down, and so all checks after that."""
 
     name = "broken-dies-in-a-barrier"
+    group = _DiesInABarrier
 
-    def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        if rank == 1:
-            group.barrier = lambda: os._exit(7)
+
+class IdentityUnderTorch(TorchDDP):
+    """torch-ddp, but an all-reduce gives everybody what they gave; DDP still averages gradients."""
+
+    name = "broken-identity-under-torch"
+
+    def start(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> TorchReplicaGroup:
+        group = super().start(spec, setting, context)
+        group.exchange.all_reduce = lambda value, op: value.clone()  # type: ignore[method-assign]
+        return group
 
 
 BROKEN = (
@@ -207,6 +223,7 @@ BROKEN = (
     Careless,
     NoisyClose,
     DiesInABarrier,
+    IdentityUnderTorch,
 )
 
 

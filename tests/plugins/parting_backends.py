@@ -5,15 +5,58 @@ Registered by the hook that any plugin uses; the module is loaded where ISOTRAIN
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
 
-from plugins.broken_backends import SumForMean, _Broken
-
+from isotrain.adapters.torch.adapter import TorchDDP
+from isotrain.core.contracts.plan import Setting
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registers import BackendRegister
+from isotrain.core.spec.training_spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from isotrain.adapters.torch.group import TorchReplicaGroup
 
 
-class ClippedBeforeReduction(_Broken):
+class Faulty(TorchDDP):
+    """torch-ddp with a fault put into its replica group."""
+
+    def start(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+    ) -> TorchReplicaGroup:
+        self.spec, group = spec, super().start(spec, setting, context)
+        self.harm(group, group.exchange, context.rank)
+        return group
+
+    @abstractmethod
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        """Puts the fault in."""
+
+
+class SumForMean(Faulty):
+    """Gradients, losses and all else are summed where the mean is asked for."""
+
+    name = "parting-sum-for-mean"
+
+    def harm(self, group: Any, exchange: Any, rank: int) -> None:
+        right, finish, replicas = exchange.all_reduce, exchange.finish_gradients, exchange.replicas
+
+        def all_reduce(value: Any, op: str) -> Any:
+            return right(value, "sum" if op == "mean" else op)
+
+        def finish_gradients() -> None:
+            finish()
+            for parameter in group.program.trainable.values():
+                parameter.grad.mul_(replicas)
+
+        exchange.all_reduce = all_reduce
+        exchange.finish_gradients = finish_gradients
+        exchange.begin_mean = lambda scalar: lambda: right(scalar, "sum")
+        exchange.begin_loss = exchange.begin_mean
+
+
+class ClippedBeforeReduction(Faulty):
     """Every replica clips its own gradients, and only then are they averaged."""
 
     name = "parting-clipping-before-reduction"
@@ -36,7 +79,7 @@ class ClippedBeforeReduction(_Broken):
         exchange.finish_gradients = finish_gradients
 
 
-class OwnStatistics(_Broken):
+class OwnStatistics(Faulty):
     """Every replica keeps moving statistics of its own."""
 
     name = "parting-batch-norm-not-synced"
@@ -45,7 +88,7 @@ class OwnStatistics(_Broken):
         group.statistics = []
 
 
-class DuplicatedPadding(_Broken):
+class DuplicatedPadding(Faulty):
     """Replicas with fewer samples repeat their last one, as if it were one more."""
 
     name = "parting-duplicated-padding"
@@ -88,7 +131,7 @@ class PaddedSteps(DuplicatedPadding):
         group.gradients = right
 
 
-class EpsilonInside(_Broken):
+class EpsilonInside(Faulty):
     """Adam with its epsilon under the square root."""
 
     name = "parting-epsilon-elsewhere"
@@ -129,7 +172,7 @@ class EpsilonInside(_Broken):
         group.program.update = Update()
 
 
-class OtherStreams(_Broken):
+class OtherStreams(Faulty):
     """Dropout draws the numbers of another replica."""
 
     name = "parting-dropout-streams"
@@ -138,7 +181,7 @@ class OtherStreams(_Broken):
         group.program.distinguish(rank + 5)
 
 
-class HalfPrecision(_Broken):
+class HalfPrecision(Faulty):
     """Matrix products and means of float64 numbers are computed in float32."""
 
     name = "parting-float64-in-float32"
@@ -150,6 +193,7 @@ class HalfPrecision(_Broken):
 
 
 PARTING = (
+    SumForMean,
     ClippedBeforeReduction,
     OwnStatistics,
     DuplicatedPadding,
@@ -162,6 +206,6 @@ PARTING = (
 
 @hookimpl
 def isotrain_register_backends(register: BackendRegister) -> None:
-    """Registers every one of them, and the one of the other module that `parity` must name too."""
-    for adapter in (*PARTING, SumForMean):
+    """Registers every one of them."""
+    for adapter in PARTING:
         register.add(adapter)

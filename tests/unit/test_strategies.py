@@ -213,8 +213,26 @@ def test_the_plan_says_what_is_sent(
     assert "weight_shapes" not in found.to_dict()
 
 
+class Noting:
+    """A group that computes nothing, and notes between whom it was to."""
+
+    between: Any = None
+
+    def gradients(self, batch: Any) -> tuple[list[Any], float]:
+        return [], 0.0
+
+    def compute(self, computation: Any, *values: Any, static: Any) -> list[Any]:
+        self.between = static
+        return []
+
+    def apply(self, gradients: Any, learning_rate: float) -> None:
+        """Has no weights."""
+
+
 def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
     strategy = host.strategy("hierarchical", {})
     processes = [SimpleNamespace(host=name, replicas=(rank,)) for rank, name in enumerate("abab")]
     strategy.planned(spec("hierarchical", {}), SimpleNamespace(processes=processes))  # type: ignore[arg-type]
-    assert strategy._hosts == ((0, 2), (1, 3))  # type: ignore[attr-defined]
+    group = Noting()
+    strategy.step(group, SimpleNamespace(even=True), 0.125)  # type: ignore[arg-type]
+    assert group.between == ((0, 2), (1, 3))
