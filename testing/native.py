@@ -65,10 +65,10 @@ def _train_all(
     session: Session, specs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     first, *others = specs
-    found = {first: _train(session)}
+    found = {first: train(session)}
     for name in others:
         with next_session(session, name, specs[name]) as session:
-            found[name] = _train(session)
+            found[name] = train(session)
     return found
 
 
@@ -88,8 +88,12 @@ class _Noted:
         return getattr(self._session, name)
 
 
-def _train(session: Session) -> dict[str, Any]:
-    """The built-in loop, with every loss, and the weights at both ends."""
+def train(session: Session) -> dict[str, Any]:
+    """Trains with the built-in loop; a run's work.
+
+    Returns:
+        Of this process, `start` and `weights` by name, and the `loss` of every step.
+    """
     kinds: tuple[StateKind, ...] = ("trainable", "non-trainable")
     start, noted = session.read_state(kinds), _Noted(session)
     fit(cast(Session, noted))

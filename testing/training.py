@@ -120,7 +120,7 @@ def replicas_stay_equal(bench: Bench) -> None:
 def exact_mean_of_gradients(bench: Bench) -> None:
     """The mean over replicas of their gradients is the gradient of the mean over the samples."""
     found = []
-    for count in (8, 7, 1):
+    for count in (6, 7, 1):
         bench.restart()
         (batch,) = bench.batches(count, count)
         gradients, loss = bench.gradients_of_all(batch)
@@ -157,7 +157,7 @@ def synchronised_step(bench: Bench) -> None:
 def steps_leave_no_threads(bench: Bench) -> None:
     """However many steps are taken, the process has no more threads than after the first ones."""
     bench.restart()
-    (batch,) = bench.batches(8, 8)
+    (batch,) = bench.batches(7, 7)
     counts = []
     for _ in range(2):
         for _ in range(30):

@@ -14,14 +14,16 @@ import numpy as np
 from conformance import check_strategies, runs, strategy_bench, variety
 
 import isotrain
-from isotrain.testing import digits, probe
+from isotrain.core.running.loop import fit
+from isotrain.testing import digits, native, probe
 from isotrain.testing.launching import attempt
+from isotrain.testing.series import PATIENT, next_session
 
 CASE = "adam-float64"
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
-SERVED = "parameter-server"
+EPOCH = digits.spec(count=70, epochs=1)
 PENALTIES = (0.0, 0.25)
 
 
@@ -89,18 +91,27 @@ def save_varied(backend: str, folder: Path) -> None:
         np.savez(folder / f"{name}-{backend}.npz", **found)  # type: ignore[arg-type]
 
 
-def strategy_failures(backend: str) -> list[dict[str, str]]:
-    """What is wrong with each of isotrain's own strategies on the backend, by process and check."""
-    run = attempt(check_strategies.run_checks, strategy_bench.spec(backend), backend, 2)
-    assert run.failure is None, run.failure
-    return run.returned
+def in_turn(session: isotrain.Session) -> dict[str, Any]:
+    """All that needs several replicas, one after the other in the processes of one run; its work.
+
+    Returns:
+        What is wrong with each of isotrain's own strategies, by check; what the case ends with; and loss
+        and metrics of one epoch.
+    """
+    found: dict[str, Any] = {"strategies": check_strategies.run_checks(session)}
+    with next_session(session, "case", runs.SPECS[CASE]) as session:
+        found["case"] = native.train(session)
+    with next_session(session, "epoch", EPOCH) as session:
+        metrics = fit(session)
+        found["epoch"] = {"final loss": session.last_loss, **metrics}
+    return found
 
 
-def epoch(backend: str, strategy: str, folder: Path) -> dict[str, float]:
-    """Loss and metrics of one epoch by one of isotrain's strategies."""
-    spec = digits.spec(count=70, epochs=1, strategy=strategy)
+def served_epoch(backend: str, folder: Path) -> dict[str, float]:
+    """Loss and metrics of the same epoch by a parameter server."""
+    spec = {**EPOCH, "strategy": "parameter-server"}
     found = isotrain.run(
-        spec, backend=backend, replicas=2, run_directory=folder / strategy, on_event=lambda _: None
+        spec, backend=backend, replicas=2, run_directory=folder, on_event=lambda _: None
     )
     return {"final loss": found.final_loss, **found.metrics}
 
@@ -108,13 +119,16 @@ def epoch(backend: str, strategy: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Makes all of them."""
     backend, folder = sys.argv[1], Path(sys.argv[2])
-    found: dict[str, Any] = {"strategies": strategy_failures(backend)}
-    trained = runs.trained(backend, 2, CASE)
-    found["losses"] = trained["loss"]
-    np.savez(folder / "weights.npz", **trained["weights"])
+    spec = {**strategy_bench.spec(backend), "timeouts": PATIENT}
+    run = attempt(in_turn, spec, backend, 2)
+    assert run.failure is None, run.failure
+    first = run.returned[0]
+    found: dict[str, Any] = {"strategies": [each["strategies"] for each in run.returned]}
+    found["losses"] = first["case"]["loss"]
+    np.savez(folder / "weights.npz", **first["case"]["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
     found["traits"] = traits(backend)
-    found["epochs"] = [epoch(backend, name, folder) for name in ("data-parallel", SERVED)]
+    found["epochs"] = [first["epoch"], served_epoch(backend, folder / "served")]
     save_varied(backend, folder)
     (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _jax
 
@@ -157,9 +158,13 @@ class ReplicaMesh:
         return self.lower(self._mean(self.lift(number.reshape(1)))).reshape(())
 
     def close(self) -> None:
-        """Leaves the other processes; called by every process, once nobody waits for anybody."""
+        """Leaves the other processes; called by every process, once nobody waits for anybody.
+
+        JAX joins others only before it has found its devices, which another session asks of it again.
+        """
         if self.replicas > 1:
             jax.distributed.shutdown()
+            clear_backends()
 
 
 def all_reduce(value: Tree, op: ReduceOp) -> Tree:
