@@ -12,9 +12,20 @@ from conformance.backends import BACKENDS, param
 from isotrain.testing.launching import Run, attempt
 
 NEUTRAL = tuple(name for name in check_strategies.NAMES if name not in check_strategies.ON_THE_WIRE)
+AT_LENGTH = ("reference", "torch-ddp", "tf-multiworker")
+"""Where strategies are trained until they converge: in NumPy and once on each framework."""
+
+
+def names(backend: str) -> tuple[str, ...]:
+    """The checks on a backend."""
+    return tuple(
+        name for name in check_strategies.NAMES if name != "converge" or backend in AT_LENGTH
+    )
+
+
 CELLS = {
     ("reference", 4): NEUTRAL,
-    **{(backend, 2): check_strategies.NAMES for backend in BACKENDS},
+    **{(backend, 2): names(backend) for backend in BACKENDS},
     ("torch-ddp", 4): check_strategies.ON_THE_WIRE,
 }
 """What strategies do with more than two replicas needs no framework, but for what it costs on the wire."""

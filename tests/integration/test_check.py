@@ -25,6 +25,7 @@ SPEC: dict[str, Any] = {
     "global_batch": 12,
     "steps": 3,
     "precision": "float64",
+    "threads": 1,
     "evaluation": {"every_epochs": 0},
     "ignore": ["ISO4"],
 }

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_process import command, script
 
 import isotrain
 from isotrain.core.cli.arguments import parser
@@ -47,9 +48,11 @@ def execute(folder: Path, *command: str | Path, code: int = 0) -> str:
 
 
 def example(folder: Path, name: str, *arguments: str | Path) -> str:
-    """Runs an example in a folder that it makes for itself."""
+    """Runs an example in this process, in a folder that it makes for itself."""
     folder.mkdir(parents=True)
-    return execute(folder, EXAMPLES / name, *arguments)
+    done = script(EXAMPLES / name, *map(str, arguments), folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -72,8 +75,9 @@ def losses(fields: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.slow
 def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
-    printed = example(tmp_path / "run", "digits.py", *on("torch-ddp", 1), "--epochs", "2")
-    found = result(tmp_path / "run")
+    """By a program of its own, as a person starts it."""
+    printed = execute(tmp_path, EXAMPLES / "digits.py", *on("torch-ddp", 1), "--epochs", "2")
+    found = result(tmp_path)
     assert found["metrics"]["validation_accuracy"] > 0.9
     assert f"final loss {found['final_loss']:.8f}" in printed
 
@@ -89,9 +93,8 @@ def test_the_yaml_file_is_the_spec_of_the_script(examples: Importer) -> None:
 
 @pytest.mark.slow
 def test_the_yaml_file_runs_from_the_command_line(tmp_path: Path) -> None:
-    command = ["-m", "isotrain", "run", EXAMPLES / "digits.yaml", *on("torch-ddp"), "--json"]
-    printed = execute(tmp_path, *command, "--set", "epochs=1")
-    last = json.loads(printed.splitlines()[-1])
+    asked = ["run", str(EXAMPLES / "digits.yaml"), *on("torch-ddp"), "--json", "--set", "epochs=1"]
+    last = json.loads(command(*asked, folder=tmp_path).stdout.splitlines()[-1])
     assert last["metrics"]["validation_accuracy"] > 0.8
 
 

@@ -99,6 +99,7 @@ def spec(data: Any) -> dict[str, Any]:
         "epochs": 2,
         "shuffle": False,
         "device": "cpu",
+        "threads": 1,
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_process import command
 from integration import parity_cases as cases
 
 import isotrain
@@ -25,7 +25,7 @@ from isotrain.testing.series import PATIENT
 
 ROOT = Path(__file__).parents[2]
 PLANTED = {
-    "broken-sum-for-mean": ("reduced", "sum-instead-of-mean", 0),
+    "parting-sum-for-mean": ("reduced", "sum-instead-of-mean", 0),
     "parting-clipping-before-reduction": ("reduced", "clipping-before-reduction", 0),
     "parting-batch-norm-not-synced": ("state", "batch-norm-not-synced", 0),
     "parting-duplicated-padding": ("gradient", "duplicated-padding", 3),
@@ -99,18 +99,6 @@ def test_no_alarm_where_nothing_is_wrong(clean: Path, number: int) -> None:
     assert found.status in ("equal", "rounding"), found
 
 
-def command(*arguments: str, folder: Path, plugins: str = "") -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "examples")])
-    return subprocess.run(
-        [sys.executable, "-m", "isotrain", "parity", *arguments],
-        env={**os.environ, "ISOTRAIN_PLUGINS": plugins, "PYTHONPATH": path},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 SPEC = """
 name: parity
 model: integration.parity_cases:dense
@@ -128,10 +116,9 @@ def test_a_difference_is_confirmed_in_float64_and_told(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
     bad = "parting-epsilon-elsewhere"
     done = command(
-        *("spec.yaml", "--backend", "torch-ddp", "--backend", bad, "--steps", "3"),
-        *("--output", "out", "--json"),
+        *("parity", "spec.yaml", "--backend", "torch-ddp", "--backend", bad, "--steps", "3"),
+        *("--plugin", "plugins.parting_backends", "--output", "out", "--json"),
         folder=tmp_path,
-        plugins="plugins.parting_backends",
     )
     assert done.returncode == 6, done.stderr
     found = json.loads(done.stdout)
@@ -168,6 +155,7 @@ def test_runs_under_several_strategies_are_compared() -> None:
         "global_batch": 8,
         "epochs": 1,
         "precision": "float64",
+        "threads": 1,
     }
     local = {"name": "local-sgd", "options": {"every": 2, "start": 2}}
     strategies = ["data-parallel", "hierarchical", local]
@@ -205,7 +193,8 @@ def test_native_models_agree_by_a_map_of_names(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(NATIVE, encoding="utf-8")
     names = str(ROOT / "examples" / "digits_native_names.yaml")
     backends = ("--backend", "torch-ddp", "--backend", "tf-mirrored")
-    done = command("spec.yaml", *backends, "--map", names, "--steps", "3", folder=tmp_path)
+    asked = ("spec.yaml", *backends, "--map", names, "--steps", "3")
+    done = command("parity", *asked, folder=tmp_path, path=[ROOT / "examples"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("AGREE: tf-mirrored@1 trains like torch-ddp@1")
     assert "run 4: tf-mirrored@1" in done.stderr

@@ -28,7 +28,7 @@ def main() -> None:
     variables = model.trainable_variables
     hvd.broadcast_variables([v.value for v in model.variables], root_rank=0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(inputs: cases.Arrays, targets: cases.Arrays, weight: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = cases.both_losses(model(inputs, training=True), targets) * weight

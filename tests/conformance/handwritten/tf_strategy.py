@@ -70,7 +70,7 @@ def main() -> None:
     variables = model.trainable_variables
     mine = range(REPLICAS) if strategy.extended.worker_devices[1:] else [RANK]
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(batches: list[tuple[cases.Arrays, cases.Arrays]], weights: tf.Tensor) -> tf.Tensor:
         def replica() -> tf.Tensor:
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
