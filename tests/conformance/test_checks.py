@@ -12,7 +12,7 @@ TWO_QUICK = [2, *THREE_SLOW]
 
 pytestmark = pytest.mark.usefixtures("reference")
 
-TestReference = backend_suite("reference", replicas=[2, 3, 5])
+TestReference = backend_suite("reference", replicas=[2, 3, pytest.param(5, marks=SLOW)])
 TestTorchDDP = backend_suite("torch-ddp", replicas=TWO_QUICK)
 TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=THREE_SLOW)
 TestTensorFlowMultiWorker = backend_suite("tf-multiworker", replicas=THREE_SLOW)

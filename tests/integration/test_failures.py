@@ -166,6 +166,10 @@ CASES = [
     *((backend, raise_error, "forked") for backend in BACKENDS),
     ("horovod-tf", kill, "forked"),
 ]
+EVERYDAY = [
+    *(("reference", deed, "forked") for deed in DEEDS),
+    *(("reference", deed, "fresh") for deed in (kill, raise_error)),
+]
 
 
 def cases() -> list[Any]:
@@ -173,7 +177,7 @@ def cases() -> list[Any]:
         pytest.param(
             *case,
             id=f"{case[0]}-{case[1].__name__}-{case[2]}",
-            marks=() if "reference" in case else SLOW,
+            marks=() if case in EVERYDAY else SLOW,
         )
         for case in CASES
     ]

@@ -136,8 +136,8 @@ def from_notebook(folder: Path) -> str:
     "start",
     [
         from_guarded_script,
-        from_unguarded_script,
-        from_package,
+        pytest.param(from_unguarded_script, marks=pytest.mark.slow),
+        pytest.param(from_package, marks=pytest.mark.slow),
         from_standard_input,
         from_command,
         pytest.param(from_notebook, marks=pytest.mark.slow),

@@ -72,6 +72,7 @@ def trained(tmp_path: Path, **changes: Any) -> list[float]:
     return found.history.loss
 
 
+@pytest.mark.slow
 def test_a_function_of_torch_gets_the_predictions_first(tmp_path: Path) -> None:
     losses = trained(tmp_path, loss="torch.nn.functional:binary_cross_entropy_with_logits")
     assert min(losses) > 0
@@ -112,6 +113,7 @@ def orders(session: isotrain.Session) -> dict[str, Any]:
     return {name: called.order_of(function) for name, function in functions.items()}
 
 
+@pytest.mark.slow
 def test_the_order_is_told_by_names_and_by_origin() -> None:
     (found,) = isotrain.launch(orders, spec(loss="mse"), backend="torch-ddp", replicas=1)
     names = list(found)
@@ -121,6 +123,7 @@ def test_the_order_is_told_by_names_and_by_origin() -> None:
     assert {found[name] for name in names[last:]} == {None}
 
 
+@pytest.mark.slow
 def test_an_order_that_cannot_be_told_is_refused_and_can_be_said(tmp_path: Path) -> None:
     undecided = prediction_then_y_in_other_words
     with pytest.raises(RunFailedError, match=r"takes \(a, b\).*order: targets-first"):
