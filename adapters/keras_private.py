@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src import backend
-from keras.src.backend.common import dtypes
+from keras.src.backend.common import dtypes, global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as loss_module
-from keras.src.random.seed_generator import draw_seed
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, draw_seed
 
 from isotrain.adapters.private_parts import PrivatePart, require
 from isotrain.plugin import UnsupportedError
@@ -168,6 +168,21 @@ def _notes_assignments() -> None:
         layer.load_own_variables({str(place): np.full(2, 7.0) for place in range(4)})
     require(seen == [id(v) for v in layer.variables], "each variable of a layer is assigned to")
     require(bool((keras.ops.convert_to_numpy(layer.gamma) == before).all()), "and none is changed")
+
+
+def draw_unseeded_by(generator: keras.random.SeedGenerator | None) -> None:
+    """Makes a generator the one that this thread draws by where Keras is given no seed."""
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+def _draws_by_the_global_generator() -> None:
+    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = keras.random.SeedGenerator(5)
+    draw_unseeded_by(generator)
+    keras.random.uniform((1,))
+    draw_unseeded_by(before)
+    state = keras.ops.convert_to_numpy(generator.state.value)
+    require(state.tolist() != [5, 0], "a draw without a seed moves the global generator")
 
 
 def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractContextManager[None]:
@@ -411,6 +426,7 @@ PARTS = (
     PrivatePart("Metric._built", _knows_what_is_built),
     PrivatePart("SeedGenerator.next", _moves_seeds),
     PrivatePart("Layer.load_own_variables by Variable.assign", _notes_assignments),
+    PrivatePart("random.seed_generator.GLOBAL_SEED_GENERATOR", _draws_by_the_global_generator),
     PrivatePart("backend.torch.random.torch_seed_generator", _makes_generators),
     PrivatePart("backend.common.masking", _hangs_masks),
     PrivatePart("Layer._forward_hooks", _knows_hooks),

@@ -85,18 +85,26 @@ def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFi
     return probe.spec(adapter, data=data, timeouts=PATIENT, strategy=chosen)
 
 
-def problems(specs: Cases, backend: str) -> dict[str, str]:
+def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, str]:
     """What is wrong with each case; an empty text where nothing is.
 
     Two runs are launched for all of them: the processes of one have their sessions one after the other.
+
+    Args:
+        specs: What goes on, by name.
+        backend: Under what.
+        replicas: How many; with more than two it is not asked that the same group can go back, whose
+            exchange may by then add up in another order.
     """
-    first = _launched(specs, whole, backend)
-    second = _launched(specs, rest, backend, [_of_each(specs, rank) for rank in first])
+    first = _launched(specs, whole, backend, replicas)
+    states = [_of_each(specs, rank) for rank in first]
+    second = _launched(specs, rest, backend, replicas, states)
+    looked_at = _ALL if replicas <= REPLICAS else _ALL[1:]
     return {
         name: " ".join(
             text
             for rank, (before, after) in enumerate(zip(first, second, strict=True))
-            if (text := _difference(before[name], after[name], f"{name}, process {rank}"))
+            if (text := _difference(before[name], after[name], looked_at, f"{name}, rank {rank}"))
         )
         for name in specs
     }
@@ -110,11 +118,12 @@ def _launched(
     specs: Cases,
     work: Callable[..., Taken],
     backend: str,
+    replicas: int,
     states: Sequence[Mapping[str, Taken]] | None = None,
 ) -> list[dict[str, Any]]:
     """What each process found in each case, of one run."""
     in_turn = functools.partial(_in_turn, specs=specs, work=work, states=states)
-    run = attempt(in_turn, next(iter(specs.values())), backend, REPLICAS)
+    run = attempt(in_turn, next(iter(specs.values())), backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
 
@@ -190,17 +199,17 @@ def given_back(session: Session, state: Taken) -> None:
     session.strategy.load_state(session.group, own)
 
 
-def _difference(before: Taken, after: Taken, where: str) -> str:
+_ALL = (("first", "again"), ("losses", "losses"), ("metrics", "metrics"), ("end", "end"))
+"""What is compared: of the run that was not stopped, and of the one that went on."""
+
+
+def _difference(
+    before: Taken, after: Taken, looked_at: Sequence[tuple[str, str]], where: str
+) -> str:
     """The first thing in which a run that went on differs from the one that was not stopped."""
-    pairs = {
-        "gone back, the steps": (before["first"], before["again"]),
-        **{key: (before[key], after[key]) for key in ("losses", "metrics", "end")},
-    }
-    for what, (expected, found) in pairs.items():
-        text = _apart(expected, found, f"{where}: {what}")
-        if text:
-            return text
-    return ""
+    both = {**after, "again": before["again"]}
+    texts = (_apart(before[old], both[new], f"{where}: {new}") for old, new in looked_at)
+    return next(filter(None, texts), "")
 
 
 def _apart(expected: Any, found: Any, what: str) -> str:

@@ -19,7 +19,7 @@ from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_stre
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
-from isotrain.adapters.tensorflow.state import to_numpy
+from isotrain.adapters.tensorflow.state import part_of, to_numpy
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
@@ -78,6 +78,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._weights: dict[tuple[Any, ...], tf.Tensor] = {}
+        self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
 
     @property
     def model(self) -> Any:
@@ -277,6 +278,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         tf.function(flat, autograph=False).get_concrete_function(*_leaves(batch))
         return [UNALIKE] if any(unalike) else []
 
+    def not_carried(self) -> list[str]:
+        return self._program.not_carried()
+
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
@@ -292,7 +296,18 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         place = None if replica is None else self.place_of(replica)
-        self._program.state.write(state, place)
+        late = part_of(state, self._program.late_metrics)
+        if late:
+            self._late.append((late, place))
+        self._program.state.write({n: v for n, v in state.items() if n not in late}, place)
+
+    def _write_late(self, batch: Batch) -> None:
+        """Has metrics make the variables that a state was written for, by samples that do not count."""
+        late, self._late = self._late, []
+        with self.undisturbed():
+            self.gradients(batch)
+        for state, place in late:
+            self._program.state.write(state, place)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return weights_in(path, self.model)
@@ -342,6 +357,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         It is traced anew where weights are needed, and where a slice may be a placeholder. It gets
         a flat list of tensors: nested arguments cost 100 microseconds more in each call.
         """
+        if self._late:
+            self._write_late(batch)
         if batch.even and len(batch.slices[0]) == 1:
             function = self._function(name, lambda: _flat(trace, False, batch, given_weights=False))
             return function(*_leaves(batch), *tensors)
@@ -375,11 +392,16 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             trains: Whether random numbers must differ between replicas.
         """
         exchange, strategy = self._exchange, self.strategy
+
+        def traced() -> Any:
+            self._program.draw_unseeded()
+            return replica(exchange.position())
+
         with contextlib.ExitStack() as around:
             around.enter_context(plain_losses())
             if trains:
                 around.enter_context(random_streams(exchange.replica))
-            results = strategy.run(lambda: replica(exchange.position()))
+            results = strategy.run(traced)
         return [
             tf.nest.map_structure(functools.partial(_local, strategy, position), results)
             for position in range(len(self.local_replicas))

@@ -36,6 +36,21 @@ def _finds_layers() -> None:
     require(keras_layers_of(module) == module.held["some"], "the layers that a module holds")
 
 
+def generators_of(model: Any) -> dict[str, tf.Variable]:
+    """The states of TensorFlow's generators of random numbers that a tf.Module holds, numbered."""
+    if isinstance(model, keras.Layer):
+        return {}
+    held = model._flatten(predicate=lambda part: isinstance(part, tf.random.Generator))
+    return {f"tf-{number}": generator.state for number, generator in enumerate(held)}
+
+
+def _finds_generators() -> None:
+    module: Any = tf.Module()
+    module.held = [tf.random.Generator.from_seed(1)]
+    found = generators_of(module)
+    require(found["tf-0"] is module.held[0].state, "the generators that a module holds")
+
+
 def _knows_the_build() -> None:
     require(is_cuda_build() == tf.test.is_built_with_cuda(), "what build_info.py says of CUDA")
 
@@ -43,5 +58,6 @@ def _knows_the_build() -> None:
 PARTS = (
     PrivatePart("DistributedVariable.values", _has_copies),
     PrivatePart("Module._flatten", _finds_layers),
+    PrivatePart("Module._flatten of generators", _finds_generators),
     PrivatePart("platform/build_info.py", _knows_the_build),
 )

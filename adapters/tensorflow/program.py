@@ -14,12 +14,14 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
+from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
 from isotrain.adapters.outputs import Outputs, shown_name
+from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.shares import Shares, Total
-from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native
+from isotrain.adapters.tensorflow.state import NamedState, native, slots, sums
 from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
@@ -69,13 +71,18 @@ class Program:
         self._rate: Any = None
         self._prepare_optimizer()
         self.kept: list[tf.Variable] = []
+        apart = generators_apart(spec, "tensorflow", self.model)
+        self._unseeded = apart[UNSEEDED]
+        self._generators = {name: generator.state for name, generator in apart.items()}
+        self._generators |= private.generators_of(self.model)
         self.state = NamedState(
             trainable,
             others,
             {
-                "optimizer": self._slots,
+                "optimizer": lambda: slots(self._optimizer, self._rate_variable),
                 "loss-scale": lambda: portable.loss_scale_variables(self._optimizer),
-                "metrics": self._sums,
+                "random": lambda: self._generators,
+                "metrics": lambda: sums(self._metrics["train"]),
             },
         )
         self._forward = forward(self.model, training=False)
@@ -94,20 +101,14 @@ class Program:
             aggregation=tf.VariableAggregation.SUM,
         )
 
-    def _slots(self) -> dict[str, Any]:
-        """The optimizer's slots by name, and its learning rate."""
-        scale = {id(v) for v in portable.loss_scale_variables(self._optimizer).values()}
-        slots = [v for v in self._optimizer.variables if id(v) not in scale]
-        slots.append(self._rate_variable)
-        return dict(zip(canonical_names(slots), slots, strict=True))
-
-    def _sums(self) -> dict[str, Any]:
-        """What the training metrics add up, as `METRIC/SUM`."""
-        return {
-            f"{metric.name}/{name}": variable
-            for metric in self._metrics["train"]
-            for name, variable in zip(portable.sum_names(metric), metric.variables, strict=True)
-        }
+    def not_carried(self) -> list[str]:
+        """What steps of a tf.Module may depend on, and no variable holds."""
+        if isinstance(self.model, keras.Layer):
+            return []
+        return [
+            "what a tf.Module draws by tf.random or tf.nn.dropout: TensorFlow counts it where nobody can read"
+            " it; a tf.random.Generator that the module holds is carried over"
+        ]
 
     def _prepare_optimizer(self) -> None:
         """Makes the slots, hands over the learning rate, and takes away the own reduction."""
@@ -115,6 +116,11 @@ class Program:
         self._optimizer.build(self._trainable)
         inner.learning_rate = lambda: self._rate
         keras_private.apply_as_given(inner)
+
+    @property
+    def late_metrics(self) -> list[str]:
+        """The training metrics that make their variables when they see the first samples."""
+        return portable.built_late(self._metrics["train"])
 
     @contextlib.contextmanager
     def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:
@@ -255,7 +261,8 @@ class Program:
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Gives the non-trainable state and the training metrics back their values; not traced."""
-        moved = (*self._others, *self._accumulators("train"))
+        generators = map(native, self._generators.values())
+        moved = (*self._others, *self._accumulators("train"), *generators)
         variables = [c for variable in moved for c in copies(variable)]
         before = [tf.identity(variable) for variable in variables]
         yield
@@ -281,6 +288,10 @@ class Program:
     def rescaled(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Puts the loss scale back into gradients, as `apply` expects them."""
         return [self._optimizer.scale_loss(gradient) for gradient in gradients]
+
+    def draw_unseeded(self) -> None:
+        """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""
+        keras_private.draw_unseeded_by(self._unseeded)
 
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
         """Replaces every trainable weight by what `mean` makes of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -77,6 +77,28 @@ class NamedState:
             here = copies(variable)
             for copy in here if place is None else here[place : place + 1]:
                 copy.assign(tf.cast(tf.convert_to_tensor(array), copy.dtype))
+
+
+def slots(optimizer: keras.optimizers.Optimizer, rate: Any) -> dict[str, Any]:
+    """An optimizer's variables by name, its learning rate among them; without those of a loss scale."""
+    scale = {id(v) for v in portable.loss_scale_variables(optimizer).values()}
+    found = [*(v for v in optimizer.variables if id(v) not in scale), rate]
+    return dict(zip(canonical_names(found), found, strict=True))
+
+
+def sums(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
+    """What metrics add up, as `METRIC/SUM`."""
+    return {
+        f"{metric.name}/{name}": variable
+        for metric in metrics
+        for name, variable in zip(portable.sum_names(metric), metric.variables, strict=True)
+    }
+
+
+def part_of(state: Mapping[str, np.ndarray], metrics: Iterable[str]) -> dict[str, np.ndarray]:
+    """What a state has of some metrics."""
+    starts = tuple(f"metrics/{name}/" for name in metrics)
+    return {name: value for name, value in state.items() if name.startswith(starts)}
 
 
 def native(variable: Any) -> tf.Variable:

@@ -19,7 +19,7 @@ from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import EvaluatedLoss, Shares
-from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators
+from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators, unmoved
 from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
@@ -94,10 +94,11 @@ class TorchReplicaGroup(ReplicaGroup):
         }
         self._training_metrics = self._metrics["train"]
         self._evaluated = EvaluatedLoss(len(spec.losses("torch")), device)
+        self._random = generators(device, self.program.generators())
         self._state = NamedState(
             {
                 **self.program.sections(),
-                "random": generators(device),
+                "random": self._random,
                 "metrics": accumulators(self._training_metrics),
                 "exchange": Section(self._habits, self._write_habit),
             }
@@ -231,9 +232,8 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        devices = [self._device] if self._device.type == "cuda" else []
         moved = [*self.program.frozen.values(), *self._training_sums()]
-        with _kept(moved), torch.random.fork_rng(devices):
+        with _kept(moved), unmoved(self._random):
             yield
 
     def keep_gradients(self) -> bool:

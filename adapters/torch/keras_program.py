@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import keras
 import torch
 
 from isotrain.adapters import keras_files, keras_private, keras_traits, portable
+from isotrain.adapters.keras_generators import generators_apart
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import exports, keras_metrics
 from isotrain.adapters.torch.keras_update import keras_update
@@ -18,7 +20,7 @@ from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.recording import Compute
 from isotrain.adapters.torch.replayed import Replayed
-from isotrain.adapters.torch.state import Section, in_place
+from isotrain.adapters.torch.state import Section, State, in_place
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import (
     ExportForm,
@@ -60,6 +62,9 @@ class KerasProgram(Program):
         self.evaluation = self._replayed(spec, training=False)
         self.objective = Objective(model, self.training)
         self._seed_shift = 0
+        self._seeds_apart = {
+            name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
+        }
 
     def build_metrics(self) -> list[Metric]:
         return keras_metrics.build_all(self._spec, Outputs.of_keras(self.model))
@@ -126,11 +131,17 @@ class KerasProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
-        seeds = {name: self.frozen[name] for name in self.frozen if keras_private.is_seed(name)}
+        seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
         self._seed_shift = replica * portable.SEED_STRIDE
         with torch.no_grad():
-            for seed in seeds.values():
+            for seed in (*seeds, *self._seeds_apart.values()):
                 seed.copy_(_moved(seed, self._seed_shift))
+
+    def generators(self) -> dict[str, State]:
+        return {
+            name: (seed.clone, functools.partial(overwrite, f"random/{name}", seed))
+            for name, seed in self._seeds_apart.items()
+        }
 
     def sections(self) -> dict[StateKind, Section]:
         """The state that it has itself: seeds of random layers as replica 0 has them."""

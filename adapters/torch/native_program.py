@@ -19,6 +19,7 @@ from isotrain.adapters.torch.named_metrics import build_metrics
 from isotrain.adapters.torch.native_loss import NativeLoss, mean_over_samples
 from isotrain.adapters.torch.native_slots import NativeSlots
 from isotrain.adapters.torch.program import Objective, Program
+from isotrain.adapters.torch.state import State
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
     CustomOptimizer,
@@ -165,6 +166,14 @@ class NativeProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
+
+    def generators(self) -> dict[str, State]:
+        return {
+            f"{name}.{attribute}".removeprefix("."): (value.get_state, value.set_state)
+            for name, module in self.model.named_modules()
+            for attribute, value in vars(module).items()
+            if isinstance(value, torch.Generator)
+        }
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         if name == "momenta":

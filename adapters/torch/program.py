@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.state import Section, in_place
+from isotrain.adapters.torch.state import Section, State, in_place
 from isotrain.plugin import (
     ExportForm,
     IsotrainError,
@@ -149,6 +149,10 @@ class Program(ABC):
     @abstractmethod
     def write_loss_scale(self, name: str, value: torch.Tensor) -> None:
         """Sets one of these."""
+
+    def generators(self) -> dict[str, State]:
+        """The states of generators of random numbers that are the model's own, but no weights, by name."""
+        return {}
 
     def habits(self) -> dict[str, torch.Tensor]:
         """How it has come to compute: by this, and not by its weights alone, the next step rounds."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,9 +86,13 @@ def in_place(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Section:
     return Section(lambda: tensors, write)
 
 
-def generators(device: torch.device) -> Section:
-    """Torch's own generators of random numbers: that of the CPU, and that of a GPU."""
-    states = {"torch": (torch.get_rng_state, torch.set_rng_state)}
+State = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], Any]]
+"""How a state is copied, and how it is set."""
+
+
+def generators(device: torch.device, own: Mapping[str, State]) -> Section:
+    """Generators of random numbers: torch's for the CPU and for a GPU, and the model's own by name."""
+    states: dict[str, State] = {"torch": (torch.get_rng_state, torch.set_rng_state), **own}
     if device.type == "cuda":
         states["torch-cuda"] = (
             lambda: torch.cuda.get_rng_state(device),
@@ -99,6 +105,15 @@ def generators(device: torch.device) -> Section:
         states[name][1](value)
 
     return Section(lambda: {name: read() for name, (read, _) in states.items()}, write)
+
+
+@contextlib.contextmanager
+def unmoved(section: Section) -> Iterator[None]:
+    """Puts back at its end what a section that gives copies has had."""
+    before = section.read()
+    yield
+    for name, value in before.items():
+        section.write(name, value)
 
 
 def accumulators(metrics: Sequence[Metric]) -> Section:

@@ -39,6 +39,8 @@ class _Worker:
 class TcpWorkforce(Workforce):
     """One connection to each worker; a worker is its replica's number."""
 
+    keeps_draws = True
+
     def __init__(self, service: Service) -> None:
         """Opens the door; `await_workers` lets the workers in."""
         self.lost: list[LostWorker] = []

@@ -1,0 +1,61 @@
+"""Keras' generators of random numbers that no layer has.
+
+Imported by adapters only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from isotrain.adapters import chosen as choices
+from isotrain.adapters import keras_private
+from isotrain.plugin import TrainingSpec, references
+
+UNSEEDED = "keras"
+"""What the generator is called by which Keras draws where it is given no seed."""
+
+
+def generators_apart(
+    spec: TrainingSpec, framework: str, model: Any
+) -> dict[str, keras.random.SeedGenerator]:
+    """Generators by name. Called once the model is built.
+
+    They are Keras' own, by which it draws where no seed is given, started here from the spec's seed; and
+    those that the spec's functions refer to by a name, as their module's or in their closure.
+
+    Args:
+        spec: Names the functions.
+        framework: Whose entries of the spec are taken.
+        model: Whose own generators are not meant.
+    """
+    found = {UNSEEDED: keras.random.SeedGenerator(spec.seed & 0x7FFFFFFF)}
+    keras_private.draw_unseeded_by(found[UNSEEDED])
+    for function in _functions(spec, framework):
+        for name, value in _referred_to(function).items():
+            if isinstance(value, keras.random.SeedGenerator):
+                found.setdefault(f"keras-{name}", value)
+    own = {id(variable) for variable in getattr(model, "non_trainable_variables", ())}
+    return {name: each for name, each in found.items() if id(each.state) not in own}
+
+
+def _functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
+    """The person's own objective, loss and metrics."""
+    if spec.objective is not None:
+        yield choices.select(spec.objective, framework, "objective")
+    for field, given in (("loss", [spec.loss]), ("metrics", spec.metrics)):
+        for each in given:
+            component = None if each is None else choices.select(each, framework, field)
+            if component is not None and component.is_reference:
+                yield references.resolve(component.name)
+
+
+def _referred_to(function: Any) -> dict[str, Any]:
+    """What a function refers to by name; of an object, its attributes."""
+    if inspect.isfunction(function):
+        names = inspect.getclosurevars(function)
+        return {**names.globals, **names.nonlocals}
+    return dict(getattr(function, "__dict__", {}))

@@ -1,0 +1,42 @@
+"""What goes on from another run with portable models: convolutions that are replayed from a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def images() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(4)
+    inputs = generator.normal(size=(22, 8, 8, 2))
+    return inputs, np.sin(inputs[:, 0, :3, 0])
+
+
+def convolutions() -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential(
+        [
+            Input((8, 8, 2)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.Conv2D(4, 3, strides=2),
+            layers.Flatten(),
+            layers.Dropout(0.25),
+            layers.Dense(3),
+        ]
+    )
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return {
+        "model": convolutions,
+        "data": images,
+        "loss": "mean_squared_error",
+        "metrics": ["mean_absolute_error"],
+        "optimizer": {"name": "adam", "lr": 2.0**-5},
+        "global_batch": 7,
+        "epochs": 2,
+        "seed": 3,
+        **changes,
+    }

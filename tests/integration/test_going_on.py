@@ -1,0 +1,106 @@
+"""Runs that go on from the state of others, to the bit: what the conformance kit's own models do not have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.backends import BACKENDS, param
+from integration import native_going_on, portable_going_on
+
+from isotrain.testing import going_on
+
+pytestmark = pytest.mark.slow
+
+OBJECTIVE = f"{Path(__file__).with_name('noisy_objective.py')}:objective"
+SCALED = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 4}}
+NATIVE: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "momentum": {"optimizer": {"name": "sgd", "lr": 0.0625, "momentum": 0.5}},
+    "without slots": {"optimizer": {"name": "sgd", "lr": 0.0625}},
+    "own optimizer": {"optimizer": {"custom": native_going_on.counting, "lr": 0.0625}},
+    "lamb, accumulated": {"optimizer": {"name": "lamb", "lr": 0.0625}, "accumulate": 2},
+    "float16": SCALED,
+    "bfloat16": {"precision": "bfloat16"},
+}
+"""Changes of the spec with a native model, by name."""
+PORTABLE: dict[str, dict[str, Any]] = {
+    "convolutions": {},
+    "a metric that is made late": {"metrics": ["r2_score", "mean_absolute_error"]},
+    "seeds of no layer": {"loss": None, "objective": OBJECTIVE},
+}
+STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "local-sgd": ("local-sgd", {"every": 4, "start": 1}),
+    "local-sgd, momenta": ("local-sgd", {"every": 3, "average_momenta": True}),
+    "compressed, topk": ("compressed", {"method": "topk", "ratio": 0.1}),
+    "compressed, powersgd": ("compressed", {"method": "powersgd", "start": 2}),
+    "compressed, neutral powersgd": (
+        "compressed",
+        {"method": "powersgd", "start": 2, "native": False},
+    ),
+    "elastic-averaging": ("elastic-averaging", {"every": 3}),
+    "gossip": ("gossip", {}),
+    "hierarchical": ("hierarchical", {}),
+}
+"""Those that are not checked on the backend in NumPy alone."""
+SERVED = ("torch-ddp", "tf-multiworker")
+"""Backends of each framework that have served runs."""
+
+Specs = Mapping[str, dict[str, Any]]
+
+
+def native() -> Specs:
+    return {name: native_going_on.spec(**changes) for name, changes in NATIVE.items()}
+
+
+def portable() -> Specs:
+    return {name: portable_going_on.spec(**changes) for name, changes in PORTABLE.items()}
+
+
+@functools.cache
+def with_native_models(backend: str, replicas: int) -> dict[str, str]:
+    return going_on.problems(native(), backend, replicas)
+
+
+@functools.cache
+def with_portable_models(backend: str) -> dict[str, str]:
+    return going_on.problems(portable(), backend)
+
+
+@functools.cache
+def with_strategies(backend: str) -> dict[str, str]:
+    specs = {n: going_on.strategy_case(*chosen, backend) for n, chosen in STRATEGIES.items()}
+    return going_on.problems(specs, backend)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [param("torch-ddp", 2), param("torch-ddp", 3), param("horovod-torch", 2)],
+)
+def test_native_models(backend: str, replicas: int, name: str) -> None:
+    """With three replicas, gradients are added up in the order in which the other run did."""
+    told = with_native_models(backend, replicas)[name]
+    assert not told, told
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored", "horovod-tf"])
+def test_portable_models(backend: str, name: str) -> None:
+    told = with_portable_models(backend)[name]
+    assert not told, told
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strategies(backend: str, name: str) -> None:
+    told = with_strategies(backend)[name]
+    assert not told, told
+
+
+@pytest.mark.parametrize("backend", SERVED)
+def test_a_parameter_server(backend: str) -> None:
+    going_on.strategy_goes_on("parameter-server", {}, backend)
