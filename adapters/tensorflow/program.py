@@ -21,7 +21,7 @@ from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.shares import Shares, Total
-from isotrain.adapters.tensorflow.state import NamedState, native, slots, sums
+from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native, slots, sums
 from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
