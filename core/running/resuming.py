@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,9 +183,19 @@ def _write_own(saved: Saved, group: ReplicaGroup) -> list[str]:
             _require_all_weights(saved, group, state)
         known = group.describe_state(OWN_STATE, replica=replica)
         own = {n: a for n, a in state.items() if n in known or not _is_own(n)}
-        lost |= state.keys() - own.keys()
         group.write_state(own, replica=replica)
+        others = {name: state[name] for name in state.keys() - own.keys()}
+        lost.update(_refused(group, others, replica))
     return [_not_here(name) for name in sorted(lost)]
+
+
+def _refused(group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int) -> Iterator[str]:
+    """Sets state that a group may have from its first step on only; gives what it has no place for."""
+    for name, array in state.items():
+        try:
+            group.write_state({name: array}, replica=replica)
+        except IsotrainError:
+            yield name
 
 
 def _is_own(name: str) -> bool:

@@ -233,7 +233,12 @@ class Session:
     def remarks(self) -> list[str]:
         """What became of initial weights, and how the group uses the model in its own way. Local."""
         of_weights = [] if self.initial_weights is None else self.initial_weights.remarks()
-        return [*of_weights, *self.group.remarks()]
+        return [*of_weights, *self.group.remarks(), *self.state_remarks()]
+
+    def state_remarks(self) -> list[str]:
+        """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""
+        lost = [] if self.spec.checkpoint is None else self.group.not_carried()
+        return [f"checkpoint: a run that goes on has not {each}" for each in lost]
 
     def step_remarks(self) -> list[str]:
         """What the group will honour in its own way, seen on the next batch."""

@@ -70,7 +70,7 @@ def examine(session: Session) -> dict[str, Any]:
         "samples": session.plan.samples,
         "traits": [asdict(trait) for trait in session.group.traits()],
         "fault": fault,
-        "remarks": session.step_remarks() if fault is None else [],
+        "remarks": [*session.state_remarks(), *(session.step_remarks() if fault is None else ())],
     }
 
 

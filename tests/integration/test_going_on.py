@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from conformance.backends import BACKENDS, param
 from integration import native_going_on, portable_going_on
 
+import isotrain
 from isotrain.testing import going_on
+from isotrain.testing.bench import assert_same
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +48,12 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gossip": ("gossip", {}),
     "hierarchical": ("hierarchical", {}),
 }
-"""Those that are not checked on the backend in NumPy alone."""
+"""On `torch-ddp`: those that keep something, and those that exchange in a way of their own."""
+EVERYWHERE = ("local-sgd, momenta", "compressed, topk", "elastic-averaging")
+"""On the other backends: one for each kind of what is kept, of processes, of replicas and of weights."""
+CELLS = [("torch-ddp", name) for name in STRATEGIES] + [
+    (backend, name) for backend in BACKENDS if backend != "torch-ddp" for name in EVERYWHERE
+]
 SERVED = ("torch-ddp", "tf-multiworker")
 """Backends of each framework that have served runs."""
 
@@ -72,7 +80,8 @@ def with_portable_models(backend: str) -> dict[str, str]:
 
 @functools.cache
 def with_strategies(backend: str) -> dict[str, str]:
-    specs = {n: going_on.strategy_case(*chosen, backend) for n, chosen in STRATEGIES.items()}
+    names = [name for own, name in CELLS if own == backend]
+    specs = {n: going_on.strategy_case(*STRATEGIES[n], backend) for n in names}
     return going_on.problems(specs, backend)
 
 
@@ -88,14 +97,13 @@ def test_native_models(backend: str, replicas: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PORTABLE)
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored", "horovod-tf"])
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_portable_models(backend: str, name: str) -> None:
     told = with_portable_models(backend)[name]
     assert not told, told
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "name"), CELLS)
 def test_strategies(backend: str, name: str) -> None:
     told = with_strategies(backend)[name]
     assert not told, told
@@ -104,3 +112,34 @@ def test_strategies(backend: str, name: str) -> None:
 @pytest.mark.parametrize("backend", SERVED)
 def test_a_parameter_server(backend: str) -> None:
     going_on.strategy_goes_on("parameter-server", {}, backend)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-tf"])
+def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(
+    tmp_path: Path, backend: str
+) -> None:
+    """What PowerSGD remembers on torch, and the sums of a metric that waits for samples."""
+    method = {"method": "powersgd", "start": 2} if backend == "torch-ddp" else {"method": "fp16"}
+    changes: dict[str, Any] = {
+        "strategy": {"name": "compressed", "options": method},
+        "metrics": ["r2_score"],
+        "epochs": None,
+        "checkpoint": {"every_steps": 6},
+    }
+
+    def run() -> isotrain.RunResult:
+        return isotrain.run(
+            portable_going_on.spec(**changes, steps=8),
+            backend=backend,
+            replicas=2,
+            run_directory=tmp_path / "run",
+            resume="auto",
+            on_event=lambda event: None,
+        )
+
+    whole = run()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000008")
+    parted = run()
+    assert_same(dict(parted.weights), dict(whole.weights), "weights")
+    assert parted.metrics == whole.metrics
+    assert parted.history.loss == whole.history.loss
