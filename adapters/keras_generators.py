@@ -46,11 +46,9 @@ def _functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
     """The person's own objective, loss and metrics."""
     if spec.objective is not None:
         yield choices.select(spec.objective, framework, "objective")
-    for field, given in (("loss", [spec.loss]), ("metrics", spec.metrics)):
-        for each in given:
-            component = None if each is None else choices.select(each, framework, field)
-            if component is not None and component.is_reference:
-                yield references.resolve(component.name)
+    for component in (*spec.losses(framework).values(), *spec.metrics):
+        if component.is_reference:
+            yield references.resolve(component.name)
 
 
 def _referred_to(function: Any) -> dict[str, Any]:

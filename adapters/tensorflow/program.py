@@ -82,7 +82,7 @@ class Program:
                 "optimizer": lambda: slots(self._optimizer, self._rate_variable),
                 "loss-scale": lambda: portable.loss_scale_variables(self._optimizer),
                 "random": lambda: self._generators,
-                "metrics": lambda: sums(self._metrics["train"]),
+                "metrics": lambda: sums(self._shown_metrics),
             },
         )
         self._forward = forward(self.model, training=False)
@@ -118,9 +118,16 @@ class Program:
         keras_private.apply_as_given(inner)
 
     @property
+    def _shown_metrics(self) -> dict[str, keras.metrics.Metric]:
+        """The training metrics by the names of their results."""
+        pairs = zip(self._metrics["train"], self._given_metrics, strict=True)
+        return {shown_name(metric.name, given.output): metric for metric, given in pairs}
+
+    @property
     def late_metrics(self) -> list[str]:
         """The training metrics that make their variables when they see the first samples."""
-        return portable.built_late(self._metrics["train"])
+        shown = self._shown_metrics.items()
+        return [name for name, metric in shown if portable.built_late([metric])]
 
     @contextlib.contextmanager
     def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:

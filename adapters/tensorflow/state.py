@@ -86,11 +86,11 @@ def slots(optimizer: keras.optimizers.Optimizer, rate: Any) -> dict[str, Any]:
     return dict(zip(canonical_names(found), found, strict=True))
 
 
-def sums(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
+def sums(metrics: Mapping[str, keras.metrics.Metric]) -> dict[str, Any]:
     """What metrics add up, as `METRIC/SUM`."""
     return {
-        f"{metric.name}/{name}": variable
-        for metric in metrics
+        f"{shown}/{name}": variable
+        for shown, metric in metrics.items()
         for name, variable in zip(portable.sum_names(metric), metric.variables, strict=True)
     }
 

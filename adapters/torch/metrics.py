@@ -108,6 +108,12 @@ class OfOutput(Metric):
     def require_sums(self) -> None:
         self._metric.require_sums()
 
+    def named_sums(self) -> dict[str, Tensor]:
+        return self._metric.named_sums()
+
+    def write_sum(self, name: str, value: Tensor) -> None:
+        self._metric.write_sum(name, value)
+
     def reset(self) -> None:
         self._metric.reset()
 

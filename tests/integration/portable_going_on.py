@@ -28,6 +28,19 @@ def convolutions() -> Any:
     )
 
 
+def two_outputs() -> Any:
+    from keras import Input, Model, layers
+
+    pixels = Input((8, 8, 2))
+    hidden = layers.Dense(4, activation="tanh")(layers.Flatten()(pixels))
+    return Model(pixels, {name: layers.Dense(3, name=name)(hidden) for name in ("near", "far")})
+
+
+def two_targets() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    inputs, targets = images()
+    return inputs, {"near": targets, "far": targets * 2}
+
+
 def spec(**changes: Any) -> dict[str, Any]:
     return {
         "model": convolutions,

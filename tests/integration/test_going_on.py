@@ -33,6 +33,12 @@ NATIVE: dict[str, dict[str, Any]] = {
 PORTABLE: dict[str, dict[str, Any]] = {
     "convolutions": {},
     "a metric that is made late": {"metrics": ["r2_score", "mean_absolute_error"]},
+    "two outputs": {
+        "model": portable_going_on.two_outputs,
+        "data": portable_going_on.two_targets,
+        "loss": dict.fromkeys(("near", "far"), "mean_squared_error"),
+        "metrics": {name: ["mean_absolute_error"] for name in ("near", "far")},
+    },
     "seeds of no layer": {"loss": None, "objective": OBJECTIVE},
 }
 STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
