@@ -189,6 +189,42 @@ def test_a_tensorflow_module_is_a_saved_model(folder: Path, tmp_path: Path) -> N
     assert_near(found, wanted, "SavedModel")
 
 
+def narrow_net() -> Any:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(36, 3).bfloat16()
+
+        def forward(self, images: Any) -> Any:
+            return self.head(images.flatten(1).bfloat16()).float()
+
+    return Net()
+
+
+def first_weights(session: isotrain.Session) -> dict[str, np.ndarray]:
+    return session.read_state(["trainable"])
+
+
+def test_bfloat16_stays_bfloat16_on_its_way_out_and_in(tmp_path: Path) -> None:
+    native = spec(model={"torch": narrow_net}, optimizer={"name": "sgd", "lr": 0.125})
+    result = run(native, backend="torch-ddp", run_directory=tmp_path / "run")
+    kept = SafetensorsFile(result.run_directory / "weights.safetensors")
+    assert set(kept.dtypes.values()) == {"bfloat16"}
+    isotrain.export(result, tmp_path / "narrow.pt")
+    (found,) = isotrain.launch(
+        first_weights,
+        native | {"initial_weights": tmp_path / "narrow.pt"},
+        backend="torch-ddp",
+        replicas=1,
+        run_directory=tmp_path / "again",
+        on_event=lambda event: None,
+    )
+    for name, value in result.weights.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
 def network() -> Network:
     return Network([Dense(4, 3, name="head")])
 
