@@ -1,0 +1,134 @@
+"""Whether a run that is killed again and again loses more than it may, and ends as one that never was.
+
+A random process of the run is killed with SIGKILL at a random moment, also while checkpoints are written and
+while the run starts again. `reference` is the NumPy backend of the test kit.
+`python -m benchmarks.kills [--backend NAME] [--kills N] [--seed N]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+_EVERY = 10
+_REPLICAS = 2
+_STEPS = 150
+"""For each kill."""
+_SECONDS = 0.7
+"""From a start to the kill after it, on average."""
+_STEP_SECONDS = 0.004
+"""What a step takes at least, so that kills fall between checkpoints too."""
+
+
+def network() -> Any:
+    from isotrain.testing.reference.layers import Dense, Dropout
+    from isotrain.testing.reference.network import Network
+
+    return Network([Dense(4, 32, "tanh", name="hidden"), Dropout(0.25), Dense(32, 3, name="head")])
+
+
+def portable() -> Any:
+    import keras
+    from keras import layers
+
+    parts = [layers.Dense(32, activation="tanh"), layers.Dropout(0.25), layers.Dense(3)]
+    return keras.Sequential([keras.Input((4,)), *parts])
+
+
+def data() -> isotrain.DataSet:
+    inputs = np.random.default_rng(2).standard_normal((93, 4))
+    return isotrain.DataSet((inputs, np.arange(93) % 3))
+
+
+def slowly(inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
+    """Changes no sample, and takes a while."""
+    time.sleep(_STEP_SECONDS)
+    return inputs, targets
+
+
+class Killer:
+    """Kills a process of the run now and then, until it has done so often enough."""
+
+    def __init__(self, kills: int, seed: int) -> None:
+        self._left = kills
+        self._draw = random.Random(seed)
+        self._pids: list[int] = []
+        self._timer: threading.Timer | None = None
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Learns of processes; the kill is due some time after all have started, ready or not."""
+        if event["event"] != "started":
+            return
+        self._pids = [*self._pids[-_REPLICAS + 1 :], event["pid"]]
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._left:
+            self._timer = threading.Timer(self._draw.expovariate(1 / _SECONDS), self._kill)
+            self._timer.start()
+
+    def _kill(self) -> None:
+        self._left -= 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._draw.choice(self._pids), signal.SIGKILL)
+
+
+def main(backend: str, kills: int, seed: int) -> None:
+    """Runs once undisturbed and once with kills, and compares."""
+    spec = {
+        "model": {"reference": network, "torch": portable, "tensorflow": portable},
+        "data": data,
+        "transform": slowly,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "metrics": ["accuracy"],
+        "optimizer": {"name": "adam", "lr": 0.001},
+        "global_batch": 8,
+        "steps": _STEPS * kills,
+        "checkpoint": {"every_steps": _EVERY},
+        "plugins": ["isotrain.testing.reference"],
+    }
+    killer = Killer(kills, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"backend": backend, "replicas": _REPLICAS}
+        whole = isotrain.run(
+            spec, run_directory=Path(folder, "whole"), on_event=lambda event: None, **options
+        )
+        found = isotrain.run(
+            spec,
+            run_directory=Path(folder, "killed"),
+            on_event=killer.hear,
+            max_restarts=2 * kills,
+            **options,
+        )
+        same = all(np.array_equal(found.weights[n], w) for n, w in whole.weights.items())
+        history = found.history == whole.history
+    lost = [each["after_step"] - each["from_step"] for each in found.restarts]
+    print(
+        f"{backend}: {len(lost)} restarts in {_STEPS * kills} steps, a checkpoint every {_EVERY};"
+        f" steps lost: median {statistics.median(lost):g}, most {max(lost)}"
+    )
+    print(
+        f"weights {'equal' if same else 'NOT EQUAL'}, history {'equal' if history else 'NOT EQUAL'}"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="reference")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    main(given.backend, given.kills, given.seed)
