@@ -157,3 +157,18 @@ def test_portable_models(tmp_path: Path, which: str) -> None:
         folder = tmp_path / f"{backend}-{replicas}"
         split = losses_of(folder, backend, replicas, accumulate, **changes)
         np.testing.assert_allclose(split, whole, rtol=1e-12, err_msg=f"{backend} {replicas}")
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_the_plan_says_what_local_steps_do_not_honour(backend: str) -> None:
+    spec = {
+        "model": masked,
+        "data": sentences,
+        "loss": CROSS_ENTROPY,
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch": 8,
+        "epochs": 1,
+        "strategy": "local-sgd",
+    }
+    remarks = isotrain.measured_plan(spec, backend=backend, replicas=2).remarks
+    assert any("In local steps" in remark for remark in remarks)
