@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import subprocess
 import sys
@@ -25,10 +24,6 @@ pytestmark = pytest.mark.usefixtures("reference")
 GENERATOR = np.random.default_rng(5)
 IMAGES = GENERATOR.standard_normal((21, 6, 6, 1)).astype(np.float32)
 LABELS = np.arange(21) % 3
-NEEDS_ONNX = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="needs isotrain[onnx] and onnxruntime",
-)
 
 run = functools.partial(isotrain.run, on_event=lambda event: None)
 
@@ -145,7 +140,6 @@ def test_safetensors_are_the_weights_and_need_no_framework(
         np.testing.assert_array_equal(found[name], value)
 
 
-@NEEDS_ONNX
 @pytest.mark.slow
 def test_a_portable_model_runs_under_onnx(
     folder: Path, trained: isotrain.RunResult, inside: np.ndarray
@@ -168,7 +162,6 @@ def test_a_torch_module_is_a_state_dict(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@NEEDS_ONNX
 @pytest.mark.slow
 def test_a_torch_module_runs_under_onnx(folder: Path, tmp_path: Path) -> None:
     native = spec(model={"torch": exported_models.torch_net})
