@@ -25,7 +25,7 @@ from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.restarts import Restarts
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
-from isotrain.core.running.starting_point import RunBefore, starting_point
+from isotrain.core.running.starting_point import RunBefore, held_directory, starting_checkpoint
 from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -33,6 +33,7 @@ from isotrain.core.system.variables import variables_set
 from isotrain.core.system.versions import versions
 
 if TYPE_CHECKING:
+    from isotrain.core.checkpoints.checkpoint import Checkpoint
     from isotrain.core.running.session import Session
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
@@ -294,20 +295,30 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
 
     resolved = planned(asked.replicas)
     loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
-    directory, checkpoint = starting_point(given, asked.run_directory, asked.resume)
-    if checkpoint is not None:
-        from isotrain.core.running import resuming
-
-        resuming.changes(resuming.Saved(checkpoint), given, resolved)  # before anything is touched
     packages = versions(host.backend(resolved.backend).packages)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(directory.held())
-        directory.rewind(checkpoint.step if checkpoint else 0)
-        directory.write_start(given, resolved, packages)
+        directory = stack.enter_context(held_directory(given, asked.run_directory, asked.resume))
+        checkpoint = starting_checkpoint(given, directory, asked.resume)
+        _require_same_run(checkpoint, given, resolved)
         audience = Audience(host, loggers, resolved.to_dict(), directory.path)
+
+        def rewind(step: int) -> None:
+            directory.rewind(step)
+            audience.rewound(step)
+
+        if asked.resume is not None:
+            rewind(0 if checkpoint is None else checkpoint.step)
+        directory.write_start(given, resolved, packages)
         stack.enter_context(audience)
-        folder = checkpoint_folder(given, directory.path)
-        restarts = Restarts(asked.max_restarts, folder, directory, given.min_replicas, planned)
+        restarts = Restarts(
+            asked.max_restarts,
+            checkpoint_folder(given, directory.path),
+            checkpoint,
+            rewind,
+            directory.append_event,
+            given.min_replicas,
+            planned,
+        )
         with _display(asked.on_event, resolved) as show:
 
             def on_event(event: Event) -> None:
@@ -315,14 +326,21 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
                 audience.hear(event)
 
             def attempt(plan: Plan, start: str | None, hear: OnEachEvent) -> list[Any]:
-                ports = {"first_port": asked.port}
+                port = asked.port
                 return run_job(
-                    work, given, plan, host, directory, on_event=hear, resume=start, **ports
+                    work, given, plan, host, directory, on_event=hear, resume=start, first_port=port
                 )
 
-            start = None if checkpoint is None else checkpoint.location
-            returned = restarts.run(attempt, resolved, start, on_event)
+            returned = restarts.run(attempt, resolved, on_event)
         yield returned, directory, audience, restarts.made
+
+
+def _require_same_run(checkpoint: Checkpoint | None, spec: TrainingSpec, plan: Plan) -> None:
+    """Refuses a checkpoint of another run before anything is touched."""
+    if checkpoint is not None:
+        from isotrain.core.running import resuming
+
+        resuming.changes(resuming.Saved(checkpoint), spec, plan)
 
 
 def _display(

@@ -23,9 +23,9 @@ _PAGE = struct.Struct("<qd32s")
 PAGE_BYTES = mmap.PAGESIZE
 _MAY_LEAVE = PAGE_BYTES - 1
 """Where on the page the launcher tells that all have finished."""
-_WISHES = PAGE_BYTES - 2
-"""Where on the page the launcher tells that somebody asked for a checkpoint."""
-_HEEDS_WISHES = PAGE_BYTES - 3
+_SAVE, _END = PAGE_BYTES - 2, PAGE_BYTES - 3
+"""Where on the page the launcher tells that somebody asked for a checkpoint, and for an end after it."""
+_HEEDS_WISHES = PAGE_BYTES - 4
 """Where on the page a process tells that its loop looks for wishes."""
 _LOOK_SECONDS = 0.002
 
@@ -73,7 +73,7 @@ def let_leave(page: mmap.mmap) -> None:
 
 def ask_for_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
     """Tells a process, on its status page, that a checkpoint is wanted."""
-    page[_WISHES] = 2 if and_end else max(page[_WISHES], 1)
+    page[_END if and_end else _SAVE] = 1
 
 
 def heeds_wishes(page: mmap.mmap) -> bool:
@@ -134,14 +134,11 @@ class Reporter:
 
     @property
     def wishes(self) -> Wishes:
-        """What was asked of this process's run since the last `wish_granted`."""
+        """What was asked of this process's run: an end, or a checkpoint since this was looked at last."""
         self._page[_HEEDS_WISHES] = 1
-        asked = self._page[_WISHES]
-        return Wishes(save=asked > 0, end=asked > 1)
-
-    def wish_granted(self) -> None:
-        """Notes that a checkpoint was saved."""
-        self._page[_WISHES] = 0
+        end, save = bool(self._page[_END]), bool(self._page[_SAVE])
+        self._page[_SAVE] = 0
+        return Wishes(save=save or end, end=end)
 
     @property
     def is_heard(self) -> bool:

@@ -142,17 +142,30 @@ def read_events(path: Path) -> Iterator[ProcessEvent]:
 
 
 def _rewrite(path: Path, kept: Callable[[ProcessEvent], ProcessEvent | None]) -> None:
-    """Writes a file of events anew, with what `kept` gives for each."""
-    if path.exists():
-        events = filter(None, map(kept, read_events(path)))
-        lines = [json_line(event.to_dict()) + "\n" for event in events]
-        write_whole(path, "".join(lines))
+    """Writes a file of events anew, with what `kept` gives for those of processes.
+
+    A last line that was never finished is left out: whoever wrote it was killed, or had no room.
+    """
+    if not path.exists():
+        return
+    *lines, _ = path.read_bytes().split(b"\n")
+    write_whole(path, b"".join(line + b"\n" for each in lines for line in _kept(each, kept)))
+
+
+def _kept(line: bytes, kept: Callable[[ProcessEvent], ProcessEvent | None]) -> Iterator[bytes]:
+    event = read_event(line)
+    if event is None:  # the launcher's
+        yield line
+    elif (found := kept(event)) is not None:
+        yield line if found is event else json_line(found.to_dict()).encode()
 
 
 def _steps_before(event: ProcessEvent, step: int) -> ProcessEvent | None:
     if not isinstance(event, Steps) or event.first >= step:
         return None
     count = step - event.first
+    if count >= len(event.losses):
+        return event
     return replace(event, losses=event.losses[:count], learning_rates=event.learning_rates[:count])
 
 

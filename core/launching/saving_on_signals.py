@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import EndedError, RunFailedError
 from isotrain.core.launching.rank_process import RankProcess
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -19,7 +19,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 def saving_on_signals(processes: Sequence[RankProcess]) -> Iterator[None]:
     """Within it, SIGUSR1 asks the run for a checkpoint; SIGINT and SIGTERM ask it to end after one.
 
-    When the run has ended, the signal that asked for it is raised anew, and does what it does without this.
+    When the run has ended before its last step, the signal that asked for it is raised anew, and does what it
+    does without this; a run that came to its end meanwhile has ended well.
     A second signal to end does that at once, and so does the first where a loop looks for no wishes. Signals
     that are ignored stay so; only the main thread can hear any.
     """
@@ -52,10 +53,11 @@ def saving_on_signals(processes: Sequence[RankProcess]) -> Iterator[None]:
             before[number] = signal.signal(number, handler)
     try:
         yield
-    except RunFailedError:
+    except RunFailedError as failure:
         give_back()
         if asked:
             signal.raise_signal(asked[0])
+            raise EndedError(str(failure)) from failure
         raise
     finally:
         give_back()

@@ -16,7 +16,6 @@ from isotrain.core.contracts.events import (
     EpochEnded,
     Event,
     Ready,
-    Resumed,
     Steps,
 )
 from isotrain.core.contracts.logger import Logger
@@ -47,6 +46,7 @@ class Audience:
         self._plan = plan
         self._directory = directory
         self._began = False
+        self._rewound: int | None = None
         self.result: Mapping[str, Any] | None = None
 
     def __enter__(self) -> Self:
@@ -66,8 +66,6 @@ class Audience:
         elif isinstance(event, CheckpointSaved):
             step, location = event.done, event.location
             self._tell("isotrain_checkpoint_saved", step=step, location=location)
-        elif isinstance(event, Resumed):
-            self._write("resumed", event.done)
 
     def __exit__(
         self,
@@ -86,11 +84,20 @@ class Audience:
                 self._tell("isotrain_run_finished", result=self.result)
         self._close()
 
+    def rewound(self, step: int) -> None:
+        """Tells loggers, once they have started, that what was told of steps from this one on is void."""
+        if self._began:
+            self._write("resumed", step)
+        else:
+            self._rewound = step
+
     def _begin(self, plan: Mapping[str, Any]) -> None:
         """Starts the loggers, once: not before the processes, which it would slow down."""
         if not self._began:
             self._began = True
             self._write("started", plan, self._directory)
+            if self._rewound is not None:
+                self._write("resumed", self._rewound)
 
     def _tell(self, hook: str, **facts: Any) -> None:
         self._host.tell(hook, **facts, run_directory=str(self._directory))

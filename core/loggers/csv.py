@@ -54,5 +54,6 @@ class CsvLogger(Logger):
 
 
 def _rows(path: Path) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.reader(stream))
+    """The whole rows of a table; a last one that was never finished is left out."""
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    return list(csv.reader(lines))

@@ -23,7 +23,10 @@ class JsonLinesLogger(Logger):
 
     def resumed(self, step: int) -> None:
         """Keeps the steps before, and the epochs that had ended by then."""
-        told = [json.loads(line) for line in self._file.read_text(encoding="utf-8").splitlines()]
+        *lines, _ = self._file.read_text(encoding="utf-8").split(
+            "\n"
+        )  # the last may be half written
+        told = [json.loads(line) for line in lines]
         kept = [record for record in told if record["step"] < step + ("epoch" in record)]
         self._file.unlink()
         self._write(kept)

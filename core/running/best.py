@@ -14,16 +14,22 @@ if TYPE_CHECKING:
 
 _BEST = "best"
 _TO_STOP = "early stopping"
+_NAMES = "names of metrics"
 
 
 class Best:
     """Follows one metric of the epochs; how, is in `session.notes`, so that a resumed run knows it."""
 
-    def __init__(self, session: Session, name: str, watched: Watched, min_delta: float) -> None:
-        """Takes up where `session.notes` says it is."""
+    def __init__(
+        self, session: Session, name: str, watched: Watched, min_delta: float, *, anew: bool = False
+    ) -> None:
+        """Takes up where `session.notes` says it is; begins anew where they are of another metric."""
         self._watched = watched
         self._min_delta = min_delta
-        self._note: dict[str, Any] = session.notes.setdefault(name, {"value": None, "stale": 0})
+        what = [watched.metric, watched.larger_is_better]
+        if anew or session.notes.get(name, {}).get("what") != what:
+            session.notes[name] = {"what": what, "value": None, "stale": 0}
+        self._note: dict[str, Any] = session.notes[name]
 
     @property
     def stale(self) -> int:
@@ -38,7 +44,8 @@ class Best:
         name = self._watched.metric
         if name not in metrics:
             return False
-        value, best = metrics[name], self._note["value"]
+        value, known = metrics[name], self._note["value"]
+        best = None if known is None else float(known)  # infinite ones come back as texts
         sign = 1.0 if self._watched.larger_is_better else -1.0
         if isnan(value) or (best is not None and sign * (value - best) <= self._min_delta):
             self._note["stale"] += 1
@@ -58,14 +65,15 @@ class Watch:
         """
         policy, stopping = session.spec.checkpoint, session.spec.early_stopping
         kept = None if policy is None else policy.keep_best
-        self._kept = None if kept is None else Best(session, _BEST, kept, 0.0)
+        anew = session.best_step is None
+        self._kept = None if kept is None else Best(session, _BEST, kept, 0.0, anew=anew)
         self._stopping = (
             None if stopping is None else Best(session, _TO_STOP, stopping, stopping.min_delta)
         )
         self._patience = 0 if stopping is None else stopping.patience
         self.restores = kept is not None and kept.restore
         followed = [each.metric for each in (kept, stopping) if each is not None]
-        if followed and session.steps_done == 0:
+        if followed:
             _require_known(followed, session)
 
     @property
@@ -82,7 +90,9 @@ class Watch:
 
 def _require_known(followed: list[str], session: Session) -> None:
     """Asks for the metrics once while there is nothing in them, so that no epoch is trained in vain."""
-    names = [*session.metrics()]
+    if session.steps_done == 0:
+        session.notes[_NAMES] = [*session.metrics()]
+    names = list(session.notes.get(_NAMES, followed))
     if session.can_evaluate and session.spec.evaluation.every_epochs:
         names += [f"validation_{name}" for name in ("loss", *names)]
     for metric in followed:

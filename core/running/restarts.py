@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Event, OnEvent, Restarted, Steps
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.errors import NotANumberError, PlanError, RunFailedError
-from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.errors import EndedError, NotANumberError, PlanError, RunFailedError
+
+if TYPE_CHECKING:
+    from isotrain.core.checkpoints.checkpoint import Checkpoint
 
 Attempt = Callable[[Plan, str | None, OnEvent], list[Any]]
 """Runs all processes of a plan once, from a checkpoint or from the start; gives what they returned."""
@@ -25,7 +27,9 @@ class Restarts:
     Attributes:
         allowed: How often it may start again.
         folder: Where its checkpoints lie: a path or URL.
-        directory: Of the run.
+        begins: The checkpoint that the run itself has gone on from, if it has.
+        rewind: Forgets what the run told of steps from one on.
+        note: Keeps an event with the run's others.
         min_replicas: With how few replicas it may go on; None: with no fewer than it began.
         replan: Makes the plan for fewer.
         made: What became of each restart: `failure`, `after_step` (steps done by then), `from_step` (where it
@@ -34,22 +38,26 @@ class Restarts:
 
     allowed: int
     folder: str
-    directory: RunDirectory
+    begins: Checkpoint | None
+    rewind: Callable[[int], None]
+    note: OnEvent
     min_replicas: int | None
     replan: Replan
     made: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, attempt: Attempt, plan: Plan, resume: str | None, on_event: OnEvent) -> list[Any]:
+    def run(self, attempt: Attempt, plan: Plan, on_event: OnEvent) -> list[Any]:
         """Gives what the processes of the attempt that ended well returned, by rank.
 
         Raises:
-            RunFailedError: The last attempt failed, or a loss was NaN, which it would be again.
+            RunFailedError: The last attempt failed; or a loss was NaN, which it would be again; or it was
+                asked to end.
         """
+        resume = None if self.begins is None else self.begins.location
         while True:
             reached = _Reached(on_event)
             try:
                 return attempt(plan, resume, reached.hear)
-            except NotANumberError:
+            except (NotANumberError, EndedError):
                 raise
             except RunFailedError as failure:
                 if len(self.made) >= self.allowed:
@@ -62,14 +70,16 @@ class Restarts:
         """What to start after a failure, and from where."""
         from isotrain.core.checkpoints.folder import CheckpointFolder  # it imports NumPy
 
-        newest = CheckpointFolder(self.folder).newest()
+        newest = CheckpointFolder(self.folder).newest() or self.begins
         step = 0 if newest is None else newest.step
         if any(each["from_step"] == step for each in self.made):  # it came no further the last time
             plan = self._smaller(plan)
-        self.directory.rewind(step)
+        self.rewind(step)
         facts = {"after_step": max(reached, step), "from_step": step, "replicas": plan.replicas}
         self.made.append({"failure": str(failure).partition("\n")[0], **facts})
-        on_event(Restarted(time=time.time(), failure=str(failure), **facts))
+        event = Restarted(time=time.time(), failure=str(failure), **facts)
+        self.note(event)
+        on_event(event)
         return plan, None if newest is None else newest.location
 
     def _smaller(self, plan: Plan) -> Plan:

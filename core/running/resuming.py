@@ -63,6 +63,12 @@ class Saved:
         return int(self.identity.plan["replicas"])
 
     @property
+    def is_served(self) -> bool:
+        """Whether a coordinator kept its state."""
+        processes = self.identity.plan.get("processes") or [{}]
+        return bool(processes[0].get("role") == "coordinator")
+
+    @property
     def strategy(self) -> str:
         """Its name."""
         return str(self.identity.plan["strategy"])
@@ -111,7 +117,7 @@ def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
     )
 
 
-def load(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
+def load(saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan) -> list[str]:
     """Sets all state of this process's replicas, and the strategy's.
 
     Returns:
@@ -129,7 +135,7 @@ def load(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
         lost += _write_model(saved, group, _mean_state(saved))
     elif not saved.identity.replicas_differ:
         lost += _write_model(saved, group, saved.checkpoint.read("state"))
-    if same:
+    if same and saved.is_served == plan.is_served:
         lost += _write_own(saved, group)
     else:
         lost += _write_metrics(saved, group)
@@ -206,23 +212,24 @@ def _write_metrics(saved: Saved, group: ReplicaGroup) -> list[str]:
     """Shares the accumulators of the epoch's metrics out among other replicas: they are sums over all."""
     sections = [f"replica-{replica}" for replica in range(saved.replicas)]
     there = [name for name in sections if name in saved.checkpoint.sections()]
-    for replica in group.local_replicas:
+    kept = {name for section in there for name in saved.checkpoint.tensors(section)}
+    kept = {name for name in kept if _is_own(name)}
+    holders = [r for r in group.local_replicas if group.describe_state(("metrics",), replica=r)]
+    everywhere = len(group.local_replicas) < group.replicas  # each of the others holds its own too
+    lost = {name.partition("/")[0] for name in kept if not name.startswith(_METRICS)}
+    for replica in holders:
         known = group.describe_state(("metrics",), replica=replica)
         sums = {name: np.zeros(info.shape, info.dtype) for name, info in known.items()}
-        for number, section in enumerate(there):
-            if number % group.replicas == replica:
-                names = [n for n in saved.checkpoint.tensors(section) if n in known]
-                for name, array in saved.checkpoint.read(section, names).items():
-                    sums[name] = sums[name] + array
+        count = group.replicas if everywhere else len(holders)
+        place = replica if everywhere else holders.index(replica)
+        for section in there[place::count]:
+            names = [name for name in saved.checkpoint.tensors(section) if name in known]
+            for name, array in saved.checkpoint.read(section, names).items():
+                sums[name] = sums[name] + array
         group.write_state(sums, replica=replica)
-    others = {
-        name.partition("/")[0]
-        for section in there
-        for name in saved.checkpoint.tensors(section)
-        if _is_own(name) and not name.startswith(_METRICS)
-    }
+        lost |= {n for n in kept if n.startswith(_METRICS) and n not in known}
     numbers = f"{saved.replicas} replicas, which are {group.replicas} now"
-    return [f"{kind} state of {numbers}" for kind in sorted(others)]
+    return [f"{what} state of {numbers}" for what in sorted(lost)]
 
 
 def _mean_state(saved: Saved) -> dict[str, np.ndarray]:

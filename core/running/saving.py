@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
 """What is equal on replicas whose weights are."""
 OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange")
 """What each replica has for itself."""
+_LOOK_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
 """How long rank 0 waits for the files of the other processes."""
 
@@ -42,7 +43,7 @@ class Position:
         rate_factor: What `scale_learning_rate` has made of the rates.
         epoch_loss: The sum of the losses of the epoch so far, each times its samples.
         epoch_samples: Of these steps.
-        best_step: Of the best checkpoint so far.
+        best_steps: Of the checkpoints that were each the best so far; the last is the best.
         last_loss: Of the last step; None before the first.
         is_finished: Whether the strategy has done all that it had to do.
         notes: `session.notes`.
@@ -52,10 +53,15 @@ class Position:
     rate_factor: float = 1.0
     epoch_loss: float = 0.0
     epoch_samples: int = 0
-    best_step: int | None = None
+    best_steps: list[int] = field(default_factory=list)
     last_loss: float | None = None
     is_finished: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def best_step(self) -> int | None:
+        """Of the best checkpoint; None where none was called so."""
+        return self.best_steps[-1] if self.best_steps else None
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Saver:
         self._reporter = reporter
         self._versions = versions
         self._agreement = Agreement(group)
+        self._is_asked = False
         self._token: str | None = None
         self._count = 0
         self._writing: threading.Thread | None = None
@@ -116,10 +123,10 @@ class Saver:
         It is a second or so until they know.
         """
         asked = self._reporter.wishes
-        own = Wishes(save=asked.save or self._minutes_are_over(), end=asked.end)
+        self._is_asked |= asked.save
+        own = Wishes(save=self._is_asked or self._minutes_are_over(), end=asked.end)
         found = self._agreement.reach(step, own)
-        if found.save:
-            self._reporter.wish_granted()
+        self._is_asked &= not found.save
         return found
 
     def _minutes_are_over(self) -> bool:
@@ -154,15 +161,19 @@ class Saver:
             )
         return self._folder
 
+    def save_once(self, position: Position) -> None:
+        """As `save`; a step that is saved already is not saved again."""
+        self.wait()
+        if position.step != self._saved_step:
+            self.save(position)
+
     def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
-        """Copies the state, and begins to write it; what is written already is not written again.
+        """Copies the state, and begins to write it.
 
         Args:
             position: Where the run is.
             elsewhere: Another folder than the run's own.
         """
-        if elsewhere is None and position.step == self._saved_step:
-            return
         folder = elsewhere or self.own_folder
         self.wait()
         differ = self._replicas_differ(position.is_finished)
@@ -181,32 +192,49 @@ class Saver:
         )
         self._writing.start()
 
-    def at(self, step: int) -> Checkpoint:
-        """The checkpoint of a step.
+    def last_of(self, steps: Sequence[int]) -> Checkpoint:
+        """The checkpoint of the last of these steps that has one.
 
         Raises:
-            CheckpointError: It is not there.
+            CheckpointError: None has.
         """
-        found = (each for each in self.own_folder.complete() if each.step == step)
-        checkpoint = next(found, None)
-        if checkpoint is None:
-            raise CheckpointError(f"{self.own_folder.location} has no checkpoint of step {step}.")
-        return checkpoint
+        there = {each.step: each for each in self.own_folder.complete()}
+        found = [there[step] for step in steps if step in there]
+        if not found:
+            raise CheckpointError(f"{self.own_folder.location} has no checkpoint of {steps}.")
+        return found[-1]
 
-    def began_at(self, step: int) -> None:
-        """Notes that the checkpoint of this step is there already."""
-        self._saved_step = step
+    def went_back_to(self, checkpoint: Checkpoint) -> bool:
+        """Notes that the run is where a checkpoint is; says whether that is one of its own."""
+        own = None if self._folder is None else self._folder.location.rstrip("/")
+        is_own = own is not None and checkpoint.location.startswith(f"{own}/")
+        self._saved_step = checkpoint.step if is_own else None
+        return is_own
 
-    def wait(self) -> Exception | None:
-        """Returns once the last checkpoint is written by all; gives what went wrong here."""
-        if self._writing is not None:
-            self._written.wait()
-            if self._agreement.holds_anywhere(self._fault is not None):
-                self._given_up.set()
-            self._writing.join()
-            self._writing = None
+    def wait(self) -> str | None:
+        """Returns once the last checkpoint is written by all; says on every process if it was not."""
+        if self._writing is None:
+            return None
+        self._until(lambda: self._written.wait(_LOOK_SECONDS))
+        if self._agreement.holds_anywhere(self._fault is not None):
+            self._given_up.set()
+        self._until(self._has_ended)
+        self._writing = None
         fault, self._fault = self._fault, None
-        return fault
+        if not self._agreement.holds_anywhere(fault is not None):
+            return None
+        self._saved_step = None
+        return str(fault) if fault is not None else "another process could not write its share"
+
+    def _until(self, is_over: Callable[[], bool]) -> None:
+        """Waits, and lets the launcher know that it does: a bucket may be slow."""
+        while not is_over():
+            self._reporter.enter(self._reporter.call)
+
+    def _has_ended(self) -> bool:
+        assert self._writing is not None
+        self._writing.join(_LOOK_SECONDS)
+        return not self._writing.is_alive()
 
     def _replicas_differ(self, finished: bool) -> bool:
         promised = self._strategy.keeps_replicas_equal
@@ -269,12 +297,22 @@ class Saver:
             timeout_s=_COMMIT_SECONDS,
             given_up=self._given_up.is_set,
         )
-        policy = self._spec.checkpoint
-        if folder is self._folder and policy is not None and policy.keep_last is not None:
-            best = () if position.best_step is None else (position.best_step,)
-            folder.prune(keep_last=policy.keep_last, keep=best)
         is_best = position.best_step == step
         self._reporter.emit(CheckpointSaved(done=step, location=saved.location, best=is_best))
+        if folder is self._folder:
+            self._prune(folder, position)
+
+    def _prune(self, folder: CheckpointFolder, position: Position) -> None:
+        """Removes what the spec does not keep; the best that was written stays until a better one is."""
+        policy = self._spec.checkpoint
+        if policy is None or policy.keep_last is None:
+            return
+        try:
+            there = {each.step for each in folder.complete()}
+            best = [step for step in position.best_steps if step in there][-1:]
+            folder.prune(keep_last=policy.keep_last, keep=best)
+        except IsotrainError as error:
+            self._reporter.emit(Warned(text=f"older checkpoints were not removed: {error}"))
 
     def _warn(self, folder: CheckpointFolder, step: int, error: Exception) -> None:
         known = isinstance(error, IsotrainError)

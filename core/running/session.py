@@ -118,7 +118,8 @@ class Session:
         self._rate_factor = 1.0
         self._steps_done = 0
         self._is_stopped = False
-        self._best_step: int | None = None
+        self._restores = 0
+        self._best_steps: list[int] = []
         self.notes: dict[str, Any] = {}
         self._step_reports = self._heard_step_reports()
         self._saver = Saver(
@@ -195,6 +196,11 @@ class Session:
         return self._is_stopped or self._steps_done >= self.total_steps
 
     @property
+    def best_step(self) -> int | None:
+        """Steps done when the best checkpoint was saved; None while none was called so."""
+        return self._best_steps[-1] if self._best_steps else None
+
+    @property
     def last_loss(self) -> float | None:
         """Mean loss of the last step, for which this waits; None before the first. Local."""
         return None if self._last_loss is None else float(self._last_loss)
@@ -219,10 +225,20 @@ class Session:
         self._rate_factor *= factor
 
     def batches(self) -> Iterator[Batch]:
-        """Yields this process's part of every global batch from the next step to the run's end."""
+        """Yields this process's part of every global batch from the next step to the run's end.
+
+        After a `restore` in the middle it goes on from there.
+        """
+        restores: int | None = None
+        while restores != self._restores:
+            restores = self._restores
+            yield from self._batches_until_restored()
+
+    def _batches_until_restored(self) -> Iterator[Batch]:
+        restores = self._restores
         self._reporter.enter("next batch")
         for batch in self._training.from_step(self._steps_done):
-            if self._is_stopped:
+            if self._is_stopped or restores != self._restores:
                 break
             self._require_same_samples(batch)
             self._reporter.enter(BETWEEN_CALLS)
@@ -260,12 +276,13 @@ class Session:
             RunFailedError: It cannot be written.
         """
         with self._in_call("save checkpoint"):
-            self._begin_saving(None if folder is None else CheckpointFolder(folder))
+            elsewhere = None if folder is None else CheckpointFolder(folder)
+            self._saver.save(self._position(), elsewhere)
             fault = self._saver.wait()
         if fault is not None:
             raise RunFailedError(
                 f"the checkpoint of step {self._steps_done} was not saved: {fault}"
-            ) from fault
+            )
 
     def save_if_due(self, *, best: bool = False) -> bool:
         """Saves a checkpoint if the spec's `checkpoint` or a signal asks for one, while training goes on.
@@ -286,31 +303,29 @@ class Session:
             return False
         wishes = self._saver.wishes(self._steps_done)
         if best:
-            self._best_step = self._steps_done
+            self._best_steps.append(self._steps_done)
         per_epoch = self._training.steps_per_epoch
         due = self.is_done or self._saver.is_due(self._steps_done, per_epoch)
         if not (due or best or wishes.save):
             return False
         with self._in_call("save checkpoint"):
-            self._begin_saving()
+            self._saver.save_once(self._position())
         if wishes.end and not self.is_done:
             self._end_as_asked()
         return True
 
-    def _begin_saving(self, elsewhere: CheckpointFolder | None = None) -> None:
+    def _position(self) -> Position:
+        """Where the run is; waits for the losses of its steps."""
         self._flush_step_reports()
         epoch_loss = (0.0, 0) if self._step_reports is None else self._step_reports.epoch_so_far
-        self._saver.save(
-            Position(
-                self._steps_done,
-                self._rate_factor,
-                *epoch_loss,
-                self._best_step,
-                self.last_loss,
-                self._strategy_finished,
-                dict(self.notes),
-            ),
-            elsewhere,
+        return Position(
+            self._steps_done,
+            self._rate_factor,
+            *epoch_loss,
+            list(self._best_steps),
+            self.last_loss,
+            self._strategy_finished,
+            dict(self.notes),
         )
 
     def _checkpoint_folder(self) -> CheckpointFolder | None:
@@ -339,18 +354,19 @@ class Session:
         with self._in_call("restore"):
             saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
             changes = resuming.changes(saved, self.spec, self.plan)
-            lost = resuming.load(saved, self.group, self._strategy)
+            lost = resuming.load(saved, self.group, self._strategy, self.plan)
             position = saved.position
             self.seek(position.step)
-            self._strategy_finished = position.is_finished and self.is_done
+            self._strategy_finished = position.is_finished
+            self._restores += 1
             self._last_loss = position.last_loss
             self._rate_factor = position.rate_factor
-            self._best_step = position.best_step
             self.notes = dict(position.notes)
             if self._step_reports is not None:
                 step, total, samples = position.step, position.epoch_loss, position.epoch_samples
                 self._step_reports.go_on_from(step, total, samples)
-            self._saver.began_at(position.step)
+            is_own = self._saver.went_back_to(saved.checkpoint)
+            self._best_steps = list(position.best_steps) if is_own else []
             if self.is_main:
                 self._reporter.emit(
                     Resumed(
@@ -367,12 +383,12 @@ class Session:
         Raises:
             IsotrainError: No checkpoint was saved as the best.
         """
-        if self._best_step is None:
+        if not self._best_steps:
             raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
         with self._in_call("restore"):
             self._saver.wait()
             self.barrier()
-            saved = resuming.Saved(self._saver.at(self._best_step))
+            saved = resuming.Saved(self._saver.last_of(self._best_steps))
             resuming.load_weights(saved, self.group)
             self._strategy.state_written(self.group)
 
@@ -396,6 +412,7 @@ class Session:
         reporter.step = batch.step
         reporter.enter("step")
         rate = self._rates(batch.step) * self._rate_factor
+        self._strategy_finished = False
         loss = self._strategy.step(self.group, batch, rate)
         self._last_loss = loss
         self._steps_done = batch.step + 1

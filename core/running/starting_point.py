@@ -6,7 +6,9 @@ other runs need not wait.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,41 +26,64 @@ AUTO = "auto"
 PathLike = str | os.PathLike[str]
 
 
-def starting_point(
+@contextlib.contextmanager
+def held_directory(
     spec: TrainingSpec, run_directory: PathLike | None, resume: PathLike | None
-) -> tuple[RunDirectory, Checkpoint | None]:
-    """Makes the run's directory, or takes that of the run which goes on.
+) -> Iterator[RunDirectory]:
+    """Makes the run's directory, or takes that of the run which goes on; keeps all other runs out of it.
 
     Args:
         spec: What to train.
         run_directory: Where the run is to keep its files; None: in a new one.
-        resume: A checkpoint, a folder of them or a run directory; `auto`: this run's own newest, if there is
-            one; None: the run begins anew.
+        resume: What it goes on from; None: it begins anew.
 
     Raises:
-        PlanError: The directory is taken, or nobody can know which checkpoint is meant.
-        IsotrainError: There is no such checkpoint.
+        PlanError: The directory is taken, or another run is in it; or nobody can know which checkpoint is
+            meant.
     """
     own_folder = None if spec.checkpoint is None else spec.checkpoint.folder
-    if resume is None:
-        if own_folder is not None:
-            _require_no_checkpoints(own_folder)
-        return RunDirectory.create(spec.name, run_directory), None
-    from isotrain.core.checkpoints.finding import checkpoint_at
-    from isotrain.core.checkpoints.folder import CheckpointFolder
-
-    if resume != AUTO:
-        checkpoint = checkpoint_at(resume)
-        directory = _directory(spec, run_directory)
-        _require_newest(checkpoint, checkpoint_folder(spec, directory.path))
-        return directory, checkpoint
-    if run_directory is None and own_folder is None:
+    if resume is None and own_folder is not None:
+        _require_no_checkpoints(own_folder)
+    if resume == AUTO and run_directory is None and own_folder is None:
         raise PlanError(
             "resume auto: give the run directory (--run-dir), which is where the run's checkpoints lie, or"
             " `checkpoint.folder` in the spec."
         )
-    directory = _directory(spec, run_directory)
-    return directory, CheckpointFolder(checkpoint_folder(spec, directory.path)).newest()
+    directory = (
+        RunDirectory.create(spec.name, run_directory)
+        if resume is None
+        else _directory(spec, run_directory)
+    )
+    with directory.held():
+        yield directory
+
+
+def starting_checkpoint(
+    spec: TrainingSpec, directory: RunDirectory, resume: PathLike | None
+) -> Checkpoint | None:
+    """What a run begins from.
+
+    Args:
+        spec: What to train.
+        directory: Of the run.
+        resume: A checkpoint, a folder of them or a run directory; `auto`: the run's own newest, if there is
+            one; None: nothing.
+
+    Raises:
+        PlanError: The run's own folder has newer ones.
+        IsotrainError: There is no such checkpoint.
+    """
+    if resume is None:
+        return None
+    from isotrain.core.checkpoints.finding import checkpoint_at
+    from isotrain.core.checkpoints.folder import CheckpointFolder
+
+    folder = checkpoint_folder(spec, directory.path)
+    if resume == AUTO:
+        return CheckpointFolder(folder).newest()
+    checkpoint = checkpoint_at(resume)
+    _require_newest(checkpoint, folder)
+    return checkpoint
 
 
 def _directory(spec: TrainingSpec, path: PathLike | None) -> RunDirectory:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from integration.killing import Killer
+from interrupts import heed_signals
 
 import isotrain
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
@@ -285,3 +291,107 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
     assert len(losses) == STEPS
     warnings = [event["text"] for event in told if event["event"] == "warning"]
     assert any("checkpoint of step 6 was not saved" in text for text in warnings)
+
+
+def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> None:
+    changes = {"loggers": ["csv", "jsonl"], "steps": 4}
+    run(tmp_path / "run", changes=changes)
+    run(tmp_path / "run", resume="auto", changes=changes | {"steps": 9})
+    rows = (tmp_path / "run/steps.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["step", *map(str, range(9))]
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [each["step"] for each in records if "epoch" not in each] == list(range(9))
+
+
+def test_who_dies_before_a_first_checkpoint_goes_on_from_where_it_began(tmp_path: Path) -> None:
+    whole = run(tmp_path / "first", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
+    older = tmp_path / "first/checkpoints/step-000000005"
+    found = killed(tmp_path / "second", 3, resume=older, changes={"checkpoint": None})
+    assert found.restarts[0]["from_step"] == 5
+    assert found.history.loss == whole.history.loss[5:]
+
+
+def test_half_written_lines_keep_nobody_from_going_on(tmp_path: Path) -> None:
+    changes = {"steps": 6, "loggers": ["csv", "jsonl"]}
+    run(tmp_path / "run", changes=changes)
+    for name in ("events.jsonl", "steps.jsonl", "metrics.jsonl", "steps.csv"):
+        with (tmp_path / "run" / name).open("a") as stream:
+            stream.write('{"event": "ste')
+    found = run(tmp_path / "run", resume="auto", changes=changes | {"steps": 8})
+    assert len(found.history.loss) == 8
+    events = (tmp_path / "run/events.jsonl").read_text()
+    assert events.count('"resumed"') == 1
+
+
+def back_once(session: isotrain.Session) -> list[int]:
+    """Goes back to the checkpoint of step 3 when it has done six steps."""
+    seen = []
+    for batch in session.batches():
+        seen.append(batch.step)
+        session.step(batch)
+        if session.steps_done == 3:
+            session.save()
+        if seen == list(range(6)):
+            session.restore()
+    return seen
+
+
+def test_batches_go_on_where_a_restored_session_is(tmp_path: Path) -> None:
+    given = spec(checkpoint=None, steps=8)
+    (seen,) = isotrain.launch(
+        back_once, given, backend="reference", run_directory=tmp_path / "run", on_event=print
+    )
+    assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
+
+
+def test_another_metric_to_follow_begins_anew(tmp_path: Path) -> None:
+    changes = {"steps": 10, "checkpoint": {"keep_best": "validation_loss"}}
+    run(tmp_path / "run", changes=changes)
+    changes = {"steps": 15, "checkpoint": {"keep_best": "validation_accuracy"}}
+    told: list[Any] = []
+    run(tmp_path / "run", resume="auto", changes=changes, on_event=told.append)
+    saved = [event for event in told if event["event"] == "checkpoint"]
+    assert saved[-1]["best"]  # the first value of a metric is its best so far
+    with pytest.raises(RunFailedError, match="unknown metric of an epoch 'validation_auc'"):
+        run(tmp_path / "run", resume="auto", changes={"early_stopping": "validation_auc"})
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from integration.test_resume import spec, Slow
+import isotrain
+if __name__ == "__main__":
+    given = spec(steps=3000, transform=Slow(), plugins=["isotrain.testing.reference"])
+    isotrain.run(given, backend="reference", replicas=2, run_directory=sys.argv[1], resume="auto")
+"""
+
+
+class Slow:
+    """Changes no sample, and takes ten milliseconds."""
+
+    def __call__(self, inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
+        time.sleep(0.01)
+        return inputs, targets
+
+
+@pytest.mark.slow
+def test_signals_ask_for_a_checkpoint_and_for_an_end(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
+    folder = tmp_path / "run"
+    command = [sys.executable, script, folder]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_signals
+    ) as program:
+        assert program.stderr is not None
+        seen = [next(line for line in program.stderr if "checkpoint after" in line)]
+        program.send_signal(signal.SIGUSR1)
+        program.send_signal(signal.SIGTERM)
+        seen += program.stderr.readlines()
+        assert program.wait(60) == -signal.SIGTERM, seen
+    last = int(seen[-1].rpartition("step-")[2])
+    steps = (folder / "steps.jsonl").read_text().splitlines()
+    done = json.loads(steps[-1])
+    assert last == done["first"] + len(done["losses"]), "the last checkpoint is of the last step"
