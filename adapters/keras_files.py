@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def weights_of_keras(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:
         with keras_private.assignments(note), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layers that are left out, which the report lists
             model.load_weights(path, skip_mismatch=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise IsotrainError(f"initial_weights: {path} cannot be read: {error}") from error
     return found
 

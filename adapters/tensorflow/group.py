@@ -33,6 +33,7 @@ from isotrain.plugin import (
     StateInfo,
     StateKind,
     TrainingSpec,
+    Weighted,
     map_tree,
 )
 
@@ -213,8 +214,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def evaluation_step(self, batch: Batch) -> None:
         counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])
         holes = any(0 in own for own in counts)
+        weighed = isinstance(batch.slices[0][0].targets, Weighted)
         function = self._function(
-            ("evaluate", holes), lambda: _flat(self._trace_evaluation, holes, batch)
+            ("evaluate", holes, weighed), lambda: _flat(self._trace_evaluation, holes, batch)
         )
         function(*_leaves(batch), self._cached_tensor(counts))
 

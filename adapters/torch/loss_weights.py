@@ -21,6 +21,7 @@ from isotrain.plugin import Component
 Count = Callable[[Any], Tensor]
 """From targets to the sum of their weights, a float64 scalar."""
 
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _NOT_GIVEN = -100
 """What torch's losses ignore where nobody says what: no target that its data hold, unless meant."""
 
@@ -30,6 +31,9 @@ def counter(chosen: Component) -> Count | None:
     if chosen.is_reference:
         return _of_torch(choices.found(chosen, "loss"))
     ignored = chosen.options.get("ignore_class")
+    reduction = chosen.options.get("reduction", MEANS[0])
+    if reduction not in MEANS:  # its values are no means over what counts
+        return None
     is_sparse = keras_names.class_name(chosen.name, "loss") == "SparseCategoricalCrossentropy"
     return functools.partial(_weight, ignored, None) if is_sparse and ignored is not None else None
 

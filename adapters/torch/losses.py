@@ -64,9 +64,18 @@ def alike(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beside(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Sample weights with as many axes as the values that they are multiplied with."""
+    """Sample weights with as many axes as the values that they are multiplied with.
+
+    Raises:
+        SpecError: They would only agree by broadcasting, or not at all.
+    """
     if weights.dim() > values.dim() and weights.shape[-1] == 1:
         weights = weights.squeeze(-1)
+    if weights.shape != values.shape[: weights.dim()]:
+        raise SpecError(
+            f"data: sample weights of shape {list(weights.shape)} do not fit the loss, which has a value for"
+            f" each of {list(values.shape)}: expected that shape, or its first axes."
+        )
     axes = (1,) * (values.dim() - weights.dim())
     return weights.reshape(*weights.shape, *axes).to(values.dtype)
 

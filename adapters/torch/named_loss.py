@@ -13,11 +13,11 @@ from torch.nn import functional
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.torch import losses
+from isotrain.adapters.torch.loss_weights import MEANS
 from isotrain.adapters.torch.losses import Masked
 from isotrain.plugin import Component, SpecError
 
-_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-_REDUCTIONS = (*_MEANS, "sum", "none", None)
+_REDUCTIONS = (*MEANS, "sum", "none", None)
 _AT_ONCE: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     losses.mean_squared_error: functional.mse_loss,
     losses.mean_absolute_error: functional.l1_loss,
@@ -60,7 +60,7 @@ class NamedLoss:
         self._options = options
         self._reduction = reduction
         self._dtype = None if dtype is None else getattr(torch, dtype)
-        self._mean = self._at_once() if reduction in _MEANS else None
+        self._mean = self._at_once() if reduction in MEANS else None
 
     def _at_once(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The mean in one call of torch, where there is one."""
@@ -120,7 +120,7 @@ class NamedLoss:
         if self._reduction == "sum":
             values = given.values * given.mask if isinstance(given, Masked) else given
             return values.sum()
-        if self._reduction not in _MEANS:
+        if self._reduction not in MEANS:
             return given.values if isinstance(given, Masked) else given
         if not isinstance(given, Masked):
             return given.mean()

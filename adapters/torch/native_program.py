@@ -127,7 +127,7 @@ class NativeProgram(Program):
         """Has the model in training mode, but for modules whose buffers are frozen."""
         self.model.train()
         for module in self._still:
-            module.eval()
+            module.training = False  # not its children, which `eval` would mean too
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
         return self._loss is not None and not self._loss.counts_alike

@@ -130,12 +130,32 @@ def _with_weights(parts: Parts, weights: Mapping[int, float]) -> Parts:
 
 
 def _weights_of(targets: Array, weights: Mapping[int, float]) -> Array:
-    """The weight of each sample, float64."""
-    classes = targets
-    if targets.ndim > 1:
-        classes = targets[..., 0] if targets.shape[-1] == 1 else targets.argmax(-1)
+    """The weight of each sample, float64.
+
+    Raises:
+        DataError: The targets are neither whole numbers nor one-hot.
+    """
+    classes = _classes(targets)
     known = np.ones(classes.shape)
-    rounded = np.round(classes)
     for number, weight in weights.items():
-        known[rounded == number] = weight
+        known[classes == number] = weight
     return known
+
+
+def _classes(targets: Array) -> Array:
+    """The class of each place: targets themselves, without a last axis of length 1; or where they are 1."""
+    if targets.ndim > 1 and targets.shape[-1] == 1:
+        return _whole(targets[..., 0])
+    if targets.ndim < 2:
+        return _whole(targets)
+    is_one_hot = np.isin(targets, (0, 1)).all() and (targets.sum(-1) == 1).all()
+    return targets.argmax(-1) if is_one_hot else _whole(targets)
+
+
+def _whole(targets: Array) -> Array:
+    if targets.dtype.kind not in "iub" and not np.equal(targets, np.round(targets)).all():
+        raise DataError(
+            "class_weight: expected targets that are classes, as whole numbers or one-hot; got other numbers."
+            " Give (inputs, targets, sample weights) instead."
+        )
+    return targets

@@ -14,7 +14,7 @@ from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.data.batches import DataSet
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.data_loading import loaded
@@ -148,8 +148,25 @@ def _samples(found: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
     return DataSet(loaded(*found).train)
 
 
+def _take(session: Session, location: str) -> None:
+    """Sets all weights of the model.
+
+    Raises:
+        IsotrainError: The run has left none for one of them: the model is not the one that it trained.
+    """
+    stored = stored_weights(location)
+    needed = session.group.describe_state(("trainable", "non-trainable"))
+    missing = [name for name in needed if name not in stored]
+    if missing:
+        raise IsotrainError(
+            f"{location}: it has no weights for {len(missing)} of {len(needed)} names of this model,"
+            f" {missing[0]!r} first. Was the model changed since the run?"
+        )
+    session.write_state({name: stored[name] for name in needed})
+
+
 def _export(session: Session, weights: str, form: ExportForm, target: str, known: bool) -> None:
-    session.write_state(dict(stored_weights(weights)))
+    _take(session, weights)
     inputs = next(session.batches()).slices[0][0].inputs if known else None
     session.group.export(form, Path(target), inputs)
 
@@ -161,7 +178,7 @@ def _to_predict_for(data: Any) -> DataSet:
 
 def _predict(session: Session, weights: str) -> Any:
     """What every process does; rank 0 alone keeps what comes of it."""
-    session.write_state(dict(stored_weights(weights)))
+    _take(session, weights)
     if session.is_main:
         return session.predict()
     for _ in session.predictions():

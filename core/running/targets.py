@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from isotrain.core.contracts.export import FORMS, SUFFIXES, ExportForm
 from isotrain.core.errors import IsotrainError, unknown_name
+
+_OF_SAVED_MODEL = "saved_model.pb"
 
 
 def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
@@ -19,7 +20,7 @@ def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
         IsotrainError: There is none of that name, or the target is not named as its files are.
     """
     if asked is None:
-        found = [form for form in FORMS if target.name.endswith(SUFFIXES[form] or "/")]
+        found = [form for form in FORMS if SUFFIXES[form] and target.name.endswith(SUFFIXES[form])]
         if not found:
             raise IsotrainError(
                 f"export: the name of {target} does not say the form. Give to= (--to): one of"
@@ -40,15 +41,23 @@ def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
 def replaced(target: Path) -> Iterator[Path]:
     """Gives a place of the same name beside a target, which takes that place if all went well.
 
+    What was there before is removed after that; a folder only if it is empty or holds a SavedModel.
+
     Raises:
         IsotrainError: The folder cannot be written to, or the target is of another kind.
     """
+    place = target.resolve()
+    if place.is_dir() and any(place.iterdir()) and not (place / _OF_SAVED_MODEL).is_file():
+        raise IsotrainError(
+            f"export: {target} is a folder with other things than a SavedModel, which would be lost. Choose"
+            " another name."
+        )
     try:
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as folder:
-            new = Path(folder).resolve() / target.name
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder:
+            new = Path(folder) / place.name
             yield new
-            if target.is_dir() and new.is_dir():
-                shutil.rmtree(target)
-            new.replace(target)
+            if place.is_dir() and new.is_dir():
+                place.rename(Path(folder) / "before")
+            new.replace(place)
     except OSError as error:
         raise IsotrainError(f"export: {target} cannot be written: {error}.") from error

@@ -56,9 +56,10 @@ def _end_after_the_step(reporter: Reporter) -> None:
     own = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
         if os.getpid() != own:  # a process that this one has forked
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_IGN)  # it comes to the group and to the process: twice
         reporter.ask_to_end()
 
     signal.signal(signal.SIGTERM, end)

@@ -84,20 +84,24 @@ class Program:
 
     def _forward_and_backward(self, piece: Slice) -> tuple[float, list[Array]]:
         self.network.training = True
-        if isinstance(piece.targets, Weighted):
-            raise UnsupportedError("data: backend 'reference' knows no sample weights.")
-        losses, predictions, slopes = self._objective(piece.inputs, piece.targets)
+        losses, predictions, slopes = self._computed(piece)
         self.metrics.add(piece.targets, predictions, piece.count)
         factor = np.dtype(self._spec.precision).type(piece.weight / piece.count)
         scaled = map_tree(lambda slope: slope * factor, slopes)
         return float(losses.mean()), self.network.backward(scaled)
+
+    def _computed(self, piece: Slice) -> Any:
+        """Losses, predictions, and the slopes of the former by the latter."""
+        if isinstance(piece.targets, Weighted):
+            raise UnsupportedError("data: backend 'reference' knows no sample weights.")
+        return self._objective(piece.inputs, piece.targets)
 
     def evaluate(self, pieces: Sequence[Slice]) -> None:
         """Adds slices to what is evaluated."""
         self.network.training = False
         for piece in pieces:
             if piece.count:
-                losses, predictions, _ = self._objective(piece.inputs, piece.targets)
+                losses, predictions, _ = self._computed(piece)
                 self.losses += (float(losses.mean()) * piece.count, piece.count)
                 self.evaluated.add(piece.targets, predictions, piece.count)
 

@@ -123,7 +123,7 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
     page = (EXAMPLES.parent / "docs" / "own-loop.md").read_text(encoding="utf-8")
     assert inspect.getsource(examples("digits_own_loop").train) in page
     public = {name for name in vars(Session) if not name.startswith("_")}
-    public |= {"group", "plan", "rank", "run_directory", "spec", "stopwatch"}
+    public |= {"group", "notes", "plan", "rank", "run_directory", "spec", "stopwatch"}
     missing = {name for name in public if f"session.{name}" not in page}
     assert not missing
     named = set(re.findall(r"session\.([a-z_]+)", page))

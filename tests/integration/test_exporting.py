@@ -252,3 +252,37 @@ def test_the_command_writes_a_file(trained: isotrain.RunResult, tmp_path: Path) 
     )
     assert b'"output": "model.safetensors"' in done.stdout
     assert (tmp_path / "model.safetensors").is_file()
+
+
+def other_model() -> Network:
+    return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
+
+
+def smaller_model() -> Network:
+    return Network([Dense(4, 3, name="head")])
+
+
+def plain_run(folder: Path) -> isotrain.RunResult:
+    inputs = GENERATOR.standard_normal((21, 4))
+    given = spec(model={"reference": smaller_model}, data=lambda: (inputs, LABELS))
+    return run(given, backend="reference", run_directory=folder)
+
+
+def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path) -> None:
+    from isotrain.core.running.targets import replaced
+
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "dear.txt").write_text("mine")
+    for target in (results, tmp_path / "." / "results" / ".."):
+        with pytest.raises(IsotrainError, match="which would be lost"), replaced(target):
+            pass
+    assert (results / "dear.txt").read_text() == "mine"
+
+
+def test_a_changed_model_is_not_filled_up_with_new_weights(tmp_path: Path) -> None:
+    result = plain_run(tmp_path / "run")
+    inputs = np.zeros((2, 4))
+    changed = spec(model={"reference": other_model}, data=lambda: (inputs, LABELS[:2]))
+    with pytest.raises(IsotrainError, match="it has no weights for"):
+        isotrain.predict(result, inputs, spec=changed, backend="reference")

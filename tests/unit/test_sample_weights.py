@@ -102,3 +102,27 @@ def test_the_last_part_validates(given: Any) -> None:
 def test_what_cannot_be_split(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"validation_split: .*{message}"):
         load_data(spec_of(given, validation_split=0.25))
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (np.array([[0, 2], [1, 0]]), [[0.5, 3.0], [1.0, 0.5]]),  # a class for each place
+        (np.array([[1.0, 0, 0], [0, 0, 1]]), [0.5, 3.0]),
+        (np.array([[2.0], [1.0]]), [3.0, 1.0]),
+    ],
+)
+def test_what_a_class_is(targets: Any, expected: Any) -> None:
+    given = isotrain.DataSet((np.zeros((2, 1)), targets))
+    data = load_data(spec_of(given, class_weight={0: 0.5, 2: 3.0}))
+    weighted = data.train.gather(np.arange(2))[1]
+    assert weighted.weights.tolist() == expected
+
+
+def test_targets_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(DataError, match="expected targets that are classes"):
+        load_data(
+            spec_of(
+                isotrain.DataSet((np.zeros((2, 1)), np.array([0.25, 1]))), class_weight={0: 2.0}
+            )
+        )
