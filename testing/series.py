@@ -44,7 +44,7 @@ def next_session(
         given, backend=backend or before.plan.backend, replicas=before.replicas, host=host
     )
     here = dataclasses.replace(context, run_directory=str(folder))
-    with Session(given, plan, here, host, Reporter()) as session:
+    with Session(given, plan, here, host, Reporter(here.rank)) as session:
         yield session
 
 

@@ -178,17 +178,12 @@ def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
 
 
 def _agreed(session: Session, value: int) -> int:
-    """Gives every process the whole number that rank 0 has."""
-    import numpy as np
+    """Gives every process the whole number, from 0, that rank 0 has."""
+    from isotrain.core.running.agreement import largest
 
-    group = session.group
-    if group.replicas == 1 or session.plan.is_served:
+    if session.replicas == 1 or session.plan.is_served:
         return value
-    sent = [
-        group.tensor(np.array([value if replica == 0 else 0], np.float32))
-        for replica in group.local_replicas
-    ]
-    return int(group.numpy(group.all_reduce(sent, "sum")[0])[0])
+    return int(largest(session.group, [float(value if session.is_main else 0)])[0])
 
 
 def _timeline(feed: _Feed) -> dict[str, float]:

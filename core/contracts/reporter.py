@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -121,6 +123,13 @@ class Reporter:
         if self._is_asked_to_end:
             self._is_asked_to_end = False
             raise EndedError("this process was asked to end: the run was ended")
+
+    @contextlib.contextmanager
+    def doing(self, call: str) -> Iterator[None]:
+        """Notes that a call begins, and that it has ended; after an error it stays the one it was in."""
+        self.enter(call)
+        yield
+        self.enter(BETWEEN_CALLS)
 
     def ask_to_end(self) -> None:
         """Makes the main thread, which calls this, raise: at once, or at the end of the step it is in.

@@ -14,15 +14,13 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.contracts.events import CheckpointSaved, Warned
 from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import Reporter, Wishes
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
-from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import CheckpointError, IsotrainError
 from isotrain.core.running.agreement import Agreement
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.running.equipment import Equipment
 
 FORMAT = 1
 SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
@@ -86,27 +84,26 @@ class Saver:
 
     Every process calls every method at the same point. A checkpoint is copied from the devices at once,
     and written by a thread of its own.
-
     """
 
     def __init__(
-        self,
-        folder: CheckpointFolder | None,
-        spec: TrainingSpec,
-        plan: Plan,
-        group: ReplicaGroup,
-        strategy: Strategy,
-        reporter: Reporter,
-        versions: Callable[[], dict[str, str]],
+        self, folder: CheckpointFolder | None, equipment: Equipment, reporter: Reporter
     ) -> None:
+        """Saves nothing yet.
+
+        Args:
+            folder: Where the run's own checkpoints lie; None: nowhere.
+            equipment: Whose state is saved.
+            reporter: Tells the launcher.
+        """
         self._folder = folder
-        self._spec = spec
-        self._plan = plan
-        self._group = group
-        self._strategy = strategy
+        self._equipment = equipment
+        self._spec = equipment.spec
+        self._plan = equipment.plan
+        self._group = equipment.group
+        self._strategy = equipment.strategy
         self._reporter = reporter
-        self._versions = versions
-        self._agreement = Agreement(group)
+        self._agreement = Agreement(self._group)
         self._is_asked = False
         self._token: str | None = None
         self._count = 0
@@ -165,7 +162,7 @@ class Saver:
         """As `save`; a step that is saved already is not saved again."""
         self.wait()
         if position.step != self._saved_step:
-            self.save(position)
+            self._begin(position, None)
 
     def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
         """Copies the state, and begins to write it.
@@ -174,8 +171,11 @@ class Saver:
             position: Where the run is.
             elsewhere: Another folder than the run's own.
         """
-        folder = elsewhere or self.own_folder
         self.wait()
+        self._begin(position, elsewhere)
+
+    def _begin(self, position: Position, elsewhere: CheckpointFolder | None) -> None:
+        folder = elsewhere or self.own_folder
         differ = self._replicas_differ(position.is_finished)
         kept = self._strategy.state(self._group)
         sections = self._sections(differ, kept)
@@ -256,7 +256,8 @@ class Saver:
 
     def _run(self, position: Position, differ: bool, kept: StrategyState) -> dict[str, Any]:
         """What `run.json` holds."""
-        identity = Identity(self._spec.to_dict(), self._plan.to_dict(), self._versions(), differ)
+        versions = self._equipment.versions()
+        identity = Identity(self._spec.to_dict(), self._plan.to_dict(), versions, differ)
         return {
             "format": FORMAT,
             "position": asdict(position),

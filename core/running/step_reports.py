@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from math import isnan
 from operator import mul
+from typing import Self
 
 from isotrain.core.contracts.events import Progress, Steps
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batches import Batch
-from isotrain.core.running.loss_watch import LossWatch
+from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.stopwatch import Stopwatch
 
 STEPS_AT_ONCE = 500
@@ -24,11 +27,21 @@ class StepReports:
     To read a loss is to wait for the device. So none is read for each step: those of a block are read when it
     is told, and the newest one for the progress, five times a second at most. Only the steps in which that
     happens wait; a loss that comes later than its step is left for a later one.
+
+    Attributes:
+        is_silent: Whether it takes no steps, and tells of none.
     """
 
     def __init__(
-        self, reporter: Reporter, stopwatch: Stopwatch, total_steps: int, watch: LossWatch
+        self,
+        reporter: Reporter,
+        stopwatch: Stopwatch,
+        total_steps: int,
+        watch: LossWatch,
+        *,
+        is_silent: bool = False,
     ) -> None:
+        self.is_silent = is_silent
         self._reporter = reporter
         self._watch = watch
         self._stopwatch = stopwatch
@@ -43,6 +56,22 @@ class StepReports:
         self._steps_due = 0.0
         self._progress_due = 0.0
 
+    @classmethod
+    def of(
+        cls, equipment: Equipment, reporter: Reporter, stopwatch: Stopwatch, total_steps: int
+    ) -> Self:
+        """Those of a process: only rank 0 tells, and only where somebody listens or losses are watched."""
+        spec = equipment.spec
+        blame = partial(
+            culprit,
+            samples=equipment.loaders.samples,
+            plan=equipment.plan,
+            group=equipment.group,
+        )
+        watch = LossWatch(spec.on_nan, reporter, blame)
+        is_told = reporter.rank == 0 and (reporter.is_heard or spec.on_nan != "ignore")
+        return cls(reporter, stopwatch, total_steps, watch, is_silent=not is_told)
+
     def add(self, batch: Batch, loss: Tensor, learning_rate: float) -> None:
         """Takes a step that was done.
 
@@ -51,6 +80,8 @@ class StepReports:
             loss: Its mean loss, which need not be known yet.
             learning_rate: Of the step.
         """
+        if self.is_silent:
+            return
         if batch.step != self._first + len(self._losses):  # somebody has sought another step
             self.flush()
             self._first = batch.step
@@ -67,6 +98,11 @@ class StepReports:
         """Tells of all steps so far; waits for their losses."""
         self._tell_steps(len(self._losses))
 
+    def end(self) -> None:
+        """Tells of all steps so far, and of none from here on."""
+        self.flush()
+        self.is_silent = True
+
     def epoch_loss(self) -> float | None:
         """The mean loss over the samples of all steps that were told of since the last call."""
         total, samples = self._epoch_sum, self._epoch_samples
@@ -80,6 +116,8 @@ class StepReports:
 
     def go_on_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
         """Makes `step` the next; the epoch's sums are those of a run that has come so far."""
+        if self.is_silent:
+            return
         self.flush()
         self._first = step
         self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples

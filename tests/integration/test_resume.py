@@ -270,6 +270,8 @@ def no_room(session: isotrain.Session) -> list[float]:
     losses = []
     for batch in session.batches():
         losses.append(float(session.step(batch)))
+        if session.steps_done == 5:
+            session.save()  # the first one is whole now
         if session.steps_done == 5 and session.is_main:
             folder = session.run_directory / "checkpoints"
             folder.rename(session.run_directory / "away")

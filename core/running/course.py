@@ -1,0 +1,49 @@
+"""How far a run has come, and what its steps have made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isotrain.core.contracts.replica import Tensor
+
+
+@dataclass
+class Course:
+    """Where one process is in a run: what its session changes from step to step, the same on every process.
+
+    Attributes:
+        steps_per_epoch: Of the run.
+        total_steps: Of all epochs.
+        steps_done: So far.
+        is_stopped: Whether somebody wants no more of them.
+        is_finished: Whether the strategy has done all that it had to do.
+        rate_factor: By which the spec's learning rates are multiplied.
+        last_loss: Of the last step, which need not be known yet; None before the first.
+        best_steps: Of the checkpoints that were each the best so far; the last is the best.
+        returns: How often a checkpoint has taken it elsewhere.
+    """
+
+    steps_per_epoch: int
+    total_steps: int
+    steps_done: int = 0
+    is_stopped: bool = False
+    is_finished: bool = False
+    rate_factor: float = 1.0
+    last_loss: Tensor | None = None
+    best_steps: list[int] = field(default_factory=list)
+    returns: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left, or wanted."""
+        return self.is_stopped or self.steps_done >= self.total_steps
+
+    @property
+    def loss(self) -> float | None:
+        """Of the last step, for which this waits; None before the first."""
+        return None if self.last_loss is None else float(self.last_loss)
+
+    def seek(self, step: int) -> None:
+        """Makes `step` the next; what else there is stays."""
+        self.steps_done = step
+        self.is_finished = False

@@ -1,0 +1,112 @@
+"""What a session works with, made once at its start: data, model, replicas, strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.data.sources import ShardedStream
+from isotrain.core.planning.make_plan import Measured, with_measures
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.named_model import with_named_model
+from isotrain.core.running.data_loading import load_data
+from isotrain.core.running.initial_weights import LoadReport, start_from
+from isotrain.core.running.loaders import Loaders
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.collector import collection_paused
+from isotrain.core.system.versions import versions
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What one process trains with.
+
+    Attributes:
+        spec: What is trained.
+        plan: How, completed with the numbers of samples and parameters.
+        group: The replicas of this process.
+        strategy: By which they take their steps.
+        loaders: Make the batches.
+        initial_weights: What became of those that the spec names; None where it names none.
+        packages: That take part in the run.
+    """
+
+    spec: TrainingSpec
+    plan: Plan
+    group: ReplicaGroup
+    strategy: Strategy
+    loaders: Loaders
+    initial_weights: LoadReport | None
+    packages: tuple[str, ...]
+
+    def versions(self) -> dict[str, str]:
+        """Of Python and of the packages."""
+        return versions(self.packages)
+
+
+def equip(
+    spec: TrainingSpec,
+    plan: Plan,
+    context: ProcessContext,
+    host: PluginHost,
+    reporter: Reporter,
+    service: Service | None,
+) -> Equipment:
+    """Builds the model, joins the other processes and loads the data.
+
+    Args:
+        spec: What is trained.
+        plan: How.
+        context: This process's place.
+        host: Knows the backend, strategy and model.
+        reporter: Is told what goes on.
+        service: This process's part in a served run.
+    """
+    reporter.enter("build model")
+    adapter = host.backend(plan.backend)
+    with collection_paused():  # it imports the framework
+        named = with_named_model(spec, host)
+        group: ReplicaGroup = (
+            adapter.start(named, plan.setting, context)
+            if service is None or context.role == "replica"
+            else adapter.start_served(named, plan.setting, service)
+        )
+    reporter.enter("load data")  # by now the framework is set up, which data may be made with
+    loaders = Loaders(spec, plan, group, load_data(spec))
+    strategy = host.strategy(plan.strategy, plan.strategy_options)
+    initial = start_from(spec, plan, group)
+    measured = _measured(spec, group, loaders, initial)
+    completed = with_measures(plan, spec, measured, strategy=strategy, adapter=adapter)
+    strategy.started(group)
+    return Equipment(spec, completed, group, strategy, loaders, initial, adapter.packages)
+
+
+def _measured(
+    spec: TrainingSpec, group: ReplicaGroup, loaders: Loaders, initial: LoadReport | None
+) -> Measured:
+    weights = group.describe_state(("trainable",)).values()
+    train = loaders.data.train
+    return Measured(
+        samples=None if isinstance(train, ShardedStream) else len(train),
+        parameters=sum(weight.size for weight in weights),
+        gradient_bytes=sum(weight.nbytes for weight in weights),
+        weight_shapes=[weight.shape for weight in weights],
+        remarks=remarks(spec, group, initial),
+    )
+
+
+def remarks(spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None) -> list[str]:
+    """What became of initial weights, and how the group uses the model in its own way. Local."""
+    of_weights = [] if initial is None else initial.remarks()
+    return [*of_weights, *group.remarks(), *state_remarks(spec, group)]
+
+
+def state_remarks(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:
+    """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""
+    lost = [] if spec.checkpoint is None else group.not_carried()
+    return [f"checkpoint: a run that goes on has not {each}" for each in lost]

@@ -1,0 +1,163 @@
+"""The checkpoints of a run: when its session saves them, and how it goes back to one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.contracts.events import Resumed
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.errors import EndedError, IsotrainError, RunFailedError
+from isotrain.core.launching.run_directory import checkpoint_folder
+from isotrain.core.running import resuming
+from isotrain.core.running.course import Course
+from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.saving import Position, Saver
+from isotrain.core.running.step_reports import StepReports
+
+PathLike = str | os.PathLike[str]
+
+
+class RunCheckpoints:
+    """Saves where a session is, and takes it back there; every process calls it alike."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        course: Course,
+        step_reports: StepReports,
+        reporter: Reporter,
+        run_directory: Path,
+    ) -> None:
+        self._equipment = equipment
+        self._course = course
+        self._step_reports = step_reports
+        self._reporter = reporter
+        self._saver = Saver(self._folder(run_directory), equipment, reporter)
+
+    def _folder(self, run_directory: Path) -> CheckpointFolder | None:
+        """Where the run's own lie; a session that nobody launched has no directory for them."""
+        policy = self._equipment.spec.checkpoint
+        if not self._reporter.is_heard and (policy is None or policy.folder is None):
+            return None
+        return CheckpointFolder(checkpoint_folder(self._equipment.spec, run_directory))
+
+    def save(self, folder: PathLike | None, notes: Mapping[str, Any]) -> None:
+        """Saves one; returns when it is written.
+
+        Args:
+            folder: Of checkpoints; None: the run's own.
+            notes: The person's own.
+
+        Raises:
+            RunFailedError: It cannot be written.
+        """
+        with self._reporter.doing("save checkpoint"):
+            elsewhere = None if folder is None else CheckpointFolder(folder)
+            self._saver.save(self._position(notes), elsewhere)
+            fault = self._saver.wait()
+        if fault is not None:
+            step = self._course.steps_done
+            raise RunFailedError(f"the checkpoint of step {step} was not saved: {fault}")
+
+    def save_if_due(self, best: bool, notes: Mapping[str, Any]) -> bool:
+        """Begins to save one if the spec or a signal asks for it, or the weights are the best so far.
+
+        Returns:
+            Whether one is being saved.
+
+        Raises:
+            EndedError: The run was asked to end; its checkpoint is saved.
+        """
+        if self._equipment.spec.checkpoint is None:
+            return False
+        course = self._course
+        wishes = self._saver.wishes(course.steps_done)
+        if best:
+            course.best_steps.append(course.steps_done)
+        due = course.is_done or self._saver.is_due(course.steps_done, course.steps_per_epoch)
+        if not (due or best or wishes.save):
+            return False
+        with self._reporter.doing("save checkpoint"):
+            self._saver.save_once(self._position(notes))
+        if wishes.end and not course.is_done:
+            self._end_as_asked()
+        return True
+
+    def _end_as_asked(self) -> None:
+        """Ends this process's part of the run when its checkpoint is written."""
+        self._saver.wait()
+        with self._reporter.doing("barrier"):
+            self._equipment.group.barrier()
+        step = self._course.steps_done
+        raise EndedError(f"the run was asked to end, and did after step {step}")
+
+    def _position(self, notes: Mapping[str, Any]) -> Position:
+        """Where the run is; waits for the losses of its steps."""
+        self._step_reports.flush()
+        course = self._course
+        return Position(
+            course.steps_done,
+            course.rate_factor,
+            *self._step_reports.epoch_so_far,
+            list(course.best_steps),
+            course.loss,
+            course.is_finished,
+            dict(notes),
+        )
+
+    def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
+        """Goes back to a checkpoint; None: to the run's newest.
+
+        Returns:
+            The notes that it holds.
+
+        Raises:
+            IsotrainError: There is none, it is damaged, or it is of another run: says what differs.
+        """
+        own = self._equipment
+        with self._reporter.doing("restore"):
+            saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
+            changes = resuming.changes(saved, own.spec, own.plan)
+            lost = resuming.load(saved, own.group, own.strategy, own.plan)
+            position, where = saved.position, saved.checkpoint.location
+            self._go_on_from(position, is_own=self._saver.went_back_to(saved.checkpoint))
+            if self._reporter.rank == 0:
+                self._reporter.emit(
+                    Resumed(done=position.step, location=where, changes=changes, lost=lost)
+                )
+        return dict(position.notes)
+
+    def _go_on_from(self, position: Position, *, is_own: bool) -> None:
+        course = self._course
+        course.seek(position.step)
+        course.is_finished = position.is_finished
+        course.returns += 1
+        course.last_loss = position.last_loss
+        course.rate_factor = position.rate_factor
+        course.best_steps = list(position.best_steps) if is_own else []
+        self._step_reports.go_on_from(position.step, position.epoch_loss, position.epoch_samples)
+
+    def restore_best(self) -> None:
+        """Takes the weights of the best one, and no other state.
+
+        Raises:
+            IsotrainError: None was saved as the best.
+        """
+        if not self._course.best_steps:
+            raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
+        group = self._equipment.group
+        with self._reporter.doing("restore"):
+            self._saver.wait()
+            group.barrier()
+            saved = resuming.Saved(self._saver.last_of(self._course.best_steps))
+            resuming.load_weights(saved, group)
+            self._equipment.strategy.state_written(group)
+
+    def wait(self) -> None:
+        """Returns once the last one is written by all."""
+        self._saver.wait()
