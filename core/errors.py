@@ -18,6 +18,10 @@ class PlanError(IsotrainError):
     """The spec is sound but cannot run like this: the backend, strategy and replicas do not fit."""
 
 
+class PlaceError(IsotrainError):
+    """Who this process is cannot be told: an engine's variables are half set, or two engines claim it."""
+
+
 class UnsupportedError(PlanError):
     """A backend was asked for something it declares it cannot do."""
 

@@ -1,4 +1,4 @@
-"""What authors of backends, strategies, launchers and loggers build on; isotrain's own use exactly this."""
+"""What authors of plugins build on; isotrain's own use exactly this."""
 
 import isotrain._facade as _facade
 

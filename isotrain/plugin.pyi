@@ -1,4 +1,4 @@
-"""What authors of backends, strategies, launchers and loggers build on, and where it is defined."""
+"""What authors of plugins build on, and where it is defined."""
 
 from isotrain.adapters import keras_backend as keras_backend
 from isotrain.adapters import keras_files as keras_files
@@ -13,6 +13,9 @@ from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
 from isotrain.core.contracts.capabilities import Placement as Placement
+from isotrain.core.contracts.engine_variables import EngineVariables as EngineVariables
+from isotrain.core.contracts.environment import Environment as Environment
+from isotrain.core.contracts.environment import Place as Place
 from isotrain.core.contracts.export import ExportForm as ExportForm
 from isotrain.core.contracts.group import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.group import Phase as Phase
@@ -57,6 +60,7 @@ from isotrain.core.errors import BackendUnavailableError as BackendUnavailableEr
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError
 from isotrain.core.errors import PeerLostError as PeerLostError
+from isotrain.core.errors import PlaceError as PlaceError
 from isotrain.core.errors import PlanError as PlanError
 from isotrain.core.errors import PluginError as PluginError
 from isotrain.core.errors import RunFailedError as RunFailedError
@@ -66,6 +70,7 @@ from isotrain.core.errors import unknown_name as unknown_name
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.registers import BackendRegister as BackendRegister
+from isotrain.core.plugins.registers import EnvironmentRegister as EnvironmentRegister
 from isotrain.core.plugins.registers import LauncherRegister as LauncherRegister
 from isotrain.core.plugins.registers import LoggerRegister as LoggerRegister
 from isotrain.core.plugins.registers import ModelRegister as ModelRegister
@@ -86,4 +91,6 @@ from isotrain.core.spec.optimizers import CustomOptimizer as CustomOptimizer
 from isotrain.core.spec.parts import LossScale as LossScale
 from isotrain.core.spec.training_spec import TrainingSpec as TrainingSpec
 from isotrain.core.system.hardware import visible_gpus as visible_gpus
+from isotrain.core.system.host_lists import counts_per_host as counts_per_host
+from isotrain.core.system.host_lists import host_list as host_list
 from isotrain.core.system.variables import variables_set as variables_set

@@ -124,7 +124,7 @@ def registration_hook(kind: str) -> str:
 
 
 def as_plugin(thing: object) -> object:
-    """Makes a plugin of a strategy, backend, launcher or logger; anything else is one already."""
+    """Makes a plugin of a class that fulfils a contract; anything else is one already."""
     for kind, make_register in REGISTERS.items():
         contract = make_register().contract
         if contract is not object and isinstance(thing, type) and issubclass(thing, contract):

@@ -9,6 +9,7 @@ import pluggy
 if TYPE_CHECKING:
     from isotrain.core.plugins.registers import (
         BackendRegister,
+        EnvironmentRegister,
         LauncherRegister,
         LoggerRegister,
         ModelRegister,
@@ -35,6 +36,11 @@ def isotrain_register_strategies(register: StrategyRegister) -> None:
 @hookspec
 def isotrain_register_launchers(register: LauncherRegister) -> None:
     """Registers launchers: `register.add(launcher_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_environments(register: EnvironmentRegister) -> None:
+    """Registers environments: `register.add(environment_class_or_reference)`."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""The plugin host: who offers which backend, strategy, launcher, model and logger, under which name."""
+"""The plugin host: who offers which backend, strategy, launcher and so on, under which name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.environment import Environment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.contracts.plugin_choice import PluginChoice
@@ -25,6 +26,7 @@ from isotrain.core.plugins.candidates import Candidate, Loaded
 from isotrain.core.plugins.hookspecs import PROJECT
 from isotrain.core.plugins.registers import (
     BackendRegister,
+    EnvironmentRegister,
     LauncherRegister,
     LoggerRegister,
     ModelRegister,
@@ -38,6 +40,7 @@ BUILTINS = (
     "isotrain.core.plugins.builtin",
     "isotrain.adapters.builtin",
     "isotrain.strategies.builtin",
+    "isotrain.environments.builtin",
 )
 """The modules of this package that implement the registration hooks."""
 PLUGINS_VARIABLE = "ISOTRAIN_PLUGINS"
@@ -51,7 +54,7 @@ class PluginHost:
 
     Attributes:
         loaded: What became of every plugin, in the order in which they were found.
-        backends, strategies, launchers, models, loggers: What they registered.
+        backends, strategies, launchers, environments, models, loggers: What they registered.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class PluginHost:
         self.backends = BackendRegister()
         self.strategies = StrategyRegister()
         self.launchers = LauncherRegister()
+        self.environments = EnvironmentRegister()
         self.models = ModelRegister()
         self.loggers = LoggerRegister()
         self.loaded: list[Loaded] = []
@@ -197,6 +201,7 @@ class PluginHost:
             "backends": self.backends,
             "strategies": self.strategies,
             "launchers": self.launchers,
+            "environments": self.environments,
             "models": self.models,
             "loggers": self.loggers,
         }
@@ -218,6 +223,15 @@ class PluginHost:
         """
         with self._naming_faults():
             return self.launchers.get(name)()
+
+    def environment(self, name: str) -> Environment:
+        """Makes the environment of that name.
+
+        Raises:
+            IsotrainError: There is no such environment.
+        """
+        with self._naming_faults():
+            return self.environments.get(name)()
 
     def strategy(self, name: str, options: Mapping[str, Any]) -> Strategy:
         """Makes the strategy of that name.
@@ -341,8 +355,8 @@ def register(plugin: Any, *, name: str | None = None) -> Any:
     job, also when it is defined in this script or notebook. Can be used as a decorator.
 
     Args:
-        plugin: A subclass of `Strategy`, `Adapter`, `Launcher` or `Logger`; or an object or module that
-            implements hooks.
+        plugin: A subclass of `Strategy`, `Adapter`, `Launcher`, `Environment` or `Logger`; or an object or
+            module that implements hooks.
         name: Of the plugin, in `isotrain plugins` and messages; left out: the class's or module's own.
 
     Returns:

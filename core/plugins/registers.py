@@ -1,4 +1,4 @@
-"""The registers that plugins fill: names to backends, strategies, launchers, models and loggers."""
+"""The registers that plugins fill: names to backends, strategies, launchers and so on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.environment import Environment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.contracts.strategy import Strategy
@@ -113,6 +114,13 @@ class LauncherRegister(Register[Launcher]):
         super().__init__("launcher", Launcher)  # type: ignore[type-abstract]
 
 
+class EnvironmentRegister(Register[Environment]):
+    """Receives environments."""
+
+    def __init__(self) -> None:
+        super().__init__("environment", Environment)  # type: ignore[type-abstract]
+
+
 class LoggerRegister(Register[Logger]):
     """Receives loggers."""
 
@@ -147,6 +155,7 @@ REGISTERS: Mapping[str, Callable[[], Register[Any]]] = {
     "backends": BackendRegister,
     "strategies": StrategyRegister,
     "launchers": LauncherRegister,
+    "environments": EnvironmentRegister,
     "models": ModelRegister,
     "loggers": LoggerRegister,
 }

@@ -1,0 +1,53 @@
+"""SLURM: the tasks of a step, which `srun` starts, also of a heterogeneous job.
+
+By https://slurm.schedmd.com/srun.html every task has `SLURM_PROCID`, `SLURM_LOCALID` and `SLURM_NODEID` (its
+rank among all, its rank on its host, and its host's), `SLURMD_NODENAME`, and of its step `SLURM_STEP_ID`,
+`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE`. A step may use fewer hosts than
+its job, so what describes the job (`SLURM_JOB_NODELIST`, `SLURM_NTASKS`) does not describe its processes. A
+step over several components of a heterogeneous job counts tasks and hosts over all of them
+(https://slurm.schedmd.com/heterogeneous_jobs.html); what ends in `_HET_GROUP_0` is of the job again.
+
+The script of `sbatch` and the shell of `salloc` are no such tasks, though they have some of these variables:
+the script lacks those of a step, and the shell is a step that has a number of its own (slurm.h).
+`SLURM_RESTART_COUNT` is there after a requeue (https://slurm.schedmd.com/sbatch.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isotrain.plugin import EngineVariables, Environment, Place, counts_per_host, host_list
+
+_NO_TASKS = {"4294967290", "-6", "4294967291", "-5", "4294967292", "-4"}
+"""The numbers of the steps of a shell, a script, and what is external to steps, as SLURM may print them."""
+
+
+class Slurm(Environment):
+    """Reads the variables of a task of a SLURM step."""
+
+    name = "slurm"
+    summary = "a task of srun, in a job of sbatch or salloc or of its own"
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if told.text("SLURM_STEP_NUM_TASKS") is None or told.text("SLURM_STEP_ID") in _NO_TASKS:
+            return None
+        told.all_set("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
+        node_rank = told.required_number("SLURM_NODEID")
+        tasks = counts_per_host(told.required_text("SLURM_STEP_TASKS_PER_NODE"))
+        restarts = told.number("SLURM_RESTART_COUNT") or 0
+        hosts = tuple(host_list(told.required_text("SLURM_STEP_NODELIST")))
+        return Place(
+            engine=self.name,
+            rank=told.required_number("SLURM_PROCID"),
+            world_size=told.required_number("SLURM_STEP_NUM_TASKS"),
+            job=".".join([variables["SLURM_JOB_ID"], variables["SLURM_STEP_ID"], str(restarts)]),
+            local_rank=told.required_number("SLURM_LOCALID"),
+            local_world_size=tasks[node_rank] if node_rank < len(tasks) else None,
+            node_rank=node_rank,
+            host=told.text("SLURMD_NODENAME"),
+            hosts=hosts,
+            coordinator=hosts[0],
+            restarts=restarts,
+            told_by=told.told_by,
+        )
