@@ -213,6 +213,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         local_replicas=process.replicas,
         addresses=("127.0.0.1:0",),
         run_directory=tempfile.gettempdir(),
+        mesh=plan.mesh,
     )
     with variables_set(plan.environment):
         return Session(given, plan, context, host, Reporter())

@@ -12,7 +12,6 @@ from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
-from isotrain.core.contracts.capabilities import Placement as Placement
 from isotrain.core.contracts.engine_variables import EngineVariables as EngineVariables
 from isotrain.core.contracts.environment import Environment as Environment
 from isotrain.core.contracts.environment import Place as Place
@@ -24,6 +23,10 @@ from isotrain.core.contracts.job import Job as Job
 from isotrain.core.contracts.job import Work as Work
 from isotrain.core.contracts.launcher import Launcher as Launcher
 from isotrain.core.contracts.logger import Logger as Logger
+from isotrain.core.contracts.mesh import Mesh as Mesh
+from isotrain.core.contracts.placement import REPLICATED as REPLICATED
+from isotrain.core.contracts.placement import Placement as Placement
+from isotrain.core.contracts.placement import Seat as Seat
 from isotrain.core.contracts.plan import DeviceKind as DeviceKind
 from isotrain.core.contracts.plan import Plan as Plan
 from isotrain.core.contracts.plan import ProcessPlan as ProcessPlan
@@ -80,6 +83,7 @@ from isotrain.core.served.capabilities import SERVED_GROUP as SERVED_GROUP
 from isotrain.core.served.group import ServedGroup as ServedGroup
 from isotrain.core.served.ledger import Unit as Unit
 from isotrain.core.served.over_tcp import ServedOverTcp as ServedOverTcp
+from isotrain.core.served.placement import Served as Served
 from isotrain.core.served.wire import WireError as WireError
 from isotrain.core.served.wire import connect as connect
 from isotrain.core.served.workforce import Answer as Answer

@@ -16,6 +16,7 @@ from isotrain.plugin import (
     Conserved,
     Plan,
     ReplicaGroup,
+    Served,
     Strategy,
     Tensor,
     TrainingSpec,
@@ -29,7 +30,7 @@ class ParameterServer(Strategy):
     name = "parameter-server"
     summary = "workers send gradients to a server, synchronously or with stale weights; may be lost"
     requires = frozenset({Capability.SERVED_STEP, Capability.SYNCHRONISED_STEP})
-    placement = "served"
+    placement = Served()
     keeps_replicas_equal = "always"
     conserves = frozenset({Conserved.GRADIENT_SUM})
 
@@ -40,7 +41,7 @@ class ParameterServer(Strategy):
             staleness: Global batches that the weights of a slice may lag behind; None for any number.
             servers: Processes that hold the parameters, on backends that have such.
         """
-        self.servers = options.whole(self.name, "servers", servers, 1)
+        self.placement = Served(options.whole(self.name, "servers", servers, 1))
         if staleness is not None:
             options.whole(self.name, "staleness", staleness, 0)
         self._staleness = staleness

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability, Placement
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.placement import REPLICATED
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
@@ -35,7 +36,7 @@ STEP = Capability.SYNCHRONISED_STEP
 STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
 COMPUTE = Capability.COMPUTE
-PLACEMENT: Placement = "replicated"
+PLACEMENT = REPLICATED.name
 """Of the groups that are checked; those of served runs are checked through a strategy."""
 EXIT_SECONDS = 4.0
 """From the end of the work to the end of the processes."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capabilities, Capability, Placement
+from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.placement import REPLICATED
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.spec.files import load_spec
@@ -16,10 +15,10 @@ _UNKNOWN = "no-such-thing"
 
 def declarations(adapter: Adapter) -> None:
     """In every placement each capability is there, or lacking with a reason; a collective is there."""
-    for placement in get_args(Placement):
-        _capabilities(placement, adapter.can(placement))
-    unknown = sorted(adapter.capabilities.keys() - set(get_args(Placement)))
-    assert not unknown, f"no placements: {unknown}"
+    declared = adapter.capabilities
+    assert REPLICATED.name in declared, f"{REPLICATED.name}: nothing is declared"
+    for placement, can in declared.items():
+        _capabilities(placement, can)
     assert adapter.collectives, "no collective"
     assert adapter.replicas_per_process in ("one", "all"), adapter.replicas_per_process
     assert isinstance(adapter.usability(), Usability), "usability() gives no Usability"

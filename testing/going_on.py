@@ -80,8 +80,9 @@ def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFi
     host = plugin_host()
     adapter = host.backend(split_backend(backend)[0])
     chosen = {"name": name, "options": dict(options)}
-    served = host.strategy(name, dict(options)).placement == "served"
-    data = probe.data if served else noisy_data  # what workers draw is their own
+    seats = host.strategy(name, dict(options)).placement.seats(adapter, REPLICAS)
+    has_workers = any(seat.role == "worker" for seat in seats)
+    data = probe.data if has_workers else noisy_data  # what workers draw is their own
     return probe.spec(adapter, data=data, timeouts=PATIENT, strategy=chosen)
 
 

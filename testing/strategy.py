@@ -163,7 +163,7 @@ def going_on_outcome(name: str, options: Mapping[str, Any], backend: str) -> Out
     adapter = host.backend(split_backend(backend)[0])
     strategy = host.strategy(name, dict(options))
     lost = " ".join(strategy.carries_over(strategy.name, going_on.REPLICAS, going_on.REPLICAS))
-    obstacle = lost or GOES_ON.obstacle(adapter.can(strategy.placement))
+    obstacle = lost or GOES_ON.obstacle(adapter.can(strategy.placement.name))
     if obstacle:
         return GOES_ON.not_asked(obstacle)
     return attempted(GOES_ON, name, options, backend)
@@ -199,7 +199,7 @@ def outcomes(
         adapter: Of the backend.
         start: Makes the run; not called when none of the checks applies.
     """
-    run, can = None, adapter.can(strategy.placement)
+    run, can = None, adapter.can(strategy.placement.name)
     for check, inapplicable in trial.checks.items():
         obstacle = inapplicable(strategy) or check.obstacle(can)
         if obstacle:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import Capabilities, Placement
+from isotrain.core.contracts.capabilities import Capabilities
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
@@ -32,8 +32,8 @@ class Adapter(ABC):
         summary: One line for listings.
         collectives: Name to a one-line meaning; the first is what is used unless one is asked for.
         replicas_per_process: `one`, or `all` when one process holds every replica of its host.
-        capabilities: By placement, what its replica groups can do, and why not the rest; it has no runs
-            of a placement of which it declares nothing.
+        capabilities: By the name of a placement, what its replica groups can do, and why not the rest; it
+            has no runs of a placement of which it declares nothing.
         packages: The distributions whose installed versions a run's record has.
         options: The names of `backend_options` it knows, with their meaning.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
@@ -49,7 +49,7 @@ class Adapter(ABC):
     summary: ClassVar[str]
     collectives: ClassVar[Mapping[str, str]]
     replicas_per_process: ClassVar[Literal["one", "all"]]
-    capabilities: ClassVar[Mapping[Placement, Capabilities]]
+    capabilities: ClassVar[Mapping[str, Capabilities]]
     packages: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
@@ -128,8 +128,8 @@ class Adapter(ABC):
         """Does what a worker or server of a served run does; returns when the coordinator is gone."""
         raise UnsupportedError(f"backend {self.name!r} has no served runs.")
 
-    def can(self, placement: Placement) -> Capabilities:
-        """What its replica groups of a placement can do."""
+    def can(self, placement: str) -> Capabilities:
+        """What its replica groups of a placement of this name can do."""
         return self.capabilities.get(placement, Capabilities())
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:

@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
-
-Placement = Literal["replicated", "served"]
-"""`replicated`: every replica holds the weights and steps. `served`: with several replicas, the process of
-rank 0 (the coordinator) holds weights, optimizer and loop, and one further process per replica (a worker)
-computes gradients for it."""
 
 
 class Capability(StrEnum):

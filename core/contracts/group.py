@@ -234,6 +234,7 @@ class ReplicaGroup(ABC):
 
         Returns:
             Weights under their path, the rest under `KIND/...`; bfloat16, which NumPy lacks, as float32.
+            Of state that lies over the replicas in parts, this replica's part: see `describe_state`.
         """
 
     @abstractmethod
@@ -241,7 +242,8 @@ class ReplicaGroup(ABC):
         """Sets named state; what it does not name stays. Local.
 
         Args:
-            state: Such as `read_state` gives.
+            state: Such as `read_state` gives; or the whole of what this replica has a part of. What only
+                other replicas hold is passed over.
             replica: One of `local_replicas`, which alone is set; None for each of them.
 
         Raises:

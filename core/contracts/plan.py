@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from isotrain.core.contracts.capabilities import Placement
+from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.start import Start
 
@@ -76,6 +76,9 @@ class Plan:
         options: The spec's options for this backend.
         remarks: What the backend honours in its own way.
         loggers: Names of those that write down how the run goes.
+        placement: The name of how state lies over the processes.
+        mesh: Its places, by axis.
+        doors: Ports that the processes need besides one for each.
         samples: In the training data; None until they were counted.
         steps_per_epoch: None until the samples were counted.
         total_steps: Of the run; None until known.
@@ -108,6 +111,9 @@ class Plan:
     options: Mapping[str, Any]
     remarks: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
+    placement: str = "replicated"
+    mesh: Mesh = field(default_factory=Mesh)
+    doors: int = 0
     samples: int | None = None
     steps_per_epoch: int | None = None
     total_steps: int | None = None
@@ -140,19 +146,15 @@ class Plan:
         return self.processes[0].role == "coordinator"
 
     @property
-    def placement(self) -> Placement:
-        """Of its replica groups: a single replica needs nobody to serve it."""
-        return "served" if self.is_served else "replicated"
-
-    @property
     def ports(self) -> int:
-        """One for each process; one more in a served run, where its processes meet."""
-        return len(self.processes) + self.is_served
+        """One for each process, and those where they meet besides."""
+        return len(self.processes) + self.doors
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         fields = asdict(self)
         del fields["weight_shapes"]
+        fields["mesh"] = dict(self.mesh.sizes)
         fields["local_batches"] = list(self.local_batches)
         fields["remarks"] = list(self.remarks)
         fields["loggers"] = list(self.loggers)

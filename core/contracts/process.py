@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.errors import IsotrainError
 
 VARIABLE = "ISOTRAIN_PROCESS"
@@ -46,6 +47,7 @@ class ProcessContext:
             served run one more, where its coordinator lets the others in.
         run_directory: Where this run keeps its files.
         role: What it does; see `Role`.
+        mesh: The places of the run. Where every process holds one of them, this one holds that of its rank.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class ProcessContext:
     addresses: tuple[str, ...]
     run_directory: str
     role: Role = "replica"
+    mesh: Mesh = field(default_factory=Mesh)
 
     @property
     def coordinator(self) -> tuple[str, int]:
@@ -83,6 +86,7 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
         fields = json.loads(text)
         fields["local_replicas"] = tuple(fields["local_replicas"])
         fields["addresses"] = tuple(fields["addresses"])
+        fields["mesh"] = Mesh(**fields["mesh"])
         return ProcessContext(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise IsotrainError(

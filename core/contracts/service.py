@@ -1,17 +1,18 @@
-"""What a process of a served run is told besides its spec and setting."""
+"""What a launched process is told besides its spec and setting."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from isotrain.core.contracts.mesh import DATA, Mesh
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 
 
 @dataclass(frozen=True)
 class Service:
-    """One process's part in a served run.
+    """How one process finds the others, where its backend does not see to that: in a served run.
 
     Attributes:
         context: Its place.
@@ -58,4 +59,5 @@ class Service:
             local_rank=self.replica,
             replicas=1,
             local_replicas=(self.replica,),
+            mesh=Mesh({DATA: 1}),
         )

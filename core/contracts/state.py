@@ -37,14 +37,19 @@ class StateInfo:
     """What is known of a named state without reading it.
 
     Attributes:
-        shape: Of it.
+        shape: Of the whole of it.
         dtype: Its own, by name: also `bfloat16`, for which `read_state` gives float32, as NumPy lacks it.
-        nbytes: Bytes that it takes on a replica.
+        nbytes: Bytes that it takes on this replica.
+        offset: Where this replica's part begins in the whole, an index along each axis; None where every
+            replica has all of it. What is whole here, and elsewhere not at all, is a part too.
+        part: The shape of that part; None likewise.
     """
 
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
+    offset: tuple[int, ...] | None = None
+    part: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:

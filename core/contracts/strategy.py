@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import Capability, Placement
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.placement import REPLICATED, Placement
 from isotrain.core.contracts.strategy_state import StrategyState
 
 if TYPE_CHECKING:
@@ -42,10 +43,7 @@ class Strategy(ABC):
         summary: One line for listings.
         requires: What it asks of a backend's groups of its placement; a backend that lacks one of these is
             refused by the plan. An instance may ask for more than its class, where an option needs it.
-        placement: Where the weights are, and who steps; see `Placement`. With one replica, a strategy of
-            placement `served` steps as a replicated one.
-        servers: With placement `served`, over how many processes the parameters are spread, where the
-            backend has processes for that.
+        placement: How weights and other state lie over the processes, and who steps.
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
@@ -58,8 +56,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     requires: frozenset[Capability]
-    placement: Placement = "replicated"
-    servers: int = 1
+    placement: Placement = REPLICATED
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
     conserves: frozenset[Conserved] = frozenset()

@@ -85,6 +85,7 @@ def contexts(plan: Plan, addresses: tuple[str, ...], directory: Path) -> list[Pr
             addresses=addresses,
             run_directory=str(directory),
             role=process.role,
+            mesh=plan.mesh,
         )
         for process in plan.processes
     ]

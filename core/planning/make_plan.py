@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.placement import Seat
 from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
-from isotrain.core.contracts.process import LOCALHOST, rank_of
+from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
@@ -55,17 +55,12 @@ def make_plan(
     options = adapter.check_options(spec)
     remarks = [*device_remarks, *adapter.check(spec, options, replicas=count)]
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)
-    is_served = strategy.placement == "served" and count > 1
-    processes = _processes(adapter, count)
-    collective = resolved if count > 1 else "none"
-    if is_served:
-        processes = _served_processes(count, adapter.servers(strategy.servers))
-        collective = adapter.served_over
-        if requested is not None:
-            remarks.append(
-                f"{strategy.name}: workers exchange with rank 0 over {collective}, and not by"
-                f" {requested}"
-            )
+    placement = strategy.placement.for_replicas(count)
+    collective = placement.collective(adapter, resolved) if count > 1 else "none"
+    if count > 1 and requested is not None and collective != resolved:
+        remarks.append(
+            f"{strategy.name}: {placement.name} runs exchange over {collective}, and not by {requested}"
+        )
     threads = spec.threads or max(1, hardware.cores() // count)
     global_batch = spec.resolve_global_batch(count)
     factor = spec.scaling.factor(global_batch)
@@ -80,7 +75,7 @@ def make_plan(
         device=device,
         replicas=count,
         threads=threads,
-        processes=processes,
+        processes=_processes(placement.seats(adapter, count)),
         start=resolve_start(adapter, host.launcher(launcher), spec, device),
         environment=adapter.environment(device=device, threads=threads, replicas=count),
         precision=spec.precision,
@@ -92,6 +87,9 @@ def make_plan(
         timeouts=spec.timeouts.model_dump(),
         options=options,
         loggers=tuple(chosen.name for chosen in spec.loggers),
+        placement=placement.name,
+        mesh=placement.mesh(count),
+        doors=placement.doors,
     )
     remarks += strategy.planned(spec, plan)
     return replace(plan, remarks=tuple(remarks))
@@ -137,24 +135,16 @@ def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:
 
 def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) -> list[str]:
     """Says why the backend lacks what the strategy requires of groups of its placement."""
-    found = adapter.can(strategy.placement).missing(strategy.requires)
-    where = "" if strategy.placement == "replicated" else f"in {strategy.placement} runs "
-    return [f"{where}it has {missing}" for missing in found]
+    placement = strategy.placement
+    found = adapter.can(placement.name).missing(strategy.requires)
+    return [f"{placement.where}it has {missing}" for missing in found]
 
 
-def _processes(adapter: Adapter, replicas: int) -> tuple[ProcessPlan, ...]:
-    if adapter.replicas_per_process == "all":
-        return (ProcessPlan(0, LOCALHOST, 0, tuple(range(replicas))),)
-    return tuple(ProcessPlan(rank, LOCALHOST, rank, (rank,)) for rank in range(replicas))
-
-
-def _served_processes(replicas: int, servers: int) -> tuple[ProcessPlan, ...]:
-    """The coordinator, a worker per replica, and servers."""
-    workers = [(rank_of(number), (number,), "worker") for number in range(replicas)]
-    first = rank_of(replicas)
-    others = [(rank, (), "server") for rank in range(first, first + servers)]
-    roles: list[Any] = [(0, tuple(range(replicas)), "coordinator"), *workers, *others]
-    return tuple(ProcessPlan(rank, LOCALHOST, rank, held, role) for rank, held, role in roles)
+def _processes(seats: Sequence[Seat]) -> tuple[ProcessPlan, ...]:
+    return tuple(
+        ProcessPlan(rank, LOCALHOST, rank, seat.replicas, seat.role)
+        for rank, seat in enumerate(seats)
+    )
 
 
 def _local_batches(global_batch: int, replicas: int) -> tuple[int, ...]:

@@ -65,20 +65,17 @@ def equip(
         context: This process's place.
         host: Knows the backend, strategy and model.
         reporter: Is told what goes on.
-        service: This process's part in a served run.
+        service: What it is told besides, where it was launched.
     """
     reporter.enter("build model")
     adapter = host.backend(plan.backend)
     with collection_paused():  # it imports the framework
         named = with_named_model(spec, host)
-        group: ReplicaGroup = (
-            adapter.start(named, plan.setting, context)
-            if service is None or context.role == "replica"
-            else adapter.start_served(named, plan.setting, service)
-        )
+        strategy = host.strategy(plan.strategy, plan.strategy_options)
+        placement = strategy.placement.for_replicas(plan.replicas)
+        group = placement.open(adapter, named, plan.setting, context, service)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = Loaders(spec, plan, group, load_data(spec))
-    strategy = host.strategy(plan.strategy, plan.strategy_options)
     initial = start_from(spec, plan, group)
     measured = _measured(spec, group, loaders, initial)
     completed = with_measures(plan, spec, measured, strategy=strategy, adapter=adapter)

@@ -14,7 +14,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plain_records import record
-from isotrain.core.running.saving import FORMAT, OWN_STATE, Identity, Position
+from isotrain.core.running.saving import FORMAT, OWN_STATE, SHARED_STATE, Identity, Position
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _MEANING = (
@@ -134,7 +134,7 @@ def load(saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan) -> l
         )
         lost += _write_model(saved, group, _mean_state(saved))
     elif not saved.identity.replicas_differ:
-        lost += _write_model(saved, group, saved.checkpoint.read("state"))
+        lost += _write_model(saved, group, _state(saved, group))
     if same and saved.is_served == plan.is_served:
         lost += _write_own(saved, group)
     else:
@@ -148,9 +148,24 @@ def load_weights(saved: Saved, group: ReplicaGroup) -> None:
     Raises:
         IsotrainError: They are not those of this model.
     """
-    state = _mean_state(saved) if saved.identity.replicas_differ else saved.checkpoint.read("state")
+    state = _mean_state(saved) if saved.identity.replicas_differ else _state(saved, group)
     known = group.describe_state(("trainable", "non-trainable"))
     group.write_state({name: array for name, array in state.items() if name in known})
+
+
+def _state(saved: Saved, group: ReplicaGroup) -> dict[str, np.ndarray]:
+    """What all replicas had alike, or in parts; of what this process has a part of, that part alone."""
+    stored = saved.checkpoint.tensors("state")
+    parts = {
+        name: info
+        for name, info in group.describe_state(SHARED_STATE).items()
+        if info.offset is not None and name in stored
+    }
+    whole = saved.checkpoint.read("state", stored.keys() - parts.keys())
+    return whole | {
+        name: saved.checkpoint.read_part("state", name, info.offset, info.part)
+        for name, info in parts.items()
+    }
 
 
 def _write_model(saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarray]) -> list[str]:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.contracts.events import CheckpointSaved, Warned
 from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.mesh import DATA
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import Reporter, Wishes
-from isotrain.core.contracts.state import MODEL_STATE, StateKind
+from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import CheckpointError, IsotrainError
 from isotrain.core.running.agreement import Agreement
@@ -244,8 +247,8 @@ class Saver:
     def _sections(self, differ: bool, kept: StrategyState) -> dict[str, Section]:
         group, sections = self._group, dict[str, Section]()
         kinds = (*SHARED_STATE, *OWN_STATE) if differ else OWN_STATE
-        if not differ and not self._reporter.rank:
-            sections["state"] = _parts(group, SHARED_STATE, None)
+        if not differ:
+            sections["state"] = self._state()
         for replica in group.local_replicas:
             sections[f"replica-{replica}"] = _parts(group, kinds, replica)
         if not self._reporter.rank:
@@ -253,6 +256,24 @@ class Saver:
         for replica, tensors in kept.of_replicas.items():
             sections[f"strategy-{replica}"] = _as_parts(tensors)
         return {name: section for name, section in sections.items() if section}
+
+    def _state(self) -> dict[str, TensorPart]:
+        """What this process writes of the state that replicas have alike, or in parts.
+
+        Rank 0 writes what all have; each part is written by one of those that have it.
+        """
+        rank, kinds = self._reporter.rank, SHARED_STATE
+        if self._plan.mesh.coordinates(rank).get(DATA):
+            return {}
+        if rank:
+            kinds = tuple(kind for kind in kinds if self._has_parts(kind))
+        found = _parts(self._group, kinds, None)
+        described = self._group.describe_state(kinds)
+        return {n: part for n, part in found.items() if described[n].offset is not None or not rank}
+
+    def _has_parts(self, kind: StateKind) -> bool:
+        infos = self._group.describe_state((kind,)).values()
+        return any(info.offset is not None for info in infos)
 
     def _run(self, position: Position, differ: bool, kept: StrategyState) -> dict[str, Any]:
         """What `run.json` holds."""
@@ -336,9 +357,15 @@ def _parts(
 ) -> dict[str, TensorPart]:
     described = group.describe_state(kinds, replica=replica)
     return {
-        name: TensorPart(array, described[name].dtype)
+        name: _part(array, described[name])
         for name, array in group.read_state(kinds, replica=replica).items()
     }
+
+
+def _part(array: np.ndarray, info: StateInfo) -> TensorPart:
+    if info.offset is None:
+        return TensorPart(array, info.dtype)
+    return TensorPart(array, info.dtype, info.shape, info.offset)
 
 
 def _as_parts(tensors: Mapping[str, Any]) -> dict[str, TensorPart]:

@@ -154,7 +154,9 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
         spec = with_named_model(job.spec, host)
-        host.backend(job.plan.backend).serve(spec, job.plan.setting, service)
+        strategy = host.strategy(job.plan.strategy, job.plan.strategy_options)
+        adapter = host.backend(job.plan.backend)
+        strategy.placement.serve(adapter, spec, job.plan.setting, service)
         return
     session = Session(job.spec, job.plan, context, host, reporter, service)
     if session.is_main and session.initial_weights is not None:

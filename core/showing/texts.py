@@ -11,7 +11,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
     "where": (
         *("backend", "framework", "collective", "launcher", "device"),
-        *("replicas", "processes", "start", "threads"),
+        *("replicas", "placement", "mesh", "doors", "processes", "start", "threads"),
     ),
     "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters"),
     "each step": (
@@ -25,6 +25,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
 _LABELS = {
     "run": "name",
     "strategy_options": "strategy options",
+    "doors": "ports besides",
     "threads": "threads per replica",
     "local_batches": "local batches",
     "accumulate": "micro-batches",

@@ -489,7 +489,7 @@ def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
     assert [strategy["name"] for strategy in found] == host.strategies.names()
     for strategy in found:
         assert list(strategy["backends"]) == host.backends.names()
-        placement = host.strategies.get(strategy["name"]).placement
+        placement = host.strategies.get(strategy["name"]).placement.name
         for backend, pair in strategy["backends"].items():
             missing = set(strategy["requires"]) - host.backend(backend).can(placement).has
             assert pair["supported"] == (not missing)

@@ -28,6 +28,7 @@ from isotrain.core.planning.make_plan import (
     with_measures,
 )
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.served.placement import Served
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -234,7 +235,7 @@ class Wanting(Strategy):
 
 class Serving(Wanting):
     name = "serving"
-    placement = "served"
+    placement = Served()
 
 
 def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:

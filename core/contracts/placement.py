@@ -1,0 +1,120 @@
+"""The contract of a placement: how the state of a run lies over its processes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from isotrain.core.contracts.mesh import DATA, Mesh
+from isotrain.core.contracts.process import Role
+from isotrain.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.contracts.plan import Setting
+    from isotrain.core.contracts.process import ProcessContext
+    from isotrain.core.contracts.service import Service
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one process of a run is there for.
+
+    Attributes:
+        replicas: That live in it.
+        role: What it does.
+    """
+
+    replicas: tuple[int, ...]
+    role: Role = "replica"
+
+
+class Placement(ABC):
+    """Lays out the processes of a run, and opens the group of each.
+
+    A strategy has one; where it depends on options, the strategy's constructor makes it. It is the same on
+    every process, and knows no backend: what it asks of one goes through the adapter.
+
+    Attributes:
+        name: Under which backends declare what their groups of it can do.
+        doors: Ports that its processes need besides one for each.
+    """
+
+    name: ClassVar[str]
+    doors: int = 0
+
+    @property
+    def where(self) -> str:
+        """How texts begin that are about groups of it."""
+        return f"in {self.name} runs "
+
+    def for_replicas(self, replicas: int) -> Placement:
+        """The placement of a run of so many: a single replica may need no other."""
+        return self
+
+    @abstractmethod
+    def mesh(self, replicas: int) -> Mesh:
+        """The places of a run of so many replicas.
+
+        Raises:
+            PlanError: So many do not fit.
+        """
+
+    def seats(self, adapter: Adapter, replicas: int) -> tuple[Seat, ...]:
+        """What each process is there for, by rank: by default to hold as many replicas as the backend says.
+
+        Raises:
+            UnsupportedError: The backend has no such processes.
+        """
+        everyone = tuple(range(replicas))
+        if adapter.replicas_per_process == "all":
+            return (Seat(everyone),)
+        return tuple(Seat((replica,)) for replica in everyone)
+
+    def collective(self, adapter: Adapter, resolved: str) -> str:
+        """What several replicas exchange with, where the backend has resolved a collective."""
+        return resolved
+
+    def open(
+        self,
+        adapter: Adapter,
+        spec: TrainingSpec,
+        setting: Setting,
+        context: ProcessContext,
+        service: Service | None = None,
+    ) -> ReplicaGroup:
+        """Joins the run; called once by every process that has a session.
+
+        Args:
+            adapter: Of the backend.
+            spec: What to train.
+            setting: What the plan resolved.
+            context: This process's place.
+            service: What it is told besides; None in a session that nobody launched.
+        """
+        return adapter.start(spec, setting, context)
+
+    def serve(
+        self, adapter: Adapter, spec: TrainingSpec, setting: Setting, service: Service
+    ) -> None:
+        """Does what a process without a session does; returns when those with one are through."""
+        raise UnsupportedError(
+            f"placement {self.name!r} has no process of role {service.context.role!r}."
+        )
+
+
+class Replicated(Placement):
+    """Every replica holds the weights, and steps."""
+
+    name = "replicated"
+    where = ""
+
+    def mesh(self, replicas: int) -> Mesh:
+        """All of them along the data axis."""
+        return Mesh({DATA: replicas})
+
+
+REPLICATED = Replicated()
