@@ -14,7 +14,7 @@ from isotrain.core.contracts.events import OnEvent as OnEachEvent
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.look import look
@@ -204,17 +204,8 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
             " isotrain.launch(function, spec, backend=..., replicas=...)."
         )
     process = plan.processes[0]
-    context = ProcessContext(
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        replicas=plan.replicas,
-        local_replicas=process.replicas,
-        addresses=("127.0.0.1:0",),
-        run_directory=tempfile.gettempdir(),
-        mesh=plan.mesh,
-    )
+    own = Peer(0, LOCALHOST, LOCALHOST, 0, 0, process.replicas)
+    context = ProcessContext(0, plan.replicas, tempfile.gettempdir(), (own,), mesh=plan.mesh)
     with variables_set(plan.environment):
         return Session(given, plan, context, host, Reporter())
 

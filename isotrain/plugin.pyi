@@ -31,6 +31,7 @@ from isotrain.core.contracts.plan import DeviceKind as DeviceKind
 from isotrain.core.contracts.plan import Plan as Plan
 from isotrain.core.contracts.plan import ProcessPlan as ProcessPlan
 from isotrain.core.contracts.plan import Setting as Setting
+from isotrain.core.contracts.process import Peer as Peer
 from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import Role as Role
 from isotrain.core.contracts.replica import Computation as Computation

@@ -39,13 +39,13 @@ def start(
 
     Args:
         hvd: The framework's Horovod module, `horovod.torch` or `horovod.tensorflow`.
-        context: This process's place in the run; rank 0 opens the server at its coordinator address
-            for the time of the start only.
+        context: This process's place in the run; rank 0 opens the server at its rendezvous for the time
+            of the start only.
         setting: Collective, timeout and the options that Horovod reads when it starts.
         process_sets: Horovod's, the same on every process; Horovod gives each its number.
 
     Raises:
-        PlanError: The coordinator's port is taken.
+        PlanError: The port of the rendezvous is taken.
         IsotrainError: A process did not come, or Horovod could not start.
     """
     if setting.collective == "mpi":
@@ -176,9 +176,8 @@ def _mpi_variables() -> dict[str, str]:
 
 def _gloo_variables(context: ProcessContext, setting: Setting) -> dict[str, str]:
     """The variables that `horovodrun` would have set for this process."""
-    host, port = context.coordinator
-    hosts = [address.rpartition(":")[0] for address in context.addresses]
-    own_host = hosts[context.rank]
+    host, port = context.rendezvous
+    hosts = [peer.host for peer in context.peers]
     with_this_slot = [
         name for name in dict.fromkeys(hosts) if hosts.count(name) > context.local_rank
     ]
@@ -189,12 +188,12 @@ def _gloo_variables(context: ProcessContext, setting: Setting) -> dict[str, str]
         "HOROVOD_SIZE": str(context.world_size),
         "HOROVOD_LOCAL_RANK": str(context.local_rank),
         "HOROVOD_LOCAL_SIZE": str(context.local_world_size),
-        "HOROVOD_CROSS_RANK": str(with_this_slot.index(own_host)),
+        "HOROVOD_CROSS_RANK": str(with_this_slot.index(context.own.host)),
         "HOROVOD_CROSS_SIZE": str(len(with_this_slot)),
-        "HOROVOD_HOSTNAME": own_host,
+        "HOROVOD_HOSTNAME": context.own.host,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _interface(own_host),
+        "HOROVOD_GLOO_IFACE": _interface(context.own.address),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(setting.timeout))),
     }
 
@@ -216,7 +215,7 @@ def _interface(host: str) -> str:
 def _rendezvous(context: ProcessContext, timeout: float) -> Iterator[None]:
     """Serves (rank 0) or waits for (other ranks) the coordinator until Horovod has started."""
     deadline = time.monotonic() + timeout
-    host, port = context.coordinator
+    host, port = context.rendezvous
     if context.rank != 0:
         _announce(context, deadline, timeout)
         yield
@@ -259,7 +258,7 @@ def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
 
     Horovod itself would end the process without an error if rank 0's server were late or went away.
     """
-    host, port = context.coordinator
+    host, port = context.rendezvous
     announced = False
     while True:
         try:

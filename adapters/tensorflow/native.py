@@ -7,11 +7,11 @@ import faulthandler
 import functools
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from isotrain.plugin import PlanError, ProcessContext, Setting
+from isotrain.plugin import Peer, PlanError, ProcessContext, Setting
 
 _CROSS_DEVICE_OPS = {
     "hierarchical-copy": tf.distribute.HierarchicalCopyAllReduce,
@@ -94,7 +94,13 @@ def multi_worker_strategy(
     use_own_gpu(setting, context)
     gpus = 1 if setting.device == "gpu" else 0
     with ended_after(start_timeout):
-        return _cluster_strategy(context.addresses, context.rank, gpus, setting.collective)
+        addresses = addresses_of(context.peers)
+        return _cluster_strategy(addresses, context.rank, gpus, setting.collective)
+
+
+def addresses_of(peers: Iterable[Peer]) -> tuple[str, ...]:
+    """Where their servers listen, as TensorFlow writes it."""
+    return tuple(f"{peer.address}:{peer.port}" for peer in peers)
 
 
 @functools.cache

@@ -92,13 +92,13 @@ def _waiting_threads(service: Service) -> int:
 
 
 def _cluster(service: Service) -> tf.train.ClusterSpec:
-    context = service.context
-    first = context.replicas + 1
+    addresses = native.addresses_of(service.context.peers)
+    first = service.context.replicas + 1
     return tf.train.ClusterSpec(
         {
-            "chief": [context.addresses[0]],
-            "worker": list(context.addresses[1:first]),
-            "ps": list(context.addresses[first : context.world_size]),
+            "chief": [addresses[0]],
+            "worker": list(addresses[1:first]),
+            "ps": list(addresses[first:]),
         }
     )
 

@@ -45,9 +45,9 @@ def start_process_group(setting: Setting, context: ProcessContext) -> None:
     """Joins torch's default process group; a local run listens on loopback only.
 
     Raises:
-        PlanError: The coordinator's port is taken.
+        PlanError: The port of the rendezvous is taken.
     """
-    host, port = context.coordinator
+    host, port = context.rendezvous
     timeout = timedelta(seconds=setting.timeout)
     if host in ("127.0.0.1", "localhost"):
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -81,7 +81,7 @@ def _listen(host: str, port: int) -> int:
     except OSError as error:
         listener.close()
         raise PlanError(
-            f"the coordinator cannot listen on {host}:{port}: {error.strerror}. Choose another"
+            f"rank 0 cannot listen on {host}:{port}: {error.strerror}. Choose another"
             " port, or leave the choice to isotrain."
         ) from error
     return listener.detach()

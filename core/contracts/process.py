@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.errors import IsotrainError
@@ -15,6 +16,8 @@ LOCALHOST = "127.0.0.1"
 Role = Literal["replica", "coordinator", "worker", "server"]
 """`replica`: holds replicas that step. In a served run: `coordinator`, with loop and optimizer; `worker`,
 which computes gradients; `server`, which holds parameters where the framework has such processes."""
+Address = tuple[str, int]
+"""Host and port."""
 
 
 def runs_the_loop(role: Role) -> bool:
@@ -33,39 +36,83 @@ def worker_of(rank: int) -> int:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """One process of a run, as all of them know it.
+
+    Attributes:
+        rank: Among all, from 0.
+        host: The name of its machine.
+        address: Of its machine, as the others reach it.
+        port: Kept for it there: for the backend's own server.
+        local_rank: Among the processes of its host.
+        replicas: Indices of those that live in it.
+        role: What it does; see `Role`.
+    """
+
+    rank: int
+    host: str
+    address: str
+    port: int
+    local_rank: int
+    replicas: tuple[int, ...]
+    role: Role = "replica"
+
+
+@dataclass(frozen=True)
 class ProcessContext:
     """One process's place in the run.
 
     Attributes:
-        rank: Of this process among all, from 0.
-        world_size: Processes in the run.
-        local_rank: Of this process on its host.
-        local_world_size: Processes on this host.
+        rank: Of this process.
         replicas: Replicas in the whole run.
-        local_replicas: Indices of the replicas that live in this process.
-        addresses: `host:port` of every rank, for the backend's own server; the first is the coordinator. In a
-            served run one more, where its coordinator lets the others in.
-        run_directory: Where this run keeps its files.
-        role: What it does; see `Role`.
+        run_directory: Where this process keeps the run's files: on another machine than rank 0's perhaps in
+            a folder of its own.
+        peers: All processes of the run, in the order of their ranks.
+        doors: Where rank 0 lets the others in besides, as the placement asked.
         mesh: The places of the run. Where every process holds one of them, this one holds that of its rank.
     """
 
     rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
     replicas: int
-    local_replicas: tuple[int, ...]
-    addresses: tuple[str, ...]
     run_directory: str
-    role: Role = "replica"
+    peers: tuple[Peer, ...]
+    doors: tuple[Address, ...] = ()
     mesh: Mesh = field(default_factory=Mesh)
 
+    @functools.cached_property
+    def own(self) -> Peer:
+        """This process, as the others know it."""
+        return next(peer for peer in self.peers if peer.rank == self.rank)
+
     @property
-    def coordinator(self) -> tuple[str, int]:
-        """Host and port of rank 0."""
-        host, _, port = self.addresses[0].rpartition(":")
-        return host, int(port)
+    def rendezvous(self) -> Address:
+        """Where the processes meet, in whatever the backend opens for that: rank 0's own port."""
+        return self.peers[0].address, self.peers[0].port
+
+    @property
+    def world_size(self) -> int:
+        """Processes in the run."""
+        return len(self.peers)
+
+    @property
+    def local_rank(self) -> int:
+        """Of this process on its host."""
+        return self.own.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """Processes on this host."""
+        return sum(peer.host == self.own.host for peer in self.peers)
+
+    @property
+    def local_replicas(self) -> tuple[int, ...]:
+        """Indices of the replicas that live in this process."""
+        return self.own.replicas
+
+    @property
+    def role(self) -> Role:
+        """What it does; see `Role`."""
+        return self.own.role
 
     @property
     def has_session(self) -> bool:
@@ -84,8 +131,8 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
         return None
     try:
         fields = json.loads(text)
-        fields["local_replicas"] = tuple(fields["local_replicas"])
-        fields["addresses"] = tuple(fields["addresses"])
+        fields["peers"] = tuple(map(peer_of, fields["peers"]))
+        fields["doors"] = tuple((host, port) for host, port in fields["doors"])
         fields["mesh"] = Mesh(**fields["mesh"])
         return ProcessContext(**fields)
     except (ValueError, TypeError, KeyError) as error:
@@ -93,3 +140,8 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
             f"{VARIABLE} is set but cannot be read ({error}). It is set by isotrain's launcher for"
             " the processes it starts; unset it in your shell."
         ) from error
+
+
+def peer_of(fields: Mapping[str, Any]) -> Peer:
+    """Makes a peer of its fields, as JSON has them."""
+    return Peer(**{**fields, "replicas": tuple(fields["replicas"])})

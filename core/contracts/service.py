@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from isotrain.core.contracts.mesh import DATA, Mesh
-from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.process import Address, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 
 
@@ -40,10 +40,9 @@ class Service:
         return cls(context, key, timeouts["start"] / 2, timeouts["progress"] / 2, reporter)
 
     @property
-    def door(self) -> tuple[str, int]:
-        """Host and port where the coordinator lets the others in."""
-        host, _, port = self.context.addresses[-1].rpartition(":")
-        return host, int(port)
+    def door(self) -> Address:
+        """Where the coordinator lets the others in."""
+        return self.context.doors[0]
 
     @property
     def replica(self) -> int:
@@ -52,12 +51,5 @@ class Service:
 
     def alone(self) -> ProcessContext:
         """The context of a group with one replica: no process group, no port."""
-        return replace(
-            self.context,
-            world_size=1,
-            local_world_size=1,
-            local_rank=self.replica,
-            replicas=1,
-            local_replicas=(self.replica,),
-            mesh=Mesh({DATA: 1}),
-        )
+        own = replace(self.context.own, local_rank=self.replica, replicas=(self.replica,))
+        return replace(self.context, replicas=1, peers=(own,), mesh=Mesh({DATA: 1}))

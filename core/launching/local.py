@@ -12,7 +12,7 @@ from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.process import VARIABLE, ProcessContext
+from isotrain.core.contracts.process import LOCALHOST, VARIABLE, Peer, ProcessContext
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.guard import Guard
 from isotrain.core.launching.payload import Payload
@@ -38,8 +38,7 @@ class LocalLauncher(Launcher):
         starter = Starter(job.plan, on_event)  # first: a template imports while the rest is made
         with contextlib.ExitStack() as cleanup:
             ports = cleanup.enter_context(contextlib.closing(Ports()))
-            addresses = ports.take(job.plan.ports, first_port)
-            places = contexts(job.plan, addresses, directory)
+            places = contexts(job.plan, ports.take(job.plan.ports, first_port), directory)
             processes = [RankProcess(context) for context in places]
             for process in processes:
                 cleanup.callback(process.close)
@@ -72,22 +71,16 @@ def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> Non
     supervisor.drain()
 
 
-def contexts(plan: Plan, addresses: tuple[str, ...], directory: Path) -> list[ProcessContext]:
+def contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:
     """Says to every process who it is."""
+    peers = tuple(
+        Peer(each.rank, each.host, LOCALHOST, port, each.local_rank, each.replicas, each.role)
+        for each, port in zip(plan.processes, ports, strict=False)
+    )
+    doors = tuple((LOCALHOST, port) for port in ports[len(peers) :])
     return [
-        ProcessContext(
-            rank=process.rank,
-            world_size=len(plan.processes),
-            local_rank=process.local_rank,
-            local_world_size=sum(p.host == process.host for p in plan.processes),
-            replicas=plan.replicas,
-            local_replicas=process.replicas,
-            addresses=addresses,
-            run_directory=str(directory),
-            role=process.role,
-            mesh=plan.mesh,
-        )
-        for process in plan.processes
+        ProcessContext(peer.rank, plan.replicas, str(directory), peers, doors, plan.mesh)
+        for peer in peers
     ]
 
 

@@ -1,11 +1,11 @@
-"""Ports on the loopback address for the processes of one run."""
+"""Ports of this machine for the processes of one run."""
 
 from __future__ import annotations
 
 import secrets
 import socket
 
-from isotrain.core.contracts.process import LOCALHOST
+from isotrain.core.contracts.process import LOCALHOST, Address
 from isotrain.core.errors import PlanError
 
 _PORTS = range(15000, 32000)
@@ -14,15 +14,16 @@ _HIGHEST = 65535
 
 
 class Ports:
-    """Ports on the loopback address for one run, leased so that no other run here takes them.
+    """Ports of one address for one run, leased so that no other run here takes them.
 
     A lease is a lock on a socket name of the kernel's abstract namespace: it ends with this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = LOCALHOST) -> None:
+        self._address = address
         self._leases: list[socket.socket] = []
 
-    def take(self, count: int, first: int | None = None) -> tuple[str, ...]:
+    def take(self, count: int, first: int | None = None) -> tuple[int, ...]:
         """Leases `count` ports.
 
         Args:
@@ -30,7 +31,7 @@ class Ports:
             first: Take this one and those after it, instead of any that are free.
 
         Returns:
-            Their addresses, `host:port`.
+            Their numbers.
 
         Raises:
             PlanError: A port that was asked for is in use, or none are left.
@@ -41,20 +42,20 @@ class Ports:
             return tuple(self._exactly(port) for port in range(first, first + count))
         start = secrets.randbelow(len(_PORTS))
         candidates = (*_PORTS[start:], *_PORTS[:start])
-        taken = (f"{LOCALHOST}:{port}" for port in candidates if self._lease(port) is None)
-        found = tuple(address for _, address in zip(range(count), taken, strict=False))
+        taken = (port for port in candidates if self._lease(port) is None)
+        found = tuple(port for _, port in zip(range(count), taken, strict=False))
         if len(found) < count:
             raise PlanError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}.")
         return found
 
-    def _exactly(self, port: int) -> str:
+    def _exactly(self, port: int) -> int:
         problem = self._lease(port)
         if problem is not None:
             raise PlanError(
-                f"port {port} of {LOCALHOST} cannot be used: {problem}. Choose another with --port"
+                f"port {port} of {self._address} cannot be used: {problem}. Choose another with --port"
                 " (port= in Python), or leave it out and a free one is found."
             )
-        return f"{LOCALHOST}:{port}"
+        return port
 
     def _lease(self, port: int) -> str | None:
         """Takes a port; returns why it cannot be had, or None."""
@@ -65,7 +66,7 @@ class Ports:
             lease.close()
             return "another run has it"
         try:
-            _listen_once(port)
+            _listen_once((self._address, port))
         except OSError as error:
             lease.close()
             return (error.strerror or str(error)).lower()
@@ -79,9 +80,9 @@ class Ports:
         self._leases.clear()
 
 
-def _listen_once(port: int) -> None:
+def _listen_once(address: Address) -> None:
     """Raises OSError where nobody could listen; connections that are only fading away do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((LOCALHOST, port))
+        probe.bind(address)
         probe.listen()

@@ -33,16 +33,17 @@ class Exchange:
         """Joins the others; with one replica there are none, and no port is opened.
 
         Args:
-            context: Whose replica this is; the processes meet where its coordinator is.
+            context: Whose replica this is; the processes meet at its rendezvous.
             timeout: Seconds to wait for another replica, here and in each exchange.
         """
         (self.replica,) = context.local_replicas
         self.replicas = context.replicas
         self._links: list[socket.socket] = []
         if self.replicas > 1:
-            with _told(f"the replicas did not all come to {context.addresses[0]}"):
+            host, port = context.rendezvous
+            with _told(f"the replicas did not all come to {host}:{port}"):
                 join = self._gather_links if self.replica == 0 else self._reach_first
-                self._links = join(context.coordinator, timeout)
+                self._links = join(context.rendezvous, timeout)
 
     def _gather_links(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
         """Replica 0: one link to each of the others, in order."""

@@ -26,7 +26,7 @@ from isotrain.adapters.horovod import build
 from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import Setting
-from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.spec.files import load_spec
 from isotrain.testing.board import Board
@@ -219,26 +219,25 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
     session.close()
     folder = session.run_directory / "refusals"
     folder.mkdir(exist_ok=True)
-    own = np.array(free_addresses(3))
-    shown = Board(folder, session.rank, 2).share({"addresses": own})
-    addresses = shown[0]["addresses"].tolist()
-    found = {"missing": refusal(addresses, 0 if session.rank == 0 else 2, seconds=3.0)}
+    shown = Board(folder, session.rank, 2).share({"port": np.array(free_port())})
+    port = int(shown[0]["port"])
+    found = {"missing": refusal(port, 0 if session.rank == 0 else 2, seconds=3.0)}
     with socket.create_server(("127.0.0.1", 0)) as holder:
-        taken = f"127.0.0.1:{holder.getsockname()[1]}"
-        found["taken"] = refusal([taken, *addresses[1:]], 0, seconds=3.0)
-    return {**found, "port": taken.rpartition(":")[2]}
+        taken = holder.getsockname()[1]
+        found["taken"] = refusal(taken, 0, seconds=3.0)
+    return {**found, "port": str(taken)}
 
 
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports were free a moment ago."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port: int = held.getsockname()[1]
+        return port
 
 
-def refusal(addresses: list[str], rank: int, seconds: float) -> str:
-    count = len(addresses)
-    context = ProcessContext(rank, count, rank, count, count, (rank,), tuple(addresses), "")
+def refusal(port: int, rank: int, seconds: float) -> str:
+    peers = tuple(Peer(each, "here", "127.0.0.1", port, each, (each,)) for each in range(3))
+    context = ProcessContext(rank, 3, "", peers)
     setting = Setting("gloo", "cpu", 1, {}, seconds)
     try:
         HorovodTorch().start(load_spec(SPEC), setting, context)

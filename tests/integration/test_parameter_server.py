@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 import isotrain
-from isotrain.core.contracts.process import VARIABLE
+from isotrain.core.contracts.process import from_variables
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.plugins.host import plugin_host
@@ -265,7 +265,8 @@ def test_without_the_coordinator_the_run_ends(tmp_path: Path) -> None:
 def fail_on_a_worker(model: Any, batch: Any) -> Any:
     """The objective of the probe, which fails in a worker at some call."""
     global CALLS
-    if json.loads(os.environ[VARIABLE])["role"] == "worker":
+    context = from_variables(os.environ)
+    if context is not None and context.role == "worker":
         CALLS -= 1
         if CALLS < 0:
             raise ValueError("a deliberate mistake")

@@ -21,7 +21,7 @@ import pytest
 import isotrain
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment
 from isotrain.core.contracts.plan import Setting
-from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.batches import Batch, Loader, Slice, as_dataset
 from isotrain.core.errors import PlanError, UnsupportedError
@@ -394,11 +394,11 @@ def test_a_peer_that_never_starts_ends_the_process() -> None:
 
 def wait_for_a_peer() -> None:
     """Starts the first process of two, and waits for the other for a second."""
-    addresses = []
-    for _ in range(2):
+    peers = []
+    for rank in range(2):
         with socket.create_server(("127.0.0.1", 0)) as free:
-            addresses.append(f"127.0.0.1:{free.getsockname()[1]}")
-    context = ProcessContext(0, 2, 0, 2, 2, (0,), tuple(addresses), "")
+            peers.append(Peer(rank, "here", *free.getsockname(), rank, (rank,)))
+    context = ProcessContext(0, 2, "", tuple(peers))
     spec = load_spec(make_spec(timeouts={"start": 1.0}))
     TFMultiWorker().start(spec, Setting("ring", "cpu", 1, {}, 60.0), context)
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.service import Service
 from isotrain.core.data.sources import Weighted
@@ -42,8 +42,8 @@ def service(
     address: tuple[str, int], rank: int = 1, key: bytes = KEY, patience: float = IN_TIME
 ) -> Service:
     """A worker's, which calls again for so many seconds."""
-    host, port = address
-    context = ProcessContext(rank, 5, 0, 1, 4, (), (f"{host}:{port}",), "", "worker")
+    own = Peer(rank, "here", "127.0.0.1", 0, rank, (), "worker")
+    context = ProcessContext(rank, 4, "", (own,), (address,))
     return Service(context, key, patience, 1.0, Reporter())
 
 

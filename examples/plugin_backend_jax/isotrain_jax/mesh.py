@@ -50,7 +50,7 @@ def configure(setting: Setting, context: ProcessContext) -> None:
 
 def join(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> None:
     """Joins the other processes; called by every process of a run with several, before any computation."""
-    host, port = context.coordinator
+    host, port = context.rendezvous
     jax.distributed.initialize(
         coordinator_address=f"{host}:{port}",
         coordinator_bind_address=f"{host}:{port}",  # JAX alone would listen on every interface
@@ -61,8 +61,7 @@ def join(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> None:
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
-    own_host = context.addresses[context.rank].rpartition(":")[0]
-    with _gloo_listening_on(own_host):
+    with _gloo_listening_on(context.own.address):
         jax.devices()  # connects everybody
 
 
