@@ -76,9 +76,11 @@ class Ready(ProcessEvent):
 
     Attributes:
         plan: What `plan.json` holds, completed with what was measured; of rank 0 only.
+        samples: In its training data; None for a stream, and for who serves others.
     """
 
     kind = "ready"
+    samples: int | None = None
     plan: Mapping[str, Any] | None = None
 
 

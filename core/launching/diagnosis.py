@@ -6,13 +6,13 @@ import re
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import NotANumberError, RunFailedError
-from isotrain.core.launching.rank_process import RankProcess
+from isotrain.core.launching.watched_process import WatchedProcess
 from isotrain.core.system.last_words import signal_name
 
 _LOG_LINES = 30
@@ -41,11 +41,12 @@ class Watched:
         died: When it was found to have ended (`time.time`).
         started: Whether it was ever heard of.
         ready: Whether it has loaded the data and built the model.
+        samples: That it has loaded to train on; None for a stream.
         finished: Whether it reported the end of its work.
         lost: In words, why it is taken for lost though it lives.
     """
 
-    process: RankProcess
+    process: WatchedProcess
     heard: float
     active: float
     effort: float = 0.0
@@ -53,17 +54,17 @@ class Watched:
     died: float | None = None
     started: bool = False
     ready: bool = False
+    samples: int | None = None
     finished: bool = False
     lost: str | None = None
-    unread: bytes = field(default=b"", repr=False)
 
     @property
     def rank(self) -> int:
-        return self.process.context.rank
+        return self.process.peer.rank
 
     @property
     def role(self) -> Role:
-        return self.process.context.role
+        return self.process.peer.role
 
     @property
     def has_session(self) -> bool:
@@ -78,7 +79,7 @@ class Watched:
     @property
     def died_silently(self) -> bool:
         """Whether it ended without saying that it finished or failed."""
-        return self.process.exit_code is not None and not self.finished and self.failure is None
+        return self.process.is_gone and not self.finished and self.failure is None
 
     def note(self, event: Event | None) -> None:
         """Takes over what an event tells; one of an unknown kind is a sign of life all the same."""
@@ -90,6 +91,7 @@ class Watched:
             self.finished = True
         elif isinstance(event, Ready):
             self.ready = True
+            self.samples = event.samples
 
     def look(self) -> None:
         """Notes whether it has done something since the last look."""
@@ -115,7 +117,7 @@ def suspicion(watched: Watched) -> tuple[int, float]:
     if watched.lost is not None or (not watched.finished and watched.process.is_stopped):
         return 0, watched.heard
     if watched.died_silently and watched.died is not None:
-        if code == -signal.SIGKILL:
+        if code is None or code == -signal.SIGKILL:
             return 1, watched.died
         return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
     if watched.failure is not None:
@@ -129,8 +131,8 @@ def verdict(watched: Watched) -> str:
     code = watched.process.exit_code
     if watched.failure is not None:
         return f"raised {watched.failure.error}"
-    if watched.died_silently and code is not None:
-        return _ending(code)
+    if watched.died_silently:
+        return "is gone: its connection to rank 0 was closed" if code is None else _ending(code)
     if watched.process.is_stopped:
         silent = time.monotonic() - watched.heard
         heard = f"was last heard of {silent:.1f} s ago" if watched.started else "was never heard of"
@@ -157,8 +159,10 @@ def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
 def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
     """Says which rank failed, at which step, in which call, and where the others were."""
     status = culprit.process.status
+    are_apart = len({watched.process.peer.host for watched in everyone}) > 1
+    where = f" on {culprit.process.peer.host}" if are_apart else ""
     lines = [
-        f"rank {culprit.rank} of {len(everyone)} {verdict(culprit)} {_place(status)}.",
+        f"rank {culprit.rank} of {len(everyone)}{where} {verdict(culprit)} {_place(status)}.",
         evidence(culprit),
     ]
     lines += [f"rank {w.rank}: {_whereabouts(w)}" for w in everyone if w is not culprit]

@@ -27,6 +27,7 @@ from isotrain.core.contracts.reporter import (
 )
 from isotrain.core.launching.beginning import Begin, Beginning, Begun
 from isotrain.core.launching.effort import effort
+from isotrain.core.launching.lines import Lines
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
 
@@ -38,17 +39,19 @@ class RankProcess:
 
     Attributes:
         context: Its place in the run.
+        peer: Who it is, as the others know it.
         events: Descriptor to read its events from.
-        output: Rank 0's standard output; other ranks' goes to their log.
         log: The file with its output.
     """
 
     def __init__(self, context: ProcessContext) -> None:
         """Opens the pipes; `start` starts it."""
         self.context = context
+        self.peer = context.own
         self.log = log_of(Path(context.run_directory), context.rank)
-        self.output: IO[bytes] | None = None
+        self._output: IO[bytes] | None = None
         self.events, self._writing = os.pipe()
+        self._lines = Lines(self.events)
         self._status = os.memfd_create("isotrain-status")  # memory: no full disk can break it
         os.truncate(self._status, PAGE_BYTES)
         self._page = mmap.mmap(self._status, PAGE_BYTES)
@@ -87,8 +90,17 @@ class RankProcess:
         """Where its standard output goes: rank 0's to a pipe to here."""
         if self.context.rank:
             return contextlib.nullcontext(log)
-        self.output, writing = _pipe()
+        self._output, writing = _pipe()
         return writing
+
+    @property
+    def output(self) -> int | None:
+        """Rank 0's standard output, to read from; other ranks' goes to their log."""
+        return None if self._output is None else self._output.fileno()
+
+    def read_lines(self) -> list[bytes] | None:
+        """The events that it has told, a line each, without waiting; None when no more will come."""
+        return self._lines.read()
 
     @property
     def pid(self) -> int | None:
@@ -104,6 +116,11 @@ class RankProcess:
         if self._exit_code is None and self._process is not None:
             self._exit_code = self._process.exit_code
         return self._exit_code
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        return self.exit_code is not None
 
     @property
     def status(self) -> Status:
@@ -151,6 +168,10 @@ class RankProcess:
                 return [self._own(), *self._own().children(recursive=True)]
         return []
 
+    def end(self) -> None:
+        """Ends it for sure, and all of its process group."""
+        self.end_group(signal.SIGKILL)
+
     def end_group(self, number: signal.Signals) -> None:
         """Sends a signal to it and to all of its process group; until `close`."""
         if self._process is not None:
@@ -162,8 +183,8 @@ class RankProcess:
         os.close(self.events)
         if self._writing >= 0:
             os.close(self._writing)
-        if self.output is not None:
-            self.output.close()
+        if self._output is not None:
+            self._output.close()
         self._page.close()
         os.close(self._status)
         if self._process is not None:

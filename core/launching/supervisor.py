@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from isotrain.core.contracts.events import (
     OnEvent,
     Output,
     ProcessEvent,
+    Ready,
     WorkerLost,
     read_event,
 )
@@ -28,7 +28,8 @@ from isotrain.core.launching.diagnosis import (
     suspicion,
     verdict,
 )
-from isotrain.core.launching.rank_process import RankProcess
+from isotrain.core.launching.lines import available
+from isotrain.core.launching.watched_process import WatchedProcess
 
 _GRACE_SECONDS = 1.5
 """How long after a first failure others may still say what happened to them."""
@@ -43,11 +44,19 @@ _STARTING = ("start", "read job")
 """Calls in which a process waits for no other: one that does nothing in them is lost."""
 
 
+def _nothing() -> None:
+    """For whom nobody waits."""
+
+
 class Supervisor:
     """Reads the events of all processes until all have finished or one has failed."""
 
     def __init__(
-        self, processes: Sequence[RankProcess], timeouts: Mapping[str, float], on_event: OnEvent
+        self,
+        processes: Sequence[WatchedProcess],
+        timeouts: Mapping[str, float],
+        on_event: OnEvent,
+        on_ready: Callable[[], None] = _nothing,
     ) -> None:
         """Watches started processes.
 
@@ -55,20 +64,21 @@ class Supervisor:
             processes: One per rank.
             timeouts: Seconds: `silence`, `start`, `progress`.
             on_event: Called with every event but heartbeats, and with rank 0's output.
+            on_ready: Called when all that have a session are ready, with data of equal length.
         """
         now = time.monotonic()
         self._watched = [Watched(process, heard=now, active=now) for process in processes]
         self._timeouts = timeouts
         self._on_event = on_event
+        self._on_ready = on_ready
         self._last_poll = now
         self._last_look = now
         self._selector = selectors.DefaultSelector()
         for watched in self._watched:
-            os.set_blocking(watched.process.events, False)
             self._selector.register(watched.process.events, selectors.EVENT_READ, watched)
         self._output = self._watched[0].process.output
         if self._output is not None:
-            os.set_blocking(self._output.fileno(), False)
+            os.set_blocking(self._output, False)
             self._selector.register(self._output, selectors.EVENT_READ, None)
 
     def run(self) -> RunFailedError | None:
@@ -95,7 +105,7 @@ class Supervisor:
         """Does not wait for those that cannot end by themselves."""
         for watched in self._watched:
             if not watched.has_session and watched.process.is_stopped:
-                watched.process.end_group(signal.SIGKILL)
+                watched.process.end()
 
     def drain(self) -> None:
         """Reads what is left once the processes are gone, and stops reading."""
@@ -120,17 +130,31 @@ class Supervisor:
                 watched.excuse(pause)
 
     def _read_events(self, watched: Watched) -> None:
-        chunk = _available(watched.process.events)
-        if chunk is None:
+        lines = watched.process.read_lines()
+        if lines is None:
             self._forget(watched.process.events)
             return
-        *lines, watched.unread = (watched.unread + chunk).split(b"\n")
         for line in lines:
             event = read_event(line)
             watched.note(event)
             if event is not None and not isinstance(event, Heartbeat):
                 watched.active = watched.heard
                 self._on_event(self._completed(event))
+            if isinstance(event, Ready):
+                self._compare_data()
+
+    def _compare_data(self) -> None:
+        """Takes one whose data are of another length than rank 0's for lost; the others may begin then."""
+        looping = [each for each in self._watched if each.has_session]
+        if not all(each.ready for each in looping):
+            return
+        first, *others = looping
+        for each in others:
+            if each.samples != first.samples:
+                there = f"where rank {first.rank} has {first.samples}"
+                each.lost = f"has {each.samples} samples to train on {there}"
+        if not any(each.lost for each in looping):
+            self._on_ready()
 
     def _completed(self, event: ProcessEvent) -> ProcessEvent:
         """Adds what only the launcher can tell."""
@@ -142,9 +166,9 @@ class Supervisor:
         """What became of a lost worker, as far as can be seen from here."""
         watched = self._watched[rank]
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while watched.process.exit_code is None and time.monotonic() < deadline:
+        while not watched.process.is_gone and time.monotonic() < deadline:
             time.sleep(0.01)  # its connection is closed before it is gone
-        if watched.lost is None and watched.process.exit_code is None:
+        if watched.lost is None and not watched.process.is_gone:
             return None
         return watched.lost or verdict(watched)
 
@@ -155,7 +179,7 @@ class Supervisor:
 
     def _relay_output(self) -> None:
         assert self._output is not None
-        chunk = _available(self._output.fileno())
+        chunk = available(self._output)
         if chunk is None:
             self._forget(self._output)
             return
@@ -178,13 +202,13 @@ class Supervisor:
     def _has_failed(self, watched: Watched) -> bool:
         if watched.finished:
             return False
-        if watched.process.exit_code is not None:
+        if watched.process.is_gone:
             self._read_events(watched)  # its last words may still be in the pipe
             watched.died = watched.died or time.time()
         if watched.lost is None:
             watched.lost = self._loss(watched)
             if watched.lost is not None and not watched.is_needed:
-                watched.process.end_group(signal.SIGKILL)  # the run goes on without it
+                watched.process.end()  # the run goes on without it
         if not watched.is_needed:
             return watched.failure is not None
         return watched.failure is not None or watched.died_silently or watched.lost is not None
@@ -195,7 +219,7 @@ class Supervisor:
         `silence` seconds without a sign of life; a process that cannot report, but uses a processor
         or reads, is only slow and has the limit of what it is doing.
         """
-        if watched.finished or watched.failure is not None or watched.process.exit_code is not None:
+        if watched.finished or watched.failure is not None or watched.process.is_gone:
             return None
         now, silence = time.monotonic(), self._timeouts["silence"]
         if watched.role == "coordinator":
@@ -218,7 +242,7 @@ class Supervisor:
 
     def _blame_the_last(self, now: float) -> None:
         behind = min((w for w in self._watched if w.has_session and not w.finished), key=_progress)
-        if behind.failure is None and behind.process.exit_code is None:
+        if behind.failure is None and not behind.process.is_gone:
             behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
 
     def _lateness(self, watched: Watched, now: float) -> float:
@@ -271,13 +295,3 @@ def _progress(watched: Watched) -> tuple[int, bool]:
     """Orders processes by how far they are; one in user code is behind those that wait for it."""
     step, _, call = watched.process.status
     return -1 if step is None else step, call != BETWEEN_CALLS
-
-
-def _available(descriptor: int) -> bytes | None:
-    """All that can be read without waiting; None at the end."""
-    found = b""
-    with contextlib.suppress(BlockingIOError):
-        while chunk := os.read(descriptor, 1 << 16):
-            found += chunk
-        return found or None
-    return found

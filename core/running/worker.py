@@ -164,7 +164,9 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
         write_whole(session.run_directory / REPORT_FILE, report + "\n")
     if job.resume is not None:
         session.restore(job.resume)
-    reporter.emit(Ready(plan=session.plan.to_dict() if session.is_main else None))
+    measured = session.plan
+    plan = measured.to_dict() if session.is_main else None
+    reporter.emit(Ready(samples=measured.samples, plan=plan))
     value: Any = job.work(session)
     session.close()
     reporter.enter("save what was returned")

@@ -126,9 +126,7 @@ def connect(service: Service) -> Wire:
             connection = socket.create_connection(service.door)
     except (WireError, OSError) as error:
         connection.close()
-        raise WireError(
-            f"the coordinator at {service.door} is gone, or of another run"
-        ) from error
+        raise WireError(f"the coordinator at {service.door} is gone, or of another run") from error
     return Wire(connection)
 
 

@@ -9,7 +9,7 @@ import pytest
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.mesh import DATA, SHARD, STAGE, Mesh
 from isotrain.core.contracts.placement import REPLICATED, Placement, Seat
-from isotrain.core.contracts.process import ProcessContext, from_variables
+from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
@@ -48,7 +48,7 @@ def test_stages_are_parts_of_a_replica() -> None:
 
 def test_a_mesh_travels_in_the_context() -> None:
     mesh = Mesh({DATA: 2, SHARD: 2})
-    context = ProcessContext(1, 4, 1, 4, 4, (1,), ("h:1",), "", mesh=mesh)
+    context = ProcessContext(1, 4, "", (Peer(1, "h", "h", 1, 1, (1,)),), mesh=mesh)
     again = from_variables(context.to_variables())
     assert again == context
     assert again is not None
