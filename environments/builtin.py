@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from isotrain.plugin import EnvironmentRegister, hookimpl
 
+_ENVIRONMENTS = {
+    "torchrun": "isotrain.environments.torchrun:Torchrun",
+    "slurm": "isotrain.environments.slurm:Slurm",
+    "openmpi": "isotrain.environments.openmpi:OpenMPI",
+    "mpich": "isotrain.environments.mpich:Mpich",
+    "horovod": "isotrain.environments.horovod:Horovod",
+    "ray": "isotrain.environments.ray:Ray",
+    "kubernetes": "isotrain.environments.kubernetes:Kubernetes",
+    "tf_config": "isotrain.environments.tf_config:TFConfig",
+    "lsf": "isotrain.environments.lsf:Lsf",
+    "pbs": "isotrain.environments.pbs:Pbs",
+    "pals": "isotrain.environments.pals:Pals",
+    "flux": "isotrain.environments.flux:Flux",
+    "sagemaker": "isotrain.environments.sagemaker:SageMaker",
+    "pmi": "isotrain.environments.pmi:Pmi",
+}
+
 
 @hookimpl
 def isotrain_register_environments(register: EnvironmentRegister) -> None:
     """Registers each environment by reference, so that none is imported before it is used."""
-    register.add("isotrain.environments.torchrun:Torchrun", name="torchrun")
-    register.add("isotrain.environments.slurm:Slurm", name="slurm")
+    for name, reference in _ENVIRONMENTS.items():
+        register.add(reference, name=name)

@@ -1,14 +1,15 @@
 """SLURM: the tasks of a step, which `srun` starts, also of a heterogeneous job.
 
-By https://slurm.schedmd.com/srun.html every task has `SLURM_PROCID`, `SLURM_LOCALID` and `SLURM_NODEID` (its
-rank among all, its rank on its host, and its host's), `SLURMD_NODENAME`, and of its step `SLURM_STEP_ID`,
-`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE`. A step may use fewer hosts than
-its job, so what describes the job (`SLURM_JOB_NODELIST`, `SLURM_NTASKS`) does not describe its processes. A
-step over several components of a heterogeneous job counts tasks and hosts over all of them
-(https://slurm.schedmd.com/heterogeneous_jobs.html); what ends in `_HET_GROUP_0` is of the job again.
+By https://slurm.schedmd.com/srun.html every task has `SLURM_PROCID`, `SLURM_LOCALID` and `SLURM_NODEID`
+(its rank among all, its rank on its host, and its host's), `SLURMD_NODENAME`, and of its step
+`SLURM_STEP_ID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE`. A step may
+use fewer hosts than its job, so what describes the job (`SLURM_JOB_NODELIST`, `SLURM_NTASKS`) does not
+describe its processes. A step over several components of a heterogeneous job counts tasks and hosts over
+all of them (https://slurm.schedmd.com/heterogeneous_jobs.html); what ends in `_HET_GROUP_0` is of the job
+again.
 
-The script of `sbatch` and the shell of `salloc` are no such tasks, though they have some of these variables:
-the script lacks those of a step, and the shell is a step that has a number of its own (slurm.h).
+The script of `sbatch` and the shell of `salloc` are no such tasks, though they have some of these
+variables: the script lacks those of a step, and the shell is a step that has a number of its own (slurm.h).
 `SLURM_RESTART_COUNT` is there after a requeue (https://slurm.schedmd.com/sbatch.html).
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from isotrain.environments.nesting import SPOKEN
 from isotrain.plugin import EngineVariables, Environment, Place, counts_per_host, host_list
 
 _NO_TASKS = {"4294967290", "-6", "4294967291", "-5", "4294967292", "-4"}
@@ -27,6 +29,7 @@ class Slurm(Environment):
 
     name = "slurm"
     summary = "a task of srun, in a job of sbatch or salloc or of its own"
+    inside = SPOKEN
 
     def place(self, variables: Mapping[str, str]) -> Place | None:
         told = EngineVariables(self.name, variables)

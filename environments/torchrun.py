@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from isotrain.environments.nesting import STARTERS
 from isotrain.plugin import EngineVariables, Environment, Place
 
 
@@ -20,9 +21,7 @@ class Torchrun(Environment):
 
     name = "torchrun"
     summary = "torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by another"
-    inside = frozenset(
-        {"slurm", "openmpi", "mpich", "ray", "kubernetes", "lsf", "pbs", "flux", "sagemaker"}
-    )
+    inside = STARTERS
 
     def place(self, variables: Mapping[str, str]) -> Place | None:
         told = EngineVariables(self.name, variables)

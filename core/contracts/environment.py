@@ -26,7 +26,7 @@ class Place:
         node_rank: Of this host, from 0.
         host: This process's, as the engine calls it.
         hosts: All, by node rank.
-        coordinator: A host on which the processes can meet rank 0.
+        coordinator: The host of rank 0, or what the engine tells that is most often the same.
         port: One that the engine chose on the coordinator's host and does not use itself.
         restarts: How often the engine has started the processes again.
     """
@@ -63,7 +63,8 @@ class Environment(ABC):
         name: The engine, under which it is registered.
         summary: One line for listings.
         inside: Engines that often start this one, or in whose jobs it runs: where both claim a process,
-            this one is right. Of engines that neither names, only one may claim a process.
+            this one is right, and what is half set for the others does not matter. Of engines of which
+            neither names the other, only one may claim a process.
     """
 
     name: ClassVar[str]

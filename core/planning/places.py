@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from isotrain.core.contracts.environment import Environment, Place
+from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.errors import IsotrainError, PlaceError, PluginError, unknown_name
 from isotrain.core.plugins.host import PluginHost
 
 CHOICE_VARIABLE = "ISOTRAIN_ENVIRONMENT"
 """The one environment to ask, instead of all; `none`: no engine started this process."""
 NONE = "none"
+COORDINATOR_VARIABLE = "ISOTRAIN_COORDINATOR"
+"""The host of rank 0, where the engine does not tell it or tells another."""
+JOB_VARIABLE = "ISOTRAIN_JOB"
+"""A name of what was started, where the engine gives none."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What one environment answered: a place, or what is wrong with its variables, or neither."""
+
+    environment: Environment
+    place: Place | None = None
+    fault: PlaceError | None = None
 
 
 def place_of(variables: Mapping[str, str], host: PluginHost) -> Place | None:
@@ -29,16 +44,17 @@ def place_of(variables: Mapping[str, str], host: PluginHost) -> Place | None:
         PluginError: An environment raised something else.
         IsotrainError: `ISOTRAIN_ENVIRONMENT` names none.
     """
-    claims = {}
-    for name in _asked(variables, host):
-        environment = host.environment(name)
-        place = _place(environment, name, variables)
-        if place is not None:
-            claims[name] = (environment, place)
-    return _innermost(claims) if claims else None
+    asked = {name: _ask(host, name, variables) for name in _to_ask(variables, host)}
+    claims = {name: each.place for name, each in asked.items() if each.place is not None}
+    inner = _innermost(asked, claims) if claims else None
+    outer = asked[inner].environment.inside if inner else frozenset()
+    for name, each in asked.items():
+        if each.fault is not None and name not in outer:
+            raise each.fault
+    return _completed(inner, claims, variables) if inner else None
 
 
-def _asked(variables: Mapping[str, str], host: PluginHost) -> list[str]:
+def _to_ask(variables: Mapping[str, str], host: PluginHost) -> list[str]:
     known = host.environments.names()
     chosen = variables.get(CHOICE_VARIABLE, "").strip()
     if not chosen:
@@ -50,15 +66,16 @@ def _asked(variables: Mapping[str, str], host: PluginHost) -> list[str]:
     return [name for name in known if name == chosen]
 
 
-def _place(environment: Environment, name: str, variables: Mapping[str, str]) -> Place | None:
+def _ask(host: PluginHost, name: str, variables: Mapping[str, str]) -> _Asked:
+    environment = host.environment(name)
     try:
-        return environment.place(variables)
-    except IsotrainError as error:
+        return _Asked(environment, environment.place(variables))
+    except PlaceError as error:
         error.args = (
             f"{error} {CHOICE_VARIABLE}={NONE} says that no engine started this process, and"
             f" {CHOICE_VARIABLE}=NAME which one did.",
         )
-        raise
+        return _Asked(environment, fault=error)
     except Exception as error:  # an environment may be anyone's
         raise PluginError(
             f"the environment {name!r} failed: {type(error).__name__}: {error}. Repair or block the"
@@ -66,14 +83,32 @@ def _place(environment: Environment, name: str, variables: Mapping[str, str]) ->
         ) from error
 
 
-def _innermost(claims: Mapping[str, tuple[Environment, Place]]) -> Place:
-    """The claim of the one engine that all others that claim the process may have started."""
-    for name, (environment, place) in claims.items():
-        if environment.inside >= claims.keys() - {name}:
-            return place
-    told = "; ".join(f"{name} by {', '.join(p.told_by)}" for name, (_, p) in claims.items())
+def _innermost(asked: Mapping[str, _Asked], claims: Mapping[str, Place]) -> str:
+    """The one engine that all others that claim the process may have started."""
+    for name in claims:
+        if asked[name].environment.inside >= claims.keys() - {name}:
+            return name
+    told = "; ".join(f"{name} by {', '.join(place.told_by)}" for name, place in claims.items())
     raise PlaceError(
         f"this process is claimed by {len(claims)} engines, and none of them is known to run inside of"
         f" the others: {told}. Unset the variables of those that did not start it, or name the one that"
         f" did: {CHOICE_VARIABLE}={next(iter(claims))}."
     )
+
+
+def _completed(inner: str, claims: Mapping[str, Place], variables: Mapping[str, str]) -> Place:
+    """The inner engine's claim, with what it leaves open and others or the person say."""
+    place = claims[inner]
+    for other in claims.values():
+        if (other.rank, other.world_size) == (place.rank, place.world_size):
+            place = _with_what_is_open(place, other)
+    if place.coordinator is None and place.local_world_size == place.world_size:
+        place = replace(place, coordinator=LOCALHOST)
+    coordinator = variables.get(COORDINATOR_VARIABLE) or place.coordinator
+    return replace(place, coordinator=coordinator, job=variables.get(JOB_VARIABLE) or place.job)
+
+
+def _with_what_is_open(place: Place, other: Place) -> Place:
+    """Where two engines say the same of rank and number, one started the other's processes as they are."""
+    is_open = [each.name for each in fields(place) if getattr(place, each.name) in (None, ())]
+    return replace(place, **{name: getattr(other, name) for name in is_open})

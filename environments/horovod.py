@@ -1,0 +1,47 @@
+"""Horovod: processes of `horovodrun` with Gloo, and of what else sets the same.
+
+By https://horovod.readthedocs.io/en/stable/running.html and `horovod.runner.gloo_run`, every process has
+`HOROVOD_RANK`, `HOROVOD_SIZE`, `HOROVOD_LOCAL_RANK`, `HOROVOD_LOCAL_SIZE` and `HOROVOD_HOSTNAME`, and the
+address at which `horovodrun` waits for them, `HOROVOD_GLOO_RENDEZVOUS_ADDR` and
+`HOROVOD_GLOO_RENDEZVOUS_PORT`. Rank 0 is there too, unless hosts were given without that one.
+(`HOROVOD_CROSS_RANK` is not the rank of the host: it counts only hosts that have such a local rank.) With
+MPI, `horovodrun` starts `mpirun`, whose variables tell the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isotrain.environments.nesting import STARTERS
+from isotrain.plugin import EngineVariables, Environment, Place, PlaceError
+
+
+class Horovod(Environment):
+    """Reads the variables of a process of `horovodrun`."""
+
+    name = "horovod"
+    summary = "horovodrun with Gloo"
+    inside = STARTERS
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if not told.all_set("HOROVOD_RANK", "HOROVOD_SIZE"):
+            return None
+        if told.text("HOROVOD_ELASTIC"):
+            raise PlaceError(
+                "horovod: HOROVOD_ELASTIC is set: under an elastic horovodrun the ranks change while it"
+                " runs, and variables no longer tell them. Start horovodrun without --min-np, --max-np"
+                " and --host-discovery-script."
+            )
+        address = told.text("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        return Place(
+            engine=self.name,
+            rank=told.required_number("HOROVOD_RANK"),
+            world_size=told.required_number("HOROVOD_SIZE"),
+            job=f"{address or self.name}:{told.text('HOROVOD_GLOO_RENDEZVOUS_PORT') or ''}",
+            local_rank=told.number("HOROVOD_LOCAL_RANK"),
+            local_world_size=told.number("HOROVOD_LOCAL_SIZE"),
+            host=told.text("HOROVOD_HOSTNAME"),
+            coordinator=address,
+            told_by=told.told_by,
+        )

@@ -1,0 +1,40 @@
+"""LSF: tasks of `jsrun`, IBM's job step manager.
+
+By https://www.ibm.com/docs/en/spectrum-lsf and the guide to Summit
+(https://docs.olcf.ornl.gov/systems/summit_user_guide.html), every task of `jsrun` has `JSM_NAMESPACE_RANK`,
+`JSM_NAMESPACE_SIZE`, `JSM_NAMESPACE_LOCAL_RANK` and `JSM_NAMESPACE_LOCAL_SIZE`, and of its job `LSB_JOBID`
+and `LSB_MCPU_HOSTS`: hosts, each with its number of slots. The first of them is the one that `jsrun` was
+started on, where no task is. Jobs without `jsrun` start theirs by MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isotrain.environments.nesting import SPOKEN
+from isotrain.plugin import EngineVariables, Environment, Place
+
+
+class Lsf(Environment):
+    """Reads the variables of a task of `jsrun`."""
+
+    name = "lsf"
+    summary = "a task of jsrun"
+    inside = SPOKEN
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if not told.all_set("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"):
+            return None
+        hosts = tuple((told.text("LSB_MCPU_HOSTS") or "").split()[2::2])
+        return Place(
+            engine=self.name,
+            rank=told.required_number("JSM_NAMESPACE_RANK"),
+            world_size=told.required_number("JSM_NAMESPACE_SIZE"),
+            job=told.required_text("LSB_JOBID"),
+            local_rank=told.number("JSM_NAMESPACE_LOCAL_RANK"),
+            local_world_size=told.number("JSM_NAMESPACE_LOCAL_SIZE"),
+            hosts=hosts,
+            coordinator=hosts[0] if hosts else None,
+            told_by=told.told_by,
+        )

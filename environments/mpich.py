@@ -1,0 +1,35 @@
+"""MPICH, Intel MPI and others that are started by Hydra, their `mpiexec`.
+
+Hydra (https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md) speaks
+PMI with its processes, so that they have `PMI_RANK` and `PMI_SIZE`; and it sets `MPI_LOCALRANKID` and
+`MPI_LOCALNRANKS`, which nothing else does. It tells them neither the other hosts nor a name of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isotrain.environments.nesting import SCHEDULERS
+from isotrain.plugin import EngineVariables, Environment, Place
+
+
+class Mpich(Environment):
+    """Reads the variables of a process of Hydra."""
+
+    name = "mpich"
+    summary = "mpiexec of MPICH or Intel MPI (Hydra)"
+    inside = SCHEDULERS
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if not told.all_set("MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
+            return None
+        return Place(
+            engine=self.name,
+            rank=told.required_number("PMI_RANK"),
+            world_size=told.required_number("PMI_SIZE"),
+            job=self.name,
+            local_rank=told.required_number("MPI_LOCALRANKID"),
+            local_world_size=told.required_number("MPI_LOCALNRANKS"),
+            told_by=told.told_by,
+        )

@@ -1,0 +1,53 @@
+"""Open MPI and its kin: processes of `mpirun`.
+
+By https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html every process has
+`OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_RANK` and
+`OMPI_COMM_WORLD_LOCAL_SIZE`. (`OMPI_COMM_WORLD_NODE_RANK` is not the rank of the node: it counts the
+processes of all jobs on it.) From PMIx come the names of the host and of the job, `PMIX_HOSTNAME` and
+`PMIX_NAMESPACE` (https://docs.openpmix.org).
+
+No variable says where rank 0 is. It is where `mpirun` was started unless hosts were given without that one,
+and this is told: by the address of `mpirun` up to version 4, and from version 5 on within the name of the
+job, `prterun-HOST-PID@NUMBER`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from isotrain.environments.nesting import SCHEDULERS
+from isotrain.plugin import EngineVariables, Environment, Place
+
+_ADDRESS = re.compile(r"[^;]+;tcp://(?P<host>[^,:]+)[,:]")
+_NAMESPACE = re.compile(r"prterun-(?P<host>.+)-\d+@\d+")
+
+
+class OpenMPI(Environment):
+    """Reads the variables of a process of Open MPI, Spectrum MPI and others made of it."""
+
+    name = "openmpi"
+    summary = "mpirun of Open MPI"
+    inside = SCHEDULERS
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if not told.all_set("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+            return None
+        return Place(
+            engine=self.name,
+            rank=told.required_number("OMPI_COMM_WORLD_RANK"),
+            world_size=told.required_number("OMPI_COMM_WORLD_SIZE"),
+            job=told.text("PMIX_NAMESPACE") or told.text("OMPI_MCA_ess_base_jobid") or self.name,
+            local_rank=told.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+            local_world_size=told.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+            host=told.text("PMIX_HOSTNAME"),
+            coordinator=_host_of_mpirun(told),
+            told_by=told.told_by,
+        )
+
+
+def _host_of_mpirun(told: EngineVariables) -> str | None:
+    found = _ADDRESS.match(told.text("OMPI_MCA_orte_hnp_uri") or "")
+    found = found or _NAMESPACE.fullmatch(told.text("PMIX_NAMESPACE") or "")
+    return found["host"] if found else None

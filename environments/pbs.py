@@ -1,0 +1,38 @@
+"""PBS: tasks of `pbsdsh`.
+
+A job's script is its first task, `PBS_TASKNUM` 1, and starts others with `pbsdsh` or, more often, with MPI,
+whose variables then tell the place. To the tasks of `pbsdsh` Torque says which slot each has,
+`PBS_VNODENUM`, of how many, `PBS_NP`
+(https://docs.adaptivecomputing.com/torque/6-1-2/adminGuide/torque.htm#topics/torque/2-jobs/exportedBatchEnvVar.htm).
+OpenPBS and PBS Professional (https://github.com/openpbs/openpbs/blob/master/doc/man1/pbsdsh.1B) do not: for
+them a place that only `pbsdsh` gives is half told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isotrain.environments.nesting import SPOKEN
+from isotrain.plugin import EngineVariables, Environment, Place
+
+
+class Pbs(Environment):
+    """Reads the variables of a task of `pbsdsh`."""
+
+    name = "pbs"
+    summary = "a task of pbsdsh, of Torque"
+    inside = SPOKEN
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if not told.all_set("PBS_JOBID", "PBS_TASKNUM") or told.number("PBS_TASKNUM") == 1:
+            return None
+        told.all_set("PBS_TASKNUM", "PBS_VNODENUM", "PBS_NP")
+        return Place(
+            engine=self.name,
+            rank=told.required_number("PBS_VNODENUM"),
+            world_size=told.required_number("PBS_NP"),
+            job=told.required_text("PBS_JOBID"),
+            node_rank=told.number("PBS_NODENUM"),
+            told_by=told.told_by,
+        )

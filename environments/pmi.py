@@ -1,0 +1,35 @@
+"""PMI and PMIx: what engines of many kinds speak with the MPI processes that they start.
+
+PMI-1 (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html) tells a process by
+`PMI_RANK` and `PMI_SIZE`. SLURM, Flux, Hydra and others set them beside variables of their own, which say
+more: this environment is for engines that set nothing else. PMIx (https://docs.openpmix.org) sets
+`PMIX_RANK` and `PMIX_NAMESPACE`, and tells the number of processes only to those who ask its library:
+without an engine that says it, the place is half told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isotrain.plugin import EngineVariables, Environment, Place
+
+
+class Pmi(Environment):
+    """Reads the variables of PMI."""
+
+    name = "pmi"
+    summary = "any other engine that speaks PMI"
+
+    def place(self, variables: Mapping[str, str]) -> Place | None:
+        told = EngineVariables(self.name, variables)
+        if not (told.all_set("PMI_RANK", "PMI_SIZE") or told.text("PMIX_RANK")):
+            return None
+        return Place(
+            engine=self.name,
+            rank=told.required_number("PMI_RANK"),
+            world_size=told.required_number("PMI_SIZE"),
+            job=told.text("PMI_JOBID") or self.name,
+            local_rank=told.number("PMI_LOCAL_RANK"),
+            local_world_size=told.number("PMI_LOCAL_SIZE"),
+            told_by=told.told_by,
+        )
