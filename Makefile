@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick lint format benchmark clean
+.PHONY: help environment demo test test-quick test-launchers lint format benchmark clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
@@ -32,6 +32,10 @@ test: environment ## all tests
 test-quick: environment ## the everyday tests: the quick part of all tests
 	$(PYTEST) -m "not slow"
 
+test-launchers: environment ## runs under real engines, on hosts that are namespaces: takes root, and installs the engines
+	$(VENV_PYTHON) tools/setup_launchers.py
+	.venv-launchers/bin/python -m pytest tests/launchers
+
 lint: environment ## style, types, and who imports whom
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
@@ -47,5 +51,5 @@ benchmark: environment ## isotrain beside what people would run instead: hours
 	$(VENV_PYTHON) -m benchmarks.peers
 
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
-	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info
+	rm -rf .venv .venv-launchers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""The bed: two hosts that see each other, with SSH and SLURM, and Ray where it is asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import cached_property
+from pathlib import Path
+
+from launchers import ssh
+from launchers.hosts import Host
+from launchers.network import Network
+from launchers.slurm import Slurm
+
+SLOTS = 2
+"""Processes that each host is meant for."""
+
+
+class Bed:
+    """Two hosts and what runs on them; engines start there on first use.
+
+    Attributes:
+        network: The hosts and what is between them.
+        python: The interpreter that engines are given.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.python = sys.executable
+
+    @property
+    def folder(self) -> Path:
+        """That the hosts share."""
+        return self.network.folder
+
+    @property
+    def first(self) -> Host:
+        """The host that commands are given on."""
+        return self.network.hosts[0]
+
+    @property
+    def bin(self) -> Path:
+        """Where the engines of PyPI have their commands."""
+        return Path(self.python).parent
+
+    @cached_property
+    def with_ssh(self) -> Bed:
+        """This one, once its hosts let each other in."""
+        ssh.let_in(self.network, {})
+        return self
+
+    @cached_property
+    def slurm(self) -> Slurm:
+        """Of these hosts."""
+        return Slurm(self.network)
+
+    @cached_property
+    def ray(self) -> str:
+        """The address of the head of a Ray cluster on these hosts."""
+        head = f"{self.first.address}:6379"
+        size = (f"--num-cpus={SLOTS}", "--object-store-memory=100000000", "--disable-usage-stats")
+        ray = (self.python, "-m", "ray.scripts.scripts", "start")
+        own = f"--node-ip-address={self.first.address}"
+        self.first.check([*ray, "--head", own, "--port=6379", "--include-dashboard=false", *size])
+        for host in self.network.hosts[1:]:
+            host.check([*ray, f"--address={head}", f"--node-ip-address={host.address}", *size])
+        return head
+
+
+def until(holds: object, seconds: float, what: str) -> None:
+    """Waits for something that becomes true."""
+    last = time.monotonic() + seconds
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < last, what
+        time.sleep(0.1)

@@ -1,0 +1,154 @@
+"""How each engine starts a command on every rank: two hosts, two processes on each."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.bed import SLOTS, Bed
+from launchers.hosts import Host, end
+
+Command = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Started:
+    """An engine that was started.
+
+    Attributes:
+        processes: What a person would have typed: one command, or one on each host.
+        log: What they said.
+    """
+
+    processes: tuple[subprocess.Popen[bytes], ...]
+    log: Path
+
+    def wait(self, seconds: float) -> list[int]:
+        """The exit statuses."""
+        return [process.wait(seconds) for process in self.processes]
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        for process in self.processes:
+            end(process)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How an engine starts a command on every rank.
+
+    Attributes:
+        name: Of the engine and of the way.
+        typed: What is typed, and on which hosts, given the bed and the command.
+        order: The variable that tells ranks apart.
+    """
+
+    name: str
+    typed: Callable[[Bed, Command], Sequence[tuple[Host, Command]]]
+    order: str
+
+    def start(self, bed: Bed, command: Command, log: Path) -> Started:
+        """Starts it."""
+        typed = self.typed(bed, command)
+        variables = bed.slurm.variables
+        return Started(tuple(host.start(each, log, variables) for host, each in typed), log)
+
+
+def _srun(*options: str) -> Command:
+    return ("srun", f"--nodes={len(HOSTS)}", f"--ntasks-per-node={SLOTS}", *options)
+
+
+HOSTS = ("node1", "node2")
+_PLACES = ",".join(f"{name}:{SLOTS}" for name in HOSTS)
+_ALL = str(SLOTS * len(HOSTS))
+
+
+def _by_srun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    return [(bed.first, [*_srun("--kill-on-bad-exit=1"), *command])]
+
+
+def _by_heterogeneous_srun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    one, three = ("--nodes=1", "--ntasks=1"), ("--nodes=1", "--ntasks=3")
+    return [(bed.first, ["srun", *one, *command, ":", *three, *command])]
+
+
+def _in_sbatch(bed: Bed, text: str) -> list[tuple[Host, Command]]:
+    """Submits a script and waits for its end."""
+    script = bed.folder / "script.sh"
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    said = f"--output={bed.folder / 'sbatch.log'}"
+    size = (f"--nodes={len(HOSTS)}", f"--ntasks-per-node={SLOTS}")
+    return [(bed.first, ["sbatch", "--wait", *size, said, str(script)])]
+
+
+def _by_sbatch(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    return _in_sbatch(bed, f"srun {' '.join(command)}")
+
+
+def _by_script(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    return _in_sbatch(bed, " ".join(command))
+
+
+def _by_mpirun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    mpirun = ("mpirun", "--allow-run-as-root", "--host", _PLACES, "-np", _ALL)
+    given = ("-x", "PATH", "-x", "PYTHONPATH")
+    return [(bed.with_ssh.first, [*mpirun, *given, *command])]
+
+
+def _by_mpirun_in_sbatch(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    return _in_sbatch(bed, f"mpirun --allow-run-as-root {' '.join(command)}")
+
+
+def _by_hydra(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    mpiexec = ("mpiexec.mpich", "-launcher", "ssh", "-hosts", _PLACES, "-np", _ALL)
+    return [(bed.with_ssh.first, [*mpiexec, *command])]
+
+
+def _torchrun(bed: Bed) -> Command:
+    size = (f"--nnodes={len(HOSTS)}", f"--nproc-per-node={SLOTS}", "--rdzv-id=run7")
+    meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={bed.first.name}:29400")
+    return (bed.python, "-m", "torch.distributed.run", *size, *meeting, "--no-python")
+
+
+def _by_torchrun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    return [(host, [*_torchrun(bed), *command]) for host in bed.network.hosts]
+
+
+def _by_torchrun_under_srun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    srun = ("srun", f"--nodes={len(HOSTS)}", "--ntasks-per-node=1", "--cpus-per-task=2")
+    return [(bed.first, [*srun, *_torchrun(bed), *command])]
+
+
+def _by_horovodrun(bed: Bed, command: Command, controller: str) -> list[tuple[Host, Command]]:
+    horovodrun = (bed.python, "-m", "horovod.runner.launch", controller, "-np", _ALL)
+    return [(bed.with_ssh.first, [*horovodrun, "-H", _PLACES, *command])]
+
+
+def _by_ray(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+    assert bed.ray
+    program = str(Path(__file__).with_name("ray_ranks.py"))
+    return [(bed.first, [bed.python, program, _ALL, str(bed.folder / "ray"), *command])]
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("srun", _by_srun, "SLURM_PROCID"),
+        Engine("srun-heterogeneous", _by_heterogeneous_srun, "SLURM_PROCID"),
+        Engine("sbatch", _by_sbatch, "SLURM_PROCID"),
+        Engine("sbatch-script", _by_script, "SLURM_PROCID"),
+        Engine("mpirun", _by_mpirun, "OMPI_COMM_WORLD_RANK"),
+        Engine("mpirun-in-sbatch", _by_mpirun_in_sbatch, "OMPI_COMM_WORLD_RANK"),
+        Engine("hydra", _by_hydra, "PMI_RANK"),
+        Engine("torchrun", _by_torchrun, "RANK"),
+        Engine("torchrun-under-srun", _by_torchrun_under_srun, "RANK"),
+        Engine("horovodrun", lambda b, c: _by_horovodrun(b, c, "--gloo"), "HOROVOD_RANK"),
+        Engine(
+            "horovodrun-mpi", lambda b, c: _by_horovodrun(b, c, "--mpi"), "OMPI_COMM_WORLD_RANK"
+        ),
+        Engine("ray", _by_ray, "RANK"),
+    )
+}
+"""By name."""

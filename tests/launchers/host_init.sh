@@ -1,0 +1,22 @@
+# Process 1 of a host: sets up its namespaces and holds them until its standard input ends.
+# Arguments: the host's name, the folder that hosts share (under /tmp), and Python.
+set -eu
+name=$1 folder=$2 python=$3
+hostname "$name"
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /mnt
+mkdir -p "/mnt/${folder#/tmp/}"
+mount --bind "$folder" "/mnt/${folder#/tmp/}"
+mount --move /mnt /tmp
+mount --bind "$folder/etc/hosts" /etc/hosts
+[ ! -d /etc/ssh ] || mount --bind "$folder/etc/ssh" /etc/ssh
+mkdir -p /run/sshd /run/munge /run/slurm/spool /run/slurm/state
+ip link set lo up
+# Children that nobody waits for must not stay as zombies: some engines take these for alive.
+exec "$python" -S -c '
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("ready", flush=True)
+sys.stdin.read()
+'

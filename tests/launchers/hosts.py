@@ -1,0 +1,130 @@
+"""Hosts as namespaces of this machine: each with an address, a name, processes and folders of its own.
+
+A host lives as long as the process that holds it, and this one ends with the program that made it, however
+that ends: no process, interface, mount or name is left behind. The network between hosts is in a namespace
+too, so two programs that make hosts of the same names and addresses never meet.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = ("unshare", "nsenter", "ip", "tc", "mount", "hostname")
+NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
+
+
+def why_not() -> str | None:
+    """Why no hosts can be made here; None where they can."""
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    if missing:
+        return f"not found: {', '.join(missing)} (Debian: util-linux, iproute2)"
+    tried = subprocess.run(
+        ["unshare", *NAMESPACES, "--fork", "--mount-proc", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        return f"namespaces cannot be made here, which takes root: {tried.stderr.strip()}"
+    return None
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: Its host name.
+        address: Of its one interface, `eth0`.
+        holder: The process that its namespaces end with.
+        init: The process that holds them, as seen from here.
+        folder: The only folder that hosts share beside what is installed.
+    """
+
+    name: str
+    address: str
+    holder: subprocess.Popen[str]
+    init: int
+    folder: Path
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """What runs a command there."""
+        enter = ["nsenter", "--target", str(self.init), *NAMESPACES, f"--wdns={self.folder}"]
+        return [*enter, "--", *command]
+
+    def start(
+        self, command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command there, in a process group of its own; its output goes to a file."""
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                self.command(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(variables),
+            )
+
+    def run(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        seconds: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command there to its end, or ends it after a while; its error output is in `stdout`."""
+        with subprocess.Popen(
+            self.command(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+            env=_environment(variables),
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=seconds)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, said)
+
+    def check(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        seconds: float = 120,
+    ) -> str:
+        """As `run`; what it said, where it ended well."""
+        done = self.run(command, variables, seconds)
+        assert done.returncode == 0, f"{self.name}: {shlex.join(command)}: {done.stdout}"
+        return done.stdout
+
+    def lose(self) -> None:
+        """Ends it with all its processes at once, as when power fails."""
+        self.holder.kill()
+        os.kill(self.init, signal.SIGKILL)
+        self.holder.wait()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends what was started on a host, if it still runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Little, so that what an engine sets is seen."""
+    tools = f"{Path(sys.executable).parent}:/usr/local/bin:{os.defpath}:/usr/sbin:/sbin"
+    kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
+    return {"PATH": tools, "LANG": "C.UTF-8", **kept, **(variables or {})}

@@ -1,0 +1,19 @@
+"""What the detectors of environments are tested on is what the engines really set."""
+
+from __future__ import annotations
+
+import pytest
+from launchers.bed import Bed
+from launchers.engines import ENGINES
+from launchers.recording import RECORDED, form, record, recorded
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_sets_what_was_recorded(bed: Bed, name: str) -> None:
+    found, before = record(bed, ENGINES[name]), recorded(name)
+    assert [rank["host"] for rank in found] == [rank["host"] for rank in before]
+    assert form(found) == form(before)
+
+
+def test_every_recorded_engine_is_started_here() -> None:
+    assert {file.stem for file in RECORDED.glob("*.json")} == {*ENGINES}
