@@ -18,7 +18,7 @@ from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.look import look
-from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
+from isotrain.core.launching.run_directory import PLAN_FILE, RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
@@ -80,7 +80,7 @@ def run(
     )
     with _launched(train, asked) as (returned, directory, audience, restarts):
         result = result_from_dict({**returned[0], "restarts": restarts}, directory.path)
-        directory.write("plan.json", result.plan)
+        directory.write(PLAN_FILE, result.plan)
         directory.write(RESULT_FILE, result.to_dict())
         audience.result = result.to_dict()
     return result
@@ -159,11 +159,8 @@ def resume(
         IsotrainError: It has no checkpoint, or means something else than the run did.
         RunFailedError: A process failed; tells which, where and why.
     """
-    from isotrain.core.checkpoints.finding import checkpoint_at
-
     before = RunBefore.of(run_directory)
-    own = before.spec if spec is None else spec
-    newest = checkpoint_at(checkpoint_folder(load_spec(own), before.directory))
+    own = load_spec(before.spec if spec is None else spec)
     return run(
         own,
         backend=backend or before.backend,
@@ -172,7 +169,7 @@ def resume(
         on_event=on_event,
         port=port,
         launcher=launcher or before.launcher,
-        resume=newest.location,
+        resume=checkpoint_folder(own, before.directory),
         max_restarts=max_restarts,
     )
 

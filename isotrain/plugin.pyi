@@ -57,9 +57,9 @@ from isotrain.core.contracts.usability import Examination as Examination
 from isotrain.core.contracts.usability import Usability as Usability
 from isotrain.core.data.batches import Batch as Batch
 from isotrain.core.data.batches import Slice as Slice
-from isotrain.core.data.sources import Weighted as Weighted
-from isotrain.core.data.sources import map_tree as map_tree
-from isotrain.core.data.sources import unweighted as unweighted
+from isotrain.core.data.trees import Weighted as Weighted
+from isotrain.core.data.trees import map_tree as map_tree
+from isotrain.core.data.trees import unweighted as unweighted
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError

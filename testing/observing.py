@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.data.batches import Batch
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
 
 
 def undisturbed_gradients(bench: Bench) -> None:
-    """Gradients computed beside a step, within `undisturbed`, leave the run the same to the bit."""
+    """Gradients computed beside a step, within `undisturbed`, leave the run the same to the bit.
+
+    So they do where its body fails.
+    """
     batches = bench.batches(14, 7)
     ends = []
     for looks_on in (False, True):
         bench.restart()
         for batch in batches:
             if looks_on and batch is batches[0]:  # both counted twice have the same mean
-                with bench.group.undisturbed():
-                    bench.group.gradients(batch)
+                _look_on(bench.group, batch)
+                with contextlib.suppress(InterruptedError):
+                    _look_on(bench.group, batch, InterruptedError())
             bench.group.synchronised_step(batch, probe.RATE)
         ends.append((bench.session.read_state(), bench.session.metrics()))
     assert_same(ends[1][0], ends[0][0], "state")
     assert ends[1][1] == ends[0][1], f"metrics {ends[1][1]}, expected {ends[0][1]}"
+
+
+def _look_on(group: ReplicaGroup, batch: Batch, error: Exception | None = None) -> None:
+    """Computes gradients of which nothing remains."""
+    with group.undisturbed():
+        group.gradients(batch)
+        if error is not None:
+            raise error
 
 
 def kept_gradients(bench: Bench) -> None:

@@ -272,8 +272,10 @@ class Program:
         moved = (*self._others, *self._accumulators("train"), *generators)
         variables = [c for variable in moved for c in copies(variable)]
         before = [tf.identity(variable) for variable in variables]
-        yield
-        _assign_all(variables, before)
+        try:
+            yield
+        finally:
+            _assign_all(variables, before)
 
     def apply_unless(self, empty: tf.Tensor, gradients: Gradients) -> None:
         """Applies gradients, and undoes it where `empty` is true."""

@@ -354,10 +354,12 @@ class TorchReplicaGroup(ReplicaGroup):
 def _kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Undoes what its body does to tensors: a placeholder must not move the statistics."""
     before = [tensor.clone() for tensor in tensors]
-    yield
-    with torch.no_grad():
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
 
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

@@ -161,9 +161,11 @@ class KerasProgram(Program):
     def plainly(self) -> Iterator[None]:
         for each in self._replays().values():
             each.is_paused = True
-        yield
-        for each in self._replays().values():
-            each.is_paused = False
+        try:
+            yield
+        finally:
+            for each in self._replays().values():
+                each.is_paused = False
 
     def _shared(self) -> dict[str, torch.Tensor]:
         return {

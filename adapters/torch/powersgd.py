@@ -69,5 +69,7 @@ class PowerSGD:
     def set_aside(self) -> Iterator[None]:
         """Within it, gradients travel as before its start; it remembers nothing of them."""
         steps, self.state.iter = self.state.iter, 0
-        yield
-        self.state.iter = steps
+        try:
+            yield
+        finally:
+            self.state.iter = steps

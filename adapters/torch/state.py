@@ -111,9 +111,11 @@ def generators(device: torch.device, own: Mapping[str, State]) -> Section:
 def unmoved(section: Section) -> Iterator[None]:
     """Puts back at its end what a section that gives copies has had."""
     before = section.read()
-    yield
-    for name, value in before.items():
-        section.write(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            section.write(name, value)
 
 
 def accumulators(metrics: Sequence[Metric]) -> Section:

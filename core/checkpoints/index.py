@@ -11,12 +11,11 @@ import numpy as np
 from isotrain.core.checkpoints.dtypes import CODES, stored_dtype
 from isotrain.core.checkpoints.parts import MOST_AXES, StoredTensor
 from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
+from isotrain.core.checkpoints.tensor_file import MOST_HEADER_BYTES
 from isotrain.core.errors import CheckpointError
 
 _MOST_PARTS = 4096
 _MOST_BYTES = 2**62
-_MOST_HEADER_BYTES = 100_000_000
-"""Readers of safetensors take no more."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _check_file(file: TensorFileRecord, where: str) -> None:
                 f"{where}: {record.name!r:.200} begins at {record.start}, expected {end}."
             )
         end += record.bytes
-    if not (8 <= file.header_bytes <= _MOST_HEADER_BYTES and end == file.bytes):
+    if not (8 <= file.header_bytes <= MOST_HEADER_BYTES and end == file.bytes):
         raise CheckpointError(f"{where}: its tensors end at {end}, and it has {file.bytes} bytes.")
 
 

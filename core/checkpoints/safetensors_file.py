@@ -14,12 +14,10 @@ import numpy as np
 from isotrain.core.checkpoints.dtypes import CODES, stored_dtype, widened
 from isotrain.core.checkpoints.locations import storage_at
 from isotrain.core.checkpoints.parts import MOST_AXES, Section
-from isotrain.core.checkpoints.tensor_file import write_tensors
+from isotrain.core.checkpoints.tensor_file import MOST_HEADER_BYTES, NOT_A_TENSOR, write_tensors
 from isotrain.core.errors import CheckpointError
 
-_NOT_A_TENSOR = "__metadata__"
 _LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000
 _DTYPES = {code: name for name, code in CODES.items()}
 
 
@@ -69,12 +67,12 @@ class SafetensorsFile:
         with self.path.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             first = _LENGTH_BYTES + length
-            if first > size or length > _MOST_HEADER_BYTES:
+            if first > size or length > MOST_HEADER_BYTES:
                 raise ValueError(f"its header would have {length} bytes, the file has {size}")
             header = json.loads(stream.read(length).decode())
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
-        header.pop(_NOT_A_TENSOR, None)
+        header.pop(NOT_A_TENSOR, None)
         return {name: _checked(name, each, first, size) for name, each in header.items()}
 
     def read(self, name: str) -> np.ndarray:

@@ -15,7 +15,10 @@ from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
 from isotrain.core.checkpoints.storage import Sink, Storage
 from isotrain.core.errors import CheckpointError
 
-_NOT_A_TENSOR = "__metadata__"
+NOT_A_TENSOR = "__metadata__"
+"""What a header may have among the names of tensors."""
+MOST_HEADER_BYTES = 100_000_000
+"""Readers of safetensors take no more."""
 
 
 def write_tensors(
@@ -34,8 +37,8 @@ def write_tensors(
         CheckpointError: A tensor cannot be stored.
         OSError: The file cannot be written.
     """
-    if _NOT_A_TENSOR in tensors:
-        raise CheckpointError(f"a tensor cannot be called {_NOT_A_TENSOR!r} in a safetensors file.")
+    if NOT_A_TENSOR in tensors:
+        raise CheckpointError(f"a tensor cannot be called {NOT_A_TENSOR!r} in a safetensors file.")
     ordered = dict(sorted(tensors.items(), key=_largest_numbers_first))
     header = _header(ordered)
     records = []

@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> None:
 def resume(options: argparse.Namespace) -> None:
     """Goes on with a run, and prints the result."""
     from isotrain.core import api
-    from isotrain.core.running.starting_point import RunBefore
+    from isotrain.core.launching.run_directory import SPEC_FILE, RunDirectory
 
-    options.spec = options.spec or str(RunBefore.of(options.run_dir).spec)
+    options.spec = options.spec or str(RunDirectory.reopen(options.run_dir).path / SPEC_FILE)
     spec = _spec_under(options)
     _train(
         options,

@@ -70,7 +70,7 @@ def _output(name: str) -> Path:
 def _data(given: str) -> Any:
     """What `--data` names: an array file, or what a reference stands for."""
     if given.endswith(".npy"):
-        from isotrain.core.data.sources import npy
+        from isotrain.core.data.array_files import npy
 
         return npy(given)
     from isotrain.core.spec import references

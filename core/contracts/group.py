@@ -100,8 +100,10 @@ class ReplicaGroup(ABC):
         random streams, for which it overrides this.
         """
         before = self.read_state(("non-trainable",))
-        yield
-        self.write_state(before)
+        try:
+            yield
+        finally:
+            self.write_state(before)
 
     def keep_gradients(self) -> bool:
         """Makes every later step keep the gradients that it updates the weights with. Local.

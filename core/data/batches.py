@@ -10,22 +10,12 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data import order, recut
+from isotrain.core.data.arrays import ArraySource, Parts, as_array, as_parts
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.sample_random import SampleRandom
-from isotrain.core.data.sources import (
-    ArraySource,
-    BatchStream,
-    Parts,
-    ShardedStream,
-    Source,
-    Weighted,
-    as_array,
-    as_parts,
-    as_source,
-    leaves,
-    map_tree,
-    unweighted,
-)
+from isotrain.core.data.sources import AnySource, ShardedStream, Source, as_source
+from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.trees import Weighted, leaves, map_tree, unweighted
 from isotrain.core.errors import DataError
 
 Transform = Callable[[Any, Any, SampleRandom], Parts]
@@ -136,7 +126,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Source | ShardedStream | BatchStream,
+        source: AnySource,
         *,
         global_batch: int,
         replicas: int,
@@ -403,7 +393,7 @@ def _length(source: Sized) -> int:
 
 
 def _epoch_steps(
-    source: Source | ShardedStream | BatchStream,
+    source: AnySource,
     global_batch: int,
     replicas: int,
     drop_remainder: bool,

@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isotrain.core.data.sources import (
-    Array,
-    ArraySource,
-    BatchStream,
-    Parts,
-    ShardedStream,
-    Source,
-    Weighted,
-    as_array,
-    as_parts,
-    map_tree,
-)
+from isotrain.core.data.arrays import Array, ArraySource, Parts, as_array, as_parts
+from isotrain.core.data.sources import AnySource, ShardedStream, Source
+from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.trees import Weighted, map_tree
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
     from isotrain.core.data.order import Indices
-
-AnySource = Source | ShardedStream | BatchStream
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.sources import Parts, as_array, as_parts, leaves, map_tree, same_kind
+from isotrain.core.data.arrays import Parts, as_array, as_parts
+from isotrain.core.data.trees import leaves, map_tree, same_kind
 from isotrain.core.errors import DataError
 
 

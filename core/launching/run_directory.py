@@ -16,10 +16,13 @@ from isotrain.core.contracts.events import EpochEnded, Event, ProcessEvent, Step
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.json_text import json_line, json_page
+from isotrain.core.plain_records import read_json, value
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 from isotrain.core.system.whole_file import write_whole
 
+SPEC_FILE = "spec.json"
+PLAN_FILE = "plan.json"
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
 _LOCK_FILE = ".lock"
@@ -57,8 +60,8 @@ class RunDirectory:
             PlanError: There is none, or the run still goes on.
         """
         found = Path(path)
-        if not (found / "spec.json").is_file():
-            raise PlanError(f"{found} is no run directory: it has no spec.json.")
+        if not (found / SPEC_FILE).is_file():
+            raise _lacking(found, SPEC_FILE)
         return cls(found.resolve())
 
     @contextlib.contextmanager
@@ -104,8 +107,8 @@ class RunDirectory:
 
     def write_start(self, spec: TrainingSpec, plan: Plan, packages: Mapping[str, str]) -> None:
         """Records what is going to be run, and on what; `packages` has the versions."""
-        self.write("spec.json", spec.to_dict())
-        self.write("plan.json", plan.to_dict())
+        self.write(SPEC_FILE, spec.to_dict())
+        self.write(PLAN_FILE, plan.to_dict())
         self.write("versions.json", {"packages": dict(packages), "machine": hardware.describe()})
 
     def append_event(self, event: Event) -> None:
@@ -118,6 +121,28 @@ class RunDirectory:
         """Adds to the log of rank 0, whose output comes through its launcher."""
         with log_of(self.path, rank=0).open("a", encoding="utf-8") as log:
             log.write(text)
+
+
+def read_fields(folder: Path, name: str) -> dict[str, Any]:
+    """Reads a JSON file that `RunDirectory.write` wrote.
+
+    Raises:
+        PlanError: It is not there: the folder is no run directory.
+        IsotrainError: It is damaged.
+    """
+    path = folder / name
+    try:
+        found: dict[str, Any] = value(dict[str, Any], read_json(path), str(path))
+    except FileNotFoundError:
+        raise _lacking(folder, name) from None
+    return found
+
+
+def _lacking(folder: Path, name: str) -> PlanError:
+    return PlanError(
+        f"{folder} is no run directory: it has no {name}. Expected what `isotrain run` or isotrain.run left"
+        " in runs/, or in --run-dir."
+    )
 
 
 def read_events(path: Path) -> Iterator[ProcessEvent]:

@@ -10,7 +10,9 @@ import numpy as np
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.data.batches import Batch, DataSet, Loader, Place
-from isotrain.core.data.sources import BatchStream, ShardedStream, map_tree
+from isotrain.core.data.sources import ShardedStream
+from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.trees import map_tree
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.replica import Replica, Tensor
 from isotrain.core.data.batches import Batch
 from isotrain.core.data.order import slice_bounds
+from isotrain.core.data.trees import leaves, map_tree
 from isotrain.core.errors import UnsupportedError
 
 _WORD = np.dtype(np.int32)
@@ -27,13 +28,14 @@ def predicted(group: ReplicaGroup, batch: Batch) -> Any:
         UnsupportedError: An output has no row for each sample.
     """
     pieces = [own[0] for own in batch.slices]
-    trees = [_mapped(group.numpy, tree) for tree in group.predict([p.inputs for p in pieces])]
+    given = group.predict([piece.inputs for piece in pieces])
+    trees = [map_tree(group.numpy, tree, lists=True) for tree in given]
     for tree, piece in zip(trees, pieces, strict=True):
-        for array in _leaves(tree):
+        for array in _arrays_of(tree):
             _require_rows(array, max(piece.count, 1))
     bounds = [slice_bounds(batch.size, group.replicas, each) for each in range(group.replicas)]
     counts = [stop - start for start, stop in bounds]
-    outputs = [list(_leaves(tree)) for tree in trees]
+    outputs = [_arrays_of(tree) for tree in trees]
     if len(outputs) < group.replicas:
         outputs = _gathered(group, outputs, rows=max(counts))
     whole = [
@@ -45,7 +47,7 @@ def predicted(group: ReplicaGroup, batch: Batch) -> Any:
 
 def joined(batches: Sequence[Any]) -> Any:
     """The predictions of one global batch after the other as those of all samples."""
-    outputs = zip(*(_leaves(batch) for batch in batches), strict=True)
+    outputs = zip(*(_arrays_of(batch) for batch in batches), strict=True)
     return _filled(batches[0], (np.concatenate(arrays) for arrays in outputs))
 
 
@@ -98,26 +100,11 @@ def _arrays(words: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
-def _leaves(tree: Any) -> Iterator[np.ndarray]:
+def _arrays_of(tree: Any) -> list[np.ndarray]:
     """The arrays of a tree, in order."""
-    parts = tree.values() if isinstance(tree, dict) else tree
-    if isinstance(tree, dict | list | tuple):
-        for part in parts:
-            yield from _leaves(part)
-    else:
-        yield tree
+    return [array for _, array in leaves(tree, "", lists=True)]
 
 
 def _filled(tree: Any, arrays: Iterator[np.ndarray]) -> Any:
     """A tree of the same structure with other arrays."""
-    return _mapped(lambda _: next(arrays), tree)
-
-
-def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree with `function` applied to its leaves, in plain dicts, lists and tuples."""
-    if isinstance(tree, Mapping):
-        return {name: _mapped(function, part) for name, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [_mapped(function, part) for part in tree]
-        return parts if isinstance(tree, list) else tuple(parts)
-    return function(tree)
+    return map_tree(lambda _: next(arrays), tree, lists=True)

@@ -11,11 +11,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
-from isotrain.core.plain_records import read_json, value
+from isotrain.core.launching.run_directory import (
+    PLAN_FILE,
+    SPEC_FILE,
+    RunDirectory,
+    checkpoint_folder,
+    read_fields,
+)
+from isotrain.core.plain_records import value
 from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ def starting_checkpoint(
 
 def _directory(spec: TrainingSpec, path: PathLike | None) -> RunDirectory:
     """That of a run which is there already, or a new one."""
-    if path is not None and (Path(path) / "spec.json").is_file():
+    if path is not None and (Path(path) / SPEC_FILE).is_file():
         return RunDirectory.reopen(path)
     return RunDirectory.create(spec.name, path)
 
@@ -143,11 +149,7 @@ class RunBefore:
             IsotrainError: A file in it is damaged.
         """
         path = RunDirectory.reopen(run_directory).path
-        where = path / "plan.json"
-        try:
-            plan = value(dict[str, Any], read_json(where), str(where))
-        except FileNotFoundError:
-            raise PlanError(f"{path} is no run directory: it has no plan.json.") from None
+        plan, where = read_fields(path, PLAN_FILE), path / PLAN_FILE
         text = {
             name: value(str, plan.get(name), f"{where}: {name}")
             for name in ("backend", "collective", "launcher")
@@ -155,4 +157,4 @@ class RunBefore:
         collective = "" if text["collective"] == "none" else f":{text['collective']}"
         replicas = value(int, plan.get("replicas"), f"{where}: replicas")
         backend = text["backend"] + collective
-        return cls(path, path / "spec.json", backend, replicas, text["launcher"])
+        return cls(path, path / SPEC_FILE, backend, replicas, text["launcher"])

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.errors import CheckpointError, IsotrainError, SpecError
-from isotrain.core.plain_records import read_json
+from isotrain.core.launching.run_directory import PLAN_FILE, SPEC_FILE, read_fields
 from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references
 from isotrain.core.spec.files import Source, load_spec
@@ -68,7 +68,8 @@ class Trained:
         given = None if spec is None else load_spec(spec)
         if (Path(location) / WEIGHTS_FILE).is_file():
             folder = Path(location)
-            return cls(location, _read(folder / "plan.json"), _read(folder / "spec.json"), given)
+            plan, written = (read_fields(folder, name) for name in (PLAN_FILE, SPEC_FILE))
+            return cls(location, plan, written, given)
         try:
             checkpoint = checkpoint_at(location)
         except CheckpointError as error:
@@ -136,19 +137,6 @@ def _location(run: RunLike) -> str:
         return run.location
     text = os.fspath(run) if isinstance(run, str | os.PathLike) else str(run.run_directory)
     return text if "://" in text else str(Path(text).expanduser().resolve())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except FileNotFoundError as error:
-        raise IsotrainError(
-            f"{path} cannot be read: {error}. Expected the directory of a run: what `isotrain run` or"
-            " isotrain.run left in runs/, or in --run-dir."
-        ) from error
-    if not isinstance(found, dict):
-        raise IsotrainError(f"{path}: expected an object, received {found!r:.60}.")
-    return found
 
 
 def _found_again(model: Any, where: str) -> Any:

@@ -16,7 +16,7 @@ from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.checkpoints.parts import StoredTensor
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.data.sources import as_array
+from isotrain.core.data.arrays import as_array
 from isotrain.core.errors import IsotrainError
 from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references

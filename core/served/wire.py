@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.service import Service
-from isotrain.core.data.sources import Weighted
+from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
 

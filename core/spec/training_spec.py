@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -55,8 +55,6 @@ from isotrain.core.spec.problems import (
     exactly_one,
 )
 
-FRAMEWORKS = ("torch", "tensorflow", "jax")
-"""Names that stand for a framework in a table of losses, beside those for which the spec gives a model."""
 _LOGGERS = Words("a list of logger names, or of {name: ..., options: {...}}")
 
 
@@ -273,17 +271,16 @@ class TrainingSpec(
     def losses(self, framework: str) -> dict[str | None, Component]:
         """The losses for one framework, by the output of the model that they are of; None for what it gives.
 
+        A table is one by framework where it has the name of this one, or of one that has a model; else it is
+        one by output.
+
         Raises:
-            SpecError: There is none for the framework; a table's names are not all of one kind; or
-                `loss_weights` has other names.
+            SpecError: There is none for the framework; or `loss_weights` has other names.
         """
         given = self.loss
         if isinstance(given, Mapping):
             models = self.model if isinstance(self.model, Mapping) else ()
-            known = {*FRAMEWORKS, *models} & set(given)
-            if known and not set(given) <= known | {framework}:
-                raise SpecError(_either(given, known))
-            by_framework = known or framework in given
+            by_framework = bool({framework, *models} & set(given))
             given = self.for_framework("loss", framework) if by_framework else given
         losses = given if isinstance(given, Mapping) else {} if given is None else {None: given}
         if self.loss_weights is not None and set(self.loss_weights) != set(losses):
@@ -318,15 +315,6 @@ class TrainingSpec(
         fields = jsonable(self)
         assert isinstance(fields, dict)
         return fields
-
-
-def _either(table: Mapping[str, Any], known: Collection[str]) -> str:
-    """What to do about a table of losses by framework and by output."""
-    return (
-        f"loss: of {', '.join(table)}, {', '.join(sorted(known))} are frameworks and the others are not."
-        " Give a table of frameworks or one of outputs; for outputs that are called like a framework, a table"
-        " of outputs for each framework: {torch: {name: loss, ...}, tensorflow: {...}}."
-    )
 
 
 def jsonable(value: Any) -> Any:

@@ -87,9 +87,11 @@ class ReferenceGroup(ReplicaGroup):
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         sums = self._program.metrics.sums.copy()
-        with super().undisturbed():
-            yield
-        self._program.metrics.sums[...] = sums
+        try:
+            with super().undisturbed():
+                yield
+        finally:
+            self._program.metrics.sums[...] = sums
 
     def keep_gradients(self) -> bool:
         self._keeps = True

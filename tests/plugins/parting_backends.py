@@ -98,7 +98,7 @@ class DuplicatedPadding(Faulty):
 
         import torch
 
-        from isotrain.core.data.sources import map_tree
+        from isotrain.core.data.trees import map_tree
 
         def padded(batch: Any) -> Any:
             (piece,) = batch.slices[0]

@@ -18,8 +18,11 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
-from isotrain.core.data.sources import ArraySource, BatchStream, MapStyle, arrays, as_source, stream
+from isotrain.core.data.by_position import MapStyle
+from isotrain.core.data.sources import as_source, stream
+from isotrain.core.data.streams import BatchStream
 from isotrain.core.errors import DataError
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)

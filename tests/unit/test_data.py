@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isotrain.core.data import order
+from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.batches import Batch, DataSet, Loader, Slice, as_dataset
-from isotrain.core.data.sources import ArraySource, arrays
 from isotrain.core.errors import DataError
 
 shapes = st.fixed_dictionaries(

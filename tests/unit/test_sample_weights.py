@@ -10,7 +10,8 @@ import pytest
 
 import isotrain
 from isotrain.core.data.batches import Loader
-from isotrain.core.data.sources import Weighted, as_source, stream
+from isotrain.core.data.sources import as_source, stream
+from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import DataError
 from isotrain.core.running.data_loading import load_data
 

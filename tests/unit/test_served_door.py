@@ -16,7 +16,7 @@ import pytest
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.service import Service
-from isotrain.core.data.sources import Weighted
+from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
 from isotrain.core.served.door import Door

@@ -12,17 +12,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from isotrain.core.data.sources import (
-    ArraySource,
-    BatchIndexed,
-    MapStyle,
-    ShardedStream,
-    Source,
-    arrays,
-    as_source,
-    npy,
-    npz,
-)
+from isotrain.core.data.array_files import npy, npz
+from isotrain.core.data.arrays import ArraySource, arrays
+from isotrain.core.data.by_position import BatchIndexed, MapStyle
+from isotrain.core.data.sources import ShardedStream, Source, as_source
 from isotrain.core.errors import DataError
 
 ROWS = np.array([7, 0, 3, 3, 9])

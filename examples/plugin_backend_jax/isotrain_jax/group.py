@@ -157,9 +157,11 @@ class JaxReplicaGroup(ReplicaGroup):
     def undisturbed(self) -> Iterator[None]:
         state = self._local_state()
         before = jax.tree.map(jnp.copy, (state.others, state.metrics))
-        yield
-        others, metrics = self._mesh.lift(before)
-        self._state = self._state._replace(others=others, metrics=metrics)
+        try:
+            yield
+        finally:
+            others, metrics = self._mesh.lift(before)
+            self._state = self._state._replace(others=others, metrics=metrics)
 
     def keep_gradients(self) -> bool:
         self._state = self._mesh.lift(self._program.keeping_gradients(self._local_state()))

@@ -1,0 +1,210 @@
+"""Samples as arrays, and sources of whole arrays."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isotrain.core.data.trees import Weighted, leaves, map_tree
+from isotrain.core.errors import DataError
+
+if TYPE_CHECKING:
+    from isotrain.core.data.order import Indices
+
+Array = NDArray[Any]
+Parts = tuple[Any, Any]
+"""(inputs, targets): each an array, or a tuple or dict of them; targets may be None."""
+
+
+def as_array(value: Any, name: str = "data") -> Array:
+    """`value` as a NumPy array of numbers or booleans; tensors convert by their own `numpy()`.
+
+    Raises:
+        DataError: it cannot be converted, is ragged, or holds text or objects.
+    """
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+        converted = value.numpy() if hasattr(value, "numpy") else value
+        array = converted if isinstance(converted, np.ndarray) else np.asarray(converted)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{name}: expected an array of numbers, got {type(value).__name__}: {error}"
+        ) from error
+    if array.dtype.kind not in "biufc":
+        raise DataError(
+            f"{name}: expected numbers or booleans, got dtype {array.dtype}. "
+            "Encode text and times as numbers and pad samples to one shape first, or choose other columns."
+        )
+    return array
+
+
+def as_parts(value: Any, name: str) -> Parts:
+    """One sample or batch as (inputs, targets): a tuple or list of two, or inputs alone.
+
+    Sample weights, the third of three, go with the targets. Within them, a list of arrays or tensors is a
+    tuple.
+    """
+    if isinstance(value, tuple | list):
+        if len(value) not in (1, 2, 3):
+            raise DataError(
+                f"{name}: expected (inputs, targets) or (inputs, targets, sample weights), got a"
+                f" {type(value).__name__} of {len(value)}. Nest several inputs in a tuple: ((a, b), targets)."
+            )
+        inputs, *rest = map(_as_tuples, value)
+        return inputs, Weighted(*rest) if len(rest) == 2 else next(iter(rest), None)
+    return value, None
+
+
+def _as_tuples(tree: Any) -> Any:
+    """Lists of arrays as tuples, the form in which data are nested here."""
+    if isinstance(tree, list) and tree and hasattr(tree[0], "shape"):
+        return tuple(map(_as_tuples, tree))
+    return tree
+
+
+def _length(parts: Parts) -> int:
+    """The common length of all arrays."""
+    found = [*leaves(parts[0], "inputs")]
+    if parts[1] is not None:
+        found += leaves(parts[1], "targets")
+    for name, array in found:
+        if array.ndim == 0:
+            raise DataError(f"{name}: expected an array with one row per sample, got a scalar.")
+    lengths = {name: len(array) for name, array in found}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise DataError(f"expected arrays with equally many samples, got: {listed}.")
+    if not lengths or not next(iter(lengths.values())):
+        raise DataError("the data set is empty: expected at least one sample.")
+    return next(iter(lengths.values()))
+
+
+def _gatherer(array: Array) -> Callable[[Indices], Array]:
+    """The quickest way to gather rows of `array` that copies nothing but those rows."""
+    plain = array.view(np.ndarray)
+    if plain.flags.c_contiguous and plain.flags.aligned:
+        return lambda indices: plain.take(indices, axis=0)
+    return lambda indices: plain[indices]  # take would first copy the whole array
+
+
+def _is_whole_map(array: Array) -> bool:
+    return (
+        isinstance(array, np.memmap)
+        and isinstance(array.base, mmap.mmap)
+        and array.filename is not None
+        and array.mode in ("r", "r+")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """What another process needs to map the same array."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    order: str
+
+    @classmethod
+    def of(cls, array: Any) -> Any:
+        """The recipe for a memory-mapped array; anything else stays what it is."""
+        if not _is_whole_map(array):
+            return array
+        order = "C" if array.flags.c_contiguous else "F"
+        return cls(os.fspath(array.filename), array.dtype, array.shape, array.offset, order)
+
+    def open(self) -> Array:
+        """Maps the file, read-only."""
+        order = cast("Any", self.order)
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
+
+
+def _reopened(parts: Parts) -> ArraySource:
+    """Rebuilds a source that was sent to this process."""
+    inputs, targets = map_tree(lambda x: x.open() if isinstance(x, _Mapped) else x, parts)
+    return ArraySource(inputs, targets)
+
+
+class ArraySource:
+    """Arrays in memory or memory-mapped; sent to another process, the latter are mapped again.
+
+    Attributes:
+        inputs: an array, or a tuple or dict of them, each of shape [samples, ...].
+        targets: the same, or None.
+    """
+
+    def __init__(self, inputs: Any, targets: Any = None) -> None:
+        """Takes arrays or tensors, or tuples and dicts of them; they are not copied."""
+        self.inputs = _as_arrays(inputs, "inputs")
+        self.targets = None if targets is None else _as_arrays(targets, "targets")
+        self._size = _length((self.inputs, self.targets))
+        self._gather_inputs = map_tree(_gatherer, self.inputs)
+        self._gather_targets = None if self.targets is None else map_tree(_gatherer, self.targets)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Mapped arrays travel as file, offset and shape; arrays in memory travel as they are."""
+        return _reopened, ((map_tree(_Mapped.of, self.inputs), map_tree(_Mapped.of, self.targets)),)
+
+    def gather(self, indices: Indices) -> Parts:
+        """Copies of the samples at `indices`."""
+        inputs = map_tree(lambda gather: gather(indices), self._gather_inputs)
+        if self._gather_targets is None:
+            return inputs, None
+        return inputs, map_tree(lambda gather: gather(indices), self._gather_targets)
+
+    def view(self, start: int, stop: int) -> Parts:
+        """The samples from `start` to `stop`: no copy where the array is in writable memory."""
+
+        def cut(array: Array) -> Array:
+            part = array.view(np.ndarray)[start:stop]
+            return part if part.flags.writeable else part.copy()
+
+        inputs = map_tree(cut, self.inputs)
+        return inputs, None if self.targets is None else map_tree(cut, self.targets)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether no array is memory-mapped, so that gathering never waits for a disk."""
+        parts = (self.inputs, () if self.targets is None else self.targets)
+        return not any(isinstance(x, np.memmap) for _, x in leaves(parts, ""))
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample over all arrays."""
+        parts = (self.inputs, () if self.targets is None else self.targets)
+        return sum(int(x.nbytes) for _, x in leaves(parts, "")) // self._size
+
+
+def _as_arrays(tree: Any, name: str) -> Any:
+    """Every leaf as an array of the machine's byte order, errors named after the leaf's path."""
+    if isinstance(tree, Weighted):
+        return Weighted(_as_arrays(tree.targets, name), _as_arrays(tree.weights, "sample weights"))
+    if isinstance(tree, tuple):
+        return tuple(_as_arrays(part, f"{name}[{i}]") for i, part in enumerate(tree))
+    if isinstance(tree, Mapping):
+        return {str(key): _as_arrays(part, f"{name}[{key!r}]") for key, part in tree.items()}
+    array = as_array(tree, name)
+    if array.dtype.isnative:
+        return array
+    if isinstance(array, np.memmap):
+        raise DataError(
+            f"{name}: the file has the other byte order ({array.dtype}); convert it once."
+        )
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def arrays(inputs: Any, targets: Any = None) -> ArraySource:
+    """A source of arrays: `inputs` and `targets` are each an array, or a tuple or dict of them."""
+    return ArraySource(inputs, targets)
