@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +23,10 @@ from isotrain.core.launching.run_directory import PLAN_FILE, RunDirectory, check
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.restarts import Restarts
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
+from isotrain.core.running.run_records import RunRecords
 from isotrain.core.running.starting_point import RunBefore, held_directory, starting_checkpoint
 from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import load_spec
@@ -267,6 +269,29 @@ class _Asked:
     max_restarts: int
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """Runs all processes of a plan once, from a checkpoint or from the start."""
+
+    work: Work
+    spec: TrainingSpec
+    host: PluginHost
+    directory: RunDirectory
+    port: int | None
+
+    def __call__(self, plan: Plan, start: str | None, on_event: OnEachEvent) -> list[Any]:
+        return run_job(
+            self.work,
+            self.spec,
+            plan,
+            self.host,
+            self.directory,
+            on_event=on_event,
+            resume=start,
+            first_port=self.port,
+        )
+
+
 _Ended = tuple[list[Any], RunDirectory, Audience, list[dict[str, Any]]]
 """What `work` returned by rank, where the run was, who will be told how it ended, and its restarts."""
 
@@ -276,12 +301,7 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
     """Plans and launches."""
     given = load_spec(asked.spec)
     host = plugin_host(given.plugins)
-
-    def planned(replicas: int | None) -> Plan:
-        return make_plan(
-            given, backend=asked.backend, replicas=replicas, host=host, launcher=asked.launcher
-        )
-
+    planned = functools.partial(_planned, given, host, asked)
     resolved = planned(asked.replicas)
     loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
     packages = versions(host.backend(resolved.backend).packages)
@@ -290,38 +310,27 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
         checkpoint = starting_checkpoint(given, directory, asked.resume)
         _require_same_run(checkpoint, given, resolved)
         audience = Audience(host, loggers, resolved.to_dict(), directory.path)
-
-        def rewind(step: int) -> None:
+        if asked.resume is not None:
+            step = 0 if checkpoint is None else checkpoint.step
             directory.rewind(step)
             audience.rewound(step)
-
-        if asked.resume is not None:
-            rewind(0 if checkpoint is None else checkpoint.step)
         directory.write_start(given, resolved, packages)
         stack.enter_context(audience)
-        restarts = Restarts(
-            asked.max_restarts,
-            checkpoint_folder(given, directory.path),
-            checkpoint,
-            rewind,
-            directory.append_event,
-            given.min_replicas,
-            planned,
-        )
+        folder = checkpoint_folder(given, directory.path)
         with _display(asked.on_event, resolved) as show:
-
-            def on_event(event: Event) -> None:
-                show(event)
-                audience.hear(event)
-
-            def attempt(plan: Plan, start: str | None, hear: OnEachEvent) -> list[Any]:
-                port = asked.port
-                return run_job(
-                    work, given, plan, host, directory, on_event=hear, resume=start, first_port=port
-                )
-
-            returned = restarts.run(attempt, resolved, on_event)
+            records = RunRecords(directory, audience, show)
+            restarts = Restarts(
+                asked.max_restarts, folder, checkpoint, records, given.min_replicas, planned
+            )
+            attempt = _Attempt(work, given, host, directory, asked.port)
+            returned = restarts.run(attempt, resolved)
         yield returned, directory, audience, restarts.made
+
+
+def _planned(spec: TrainingSpec, host: PluginHost, asked: _Asked, replicas: int | None) -> Plan:
+    return make_plan(
+        spec, backend=asked.backend, replicas=replicas, host=host, launcher=asked.launcher
+    )
 
 
 def _require_same_run(checkpoint: Checkpoint | None, spec: TrainingSpec, plan: Plan) -> None:

@@ -11,8 +11,9 @@ import tensorflow as tf
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.program import Gradients, weights_of
+from isotrain.adapters.tensorflow.program import Gradients
 from isotrain.adapters.tensorflow.state import native
+from isotrain.adapters.tensorflow.weights import weights_of
 from isotrain.plugin import (
     CompressionMethod,
     Parts,

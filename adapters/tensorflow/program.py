@@ -21,8 +21,10 @@ from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.shares import Shares, Total
-from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native, slots, sums
-from isotrain.plugin import Phase, SpecError, StatePart, TrainingSpec
+from isotrain.adapters.tensorflow.state import NamedState, native, slots, sums
+from isotrain.adapters.tensorflow.variables import assign_all, joined, undone_where, value_of
+from isotrain.adapters.tensorflow.weights import moving_statistics, require_precision, weights_of
+from isotrain.plugin import Phase, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
 """The inputs and the targets of one slice."""
@@ -54,7 +56,7 @@ class Program:
         """
         tf.random.set_seed(spec.seed)
         self.model = portable.build_model(spec, "tensorflow", scope)
-        _require_precision(self.model, spec.precision)
+        require_precision(self.model, spec.precision)
         with scope():
             self._build_around_model(spec)
 
@@ -212,8 +214,8 @@ class Program:
         ]
         return (
             loss,
-            _joined([*self.unscaled(gradients), *changes], self._values[0].dtype),
-            _joined([tf.zeros(0, tf.float64), *sums], tf.float64),
+            joined([*self.unscaled(gradients), *changes], self._values[0].dtype),
+            joined([tf.zeros(0, tf.float64), *sums], tf.float64),
         )
 
     def _forward_and_backward(
@@ -245,7 +247,7 @@ class Program:
     def apply(self, gradients: Gradients) -> None:
         """Clips and applies gradients that are already reduced over the replicas."""
         if self.kept:
-            _assign_all(self.kept, self.unscaled(gradients))
+            assign_all(self.kept, self.unscaled(gradients))
         self._optimizer.apply(gradients, self._trainable)
 
     def keep_gradients(self, scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
@@ -275,7 +277,7 @@ class Program:
         try:
             yield
         finally:
-            _assign_all(variables, before)
+            assign_all(variables, before)
 
     def apply_unless(self, empty: tf.Tensor, gradients: Gradients) -> None:
         """Applies gradients, and undoes it where `empty` is true."""
@@ -304,7 +306,7 @@ class Program:
 
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
         """Replaces every trainable weight by what `mean` makes of it."""
-        _assign_all(self._values, mean([value_of(value) for value in self._values]))
+        assign_all(self._values, mean([value_of(value) for value in self._values]))
 
     def part(self, name: StatePart) -> list[tf.Variable]:
         """The variables of a part of the state, as strategies read and write them."""
@@ -324,7 +326,7 @@ class Program:
 
     def agree_on_statistics(self, values: Sequence[tf.Tensor]) -> None:
         """Sets the moving statistics."""
-        _assign_all(self.statistics, values)
+        assign_all(self.statistics, values)
 
     def evaluate(self, pieces: Sequence[Piece], counts: tf.Tensor, holes: bool) -> None:
         """Adds slices to this replica's evaluation accumulators; `counts` has shape `[pieces]`."""
@@ -370,7 +372,7 @@ class Program:
         """The sums of this replica's training metrics in one float64 vector; they start anew."""
         portable.require_sums(self._metrics["train"])
         values = [value_of(variable) for variable in self._accumulators("train")]
-        taken = _joined([tf.zeros(0, tf.float64), *values], tf.float64)
+        taken = joined([tf.zeros(0, tf.float64), *values], tf.float64)
         with tf.control_dependencies([taken]):
             for metric in self._metrics["train"]:
                 metric.reset_state()
@@ -386,95 +388,6 @@ class Program:
 
     def _accumulators(self, phase: Phase) -> list[tf.Variable]:
         return [native(v) for metric in self._metrics[phase] for v in metric.variables]
-
-
-def _require_precision(model: Any, precision: str) -> None:
-    """Refuses mixed precision for a model that would ignore it.
-
-    Raises:
-        SpecError: It is a plain tf.Module.
-    """
-    if precision in ("bfloat16", "float16") and not isinstance(model, keras.Layer):
-        raise SpecError(
-            f"precision: a tf.Module computes in the types of its own variables, and {precision!r}"
-            " cannot be given to it. Use a Keras model, or float32."
-        )
-
-
-def moving_statistics(model: Any) -> list[Any]:
-    """The weights that a model moves without training them."""
-    if isinstance(model, keras.Layer):
-        return portable.moving_statistics(model)
-    return [variable for variable in _of_module(model)[1] if variable.dtype.is_floating]
-
-
-def weights_of(model: Any, spec: TrainingSpec) -> tuple[list[Any], list[Any]]:
-    """A model's trainable weights, and its others, among which are those that the spec freezes.
-
-    Raises:
-        SpecError: TensorFlow cannot train it.
-    """
-    if isinstance(model, keras.Layer):
-        return list(model.trainable_variables), list(model.non_trainable_variables)
-    if isinstance(model, tf.Module):
-        return _thawed(*_of_module(model), spec)
-    raise SpecError(
-        f"model: the function returned {type(model).__name__!r}; a tensorflow backend trains a"
-        " Keras model or a tf.Module."
-    )
-
-
-def _of_module(model: tf.Module) -> tuple[list[Any], list[Any]]:
-    trainable = list(model.trainable_variables)
-    known = {id(variable) for variable in trainable}
-    return trainable, [v for v in model.variables if id(v) not in known]
-
-
-def _thawed(
-    trainable: list[Any], others: list[Any], spec: TrainingSpec
-) -> tuple[list[Any], list[Any]]:
-    """Counts the trainable weights that the spec freezes among the others.
-
-    Raises:
-        SpecError: Weights are to be frozen that the module may move itself.
-    """
-    names = canonical_names([*trainable, *others])
-    frozen = [spec.is_frozen(name) for name in names]
-    moved = [n for n, own in zip(names, frozen, strict=True) if own][
-        sum(frozen[: len(trainable)]) :
-    ]
-    if moved:
-        raise SpecError(
-            f"initial_weights.freeze: {', '.join(moved)}: a tf.Module moves its untrained weights itself."
-            " Leave them out."
-        )
-    marked = list(zip(trainable, frozen, strict=False))
-    still = [variable for variable, own in marked if own]
-    return [variable for variable, own in marked if not own], [*others, *still]
-
-
-@contextlib.contextmanager
-def undone_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Gives variables the values back that they had, where `condition` (a scalar) is true."""
-    before = [value_of(variable) for variable in variables]
-    yield
-    for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(condition, value, value_of(variable)))
-
-
-def value_of(variable: tf.Variable) -> tf.Tensor:
-    """This replica's value of a variable as it is now."""
-    return tf.identity(tf.convert_to_tensor(variable))
-
-
-def _assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-def _joined(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """One vector of them all."""
-    return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)
 
 
 def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:

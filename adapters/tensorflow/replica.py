@@ -8,7 +8,8 @@ import tensorflow as tf
 from keras import ops
 
 from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.program import Program, value_of
+from isotrain.adapters.tensorflow.program import Program
+from isotrain.adapters.tensorflow.variables import value_of
 from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
 
 

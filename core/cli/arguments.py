@@ -6,12 +6,6 @@ import argparse
 
 from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import (
-    choice,
-    count,
-    count_or_zero,
-    counts,
-    listed,
-    port,
     several,
     target,
 )
@@ -23,6 +17,13 @@ from isotrain.core.cli.checkpoint_arguments import (
 from isotrain.core.cli.checkpoint_arguments import DESCRIPTIONS as OF_CHECKPOINTS
 from isotrain.core.cli.checkpoint_arguments import EXAMPLES as CHECKPOINT_EXAMPLES
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
+from isotrain.core.cli.finding_arguments import (
+    CHECK_EXAMPLES,
+    PARITY_EXAMPLES,
+    describe_check,
+    describe_parity,
+)
+from isotrain.core.cli.finding_arguments import DESCRIPTIONS as OF_FINDINGS
 from isotrain.core.cli.model_arguments import DESCRIPTIONS as OF_MODELS
 from isotrain.core.cli.model_arguments import (
     EXPORT_EXAMPLES,
@@ -30,6 +31,14 @@ from isotrain.core.cli.model_arguments import (
     describe_export,
     describe_predict,
 )
+from isotrain.core.cli.run_arguments import DESCRIPTIONS as OF_RUNS
+from isotrain.core.cli.run_arguments import (
+    RESUME_EXAMPLES,
+    RUN_EXAMPLES,
+    describe_resume,
+    describe_run,
+)
+from isotrain.core.cli.spec_arguments import describe_spec, describe_target
 from isotrain.core.system.version import VERSION
 
 _MAIN_EXAMPLES = """\
@@ -40,19 +49,6 @@ examples:
   isotrain run digits.yaml --backend torch-ddp --replicas 2
 
 `isotrain COMMAND --help` explains a command."""
-_RUN_EXAMPLES = """\
-examples:
-  isotrain run digits.yaml --backend torch-ddp
-  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
-  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
-  isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
-  isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
-  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
-_RESUME_EXAMPLES = """\
-examples:
-  isotrain resume runs/digits-20260102-030405
-  isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
-  isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3"""
 _PLAN_EXAMPLES = """\
 examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
@@ -71,18 +67,6 @@ _REPORT_EXAMPLES = """\
 examples:
   isotrain report comparisons/digits-20260102-030405
   isotrain report today --json"""
-_CHECK_EXAMPLES = """\
-examples:
-  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
-  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
-  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4"""
-_PARITY_EXAMPLES = """\
-examples:
-  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
-  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
-  isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
-      --strategy data-parallel --strategy hierarchical
-  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity"""
 _BACKENDS_EXAMPLES = """\
 examples:
   isotrain backends
@@ -131,14 +115,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True
     )
-    _describe_run(_add(commands, "run", "train a spec under a backend", _RUN_EXAMPLES))
-    _describe_resume(_add(commands, "resume", "go on with a run", _RESUME_EXAMPLES))
+    describe_run(_add(commands, "run", "train a spec under a backend", RUN_EXAMPLES))
+    describe_resume(_add(commands, "resume", "go on with a run", RESUME_EXAMPLES))
     _describe_plan(_add(commands, "plan", "show what a run would do", _PLAN_EXAMPLES))
     _describe_compare(_add(commands, "compare", "measure backends side by side", _COMPARE_EXAMPLES))
     describe_report(_add(commands, "report", "show a comparison again", _REPORT_EXAMPLES))
-    _describe_check(_add(commands, "check", "warn of what makes results differ", _CHECK_EXAMPLES))
-    _describe_parity(
-        _add(commands, "parity", "find where two runs of a spec part, and why", _PARITY_EXAMPLES)
+    describe_check(_add(commands, "check", "warn of what makes results differ", CHECK_EXAMPLES))
+    describe_parity(
+        _add(commands, "parity", "find where two runs of a spec part, and why", PARITY_EXAMPLES)
     )
     describe_predict(
         _add(
@@ -183,22 +167,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 _DESCRIPTIONS = OF_MODELS | {
+    **OF_RUNS,
+    **OF_FINDINGS,
     **OF_CHECKPOINTS,
-    "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
-    " standard error, the result to standard output.",
-    "resume": "Goes on with a run in its own directory, from its newest checkpoint: also under another\n"
-    "backend, with another number of replicas or another strategy. What is computed stays the same.",
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
     "compare": "Measures every backend with every number of replicas, in new processes, in turn and\n"
     "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
     "report": "Makes the report of a comparison again from its stored results, and prints its tables.",
-    "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
-    "replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
-    "parity": "Runs a few steps of a spec on several backends, numbers of replicas or strategies, compares\n"
-    "gradients, weights, optimizer slots and all other state with those of the first, and says whether what\n"
-    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
-    "Ends with exit code 6 where runs part.",
     "backends": "Lists the backends, their collectives, and whether their packages are installed.\nLoads"
     " no framework; `isotrain doctor` really tries them.",
     "strategies": "Says for every strategy and backend whether they fit, from what they declare.",
@@ -268,63 +244,9 @@ def _describe_plugins(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC", nargs="?", help="also load what this spec names")
 
 
-def _describe_run(command: argparse.ArgumentParser) -> None:
-    _describe_spec(command)
-    _describe_target(command, required=True)
-    command.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="new or empty folder for the run's files (default: runs/NAME-TIME)",
-    )
-    command.add_argument(
-        "--logger",
-        type=choice,
-        action="append",
-        default=[],
-        metavar="NAME[,OPTION=VALUE...]",
-        help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
-    )
-    command.add_argument(
-        "--resume",
-        metavar="FROM",
-        help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"
-        " --run-dir or the spec's checkpoint.folder, if there is one",
-    )
-    _describe_watching(command)
-
-
-def _describe_resume(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
-    command.add_argument(
-        "--spec",
-        metavar="SPEC",
-        help="what to train, where it is to differ (default: the run's own)",
-    )
-    _describe_changes(command)
-    _describe_target(command, required=False, default="the run's own")
-    _describe_watching(command)
-
-
-def _describe_watching(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--port",
-        type=port,
-        metavar="P",
-        help="use this port and those after it (default: free ones)",
-    )
-    command.add_argument(
-        "--max-restarts",
-        type=count_or_zero,
-        default=0,
-        metavar="N",
-        help="start again from the last checkpoint after a failure, at most so often (default: 0)",
-    )
-    command.add_argument("--quiet", action="store_true", help="print nothing but the result")
-
-
 def _describe_plan(command: argparse.ArgumentParser) -> None:
-    _describe_spec(command)
-    _describe_target(command, required=False)
+    describe_spec(command)
+    describe_target(command, required=False)
     command.add_argument(
         "--diff",
         nargs=2,
@@ -341,7 +263,7 @@ def _describe_plan(command: argparse.ArgumentParser) -> None:
 
 
 def _describe_compare(command: argparse.ArgumentParser) -> None:
-    _describe_spec(command)
+    describe_spec(command)
     describe_compare(command)
 
 
@@ -351,74 +273,6 @@ def _describe_doctor(command: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="what to load; may be repeated (default: every backend)",
-    )
-
-
-def _describe_check(command: argparse.ArgumentParser) -> None:
-    _describe_spec(command)
-    command.add_argument(
-        "--backend",
-        action="append",
-        required=True,
-        metavar="NAME[:COLLECTIVE]",
-        help="what it would run on, such as tf-multiworker:ring; may be repeated",
-    )
-    command.add_argument(
-        "--replicas",
-        type=counts,
-        metavar="N,...",
-        help="with how many, such as 1,2,4 (default: one per usable GPU, or one)",
-    )
-    _describe_strategy(command)
-    command.add_argument(
-        "--ignore",
-        type=listed,
-        action="extend",
-        default=[],
-        metavar="CODE",
-        help="leave out a finding's code, or a group such as ISO4; may be repeated",
-    )
-    command.add_argument(
-        "--strict", action="store_true", help="end with exit code 4 also when there are only notes"
-    )
-    command.add_argument(
-        "--no-measure",
-        action="store_true",
-        help="start no process to load the data and build the model: quick, and finds less",
-    )
-
-
-def _describe_parity(command: argparse.ArgumentParser) -> None:
-    _describe_spec(command)
-    command.add_argument(
-        "--backend",
-        required=True,
-        action="append",
-        metavar="NAME[:COLLECTIVE]",
-        help="what to run on, such as tf-mirrored; repeat it: the first is the reference",
-    )
-    command.add_argument(
-        "--replicas",
-        type=counts,
-        default=(1,),
-        metavar="N,N",
-        help="run each backend with each of these numbers; the first is the reference's (default: 1)",
-    )
-    command.add_argument(
-        "--strategy",
-        type=choice,
-        action="append",
-        metavar="NAME[,OPTION=VALUE...]",
-        help="run under each of these; repeat it: the first is the reference's (default: the spec's)",
-    )
-    command.add_argument(
-        "--steps", type=count, default=10, metavar="N", help="how many steps to trace (default: 10)"
-    )
-    command.add_argument(
-        "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
-    )
-    command.add_argument(
-        "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
     )
 
 
@@ -443,58 +297,4 @@ def _describe_new_plugin(command: argparse.ArgumentParser) -> None:
         default=".",
         metavar="DIR",
         help="where to make the folder isotrain-NAME (default: here)",
-    )
-
-
-def _describe_spec(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "spec",
-        metavar="SPEC",
-        help="what to train: a file (.yaml, .toml, .json), or script.py:NAME of a spec in a script",
-    )
-    _describe_changes(command)
-
-
-def _describe_changes(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change a field of the spec, such as optimizer.lr=0.05; values are YAML; may be repeated",
-    )
-
-
-def _describe_strategy(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--strategy",
-        type=choice,
-        metavar="NAME[,OPTION=VALUE...]",
-        help="how replicas cooperate, such as local-sgd,every=8; `isotrain strategies` lists all"
-        " (default: the spec's)",
-    )
-
-
-def _describe_target(
-    command: argparse.ArgumentParser, *, required: bool, default: str | None = None
-) -> None:
-    command.add_argument(
-        "--backend",
-        required=required,
-        metavar="NAME[:COLLECTIVE]",
-        help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
-    )
-    _describe_strategy(command)
-    command.add_argument(
-        "--launcher",
-        default=None if default else "local",
-        metavar="NAME",
-        help=f"what starts the processes (default: {default or 'local'})",
-    )
-    command.add_argument(
-        "--replicas",
-        type=count,
-        metavar="N",
-        help="how many copies of the model train together"
-        f" (default: {default or 'one per usable GPU, or one'})",
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.contracts.events import Event, OnEvent, Restarted, Steps
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import EndedError, NotANumberError, PlanError, RunFailedError
+from isotrain.core.running.run_records import RunRecords
 
 if TYPE_CHECKING:
     from isotrain.core.checkpoints.checkpoint import Checkpoint
@@ -28,8 +29,7 @@ class Restarts:
         allowed: How often it may start again.
         folder: Where its checkpoints lie: a path or URL.
         begins: The checkpoint that the run itself has gone on from, if it has.
-        rewind: Forgets what the run told of steps from one on.
-        note: Keeps an event with the run's others.
+        records: What the run tells.
         min_replicas: With how few replicas it may go on; None: with no fewer than it began.
         replan: Makes the plan for fewer.
         made: What became of each restart: `failure`, `after_step` (steps done by then), `from_step` (where it
@@ -39,13 +39,12 @@ class Restarts:
     allowed: int
     folder: str
     begins: Checkpoint | None
-    rewind: Callable[[int], None]
-    note: OnEvent
+    records: RunRecords
     min_replicas: int | None
     replan: Replan
     made: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, attempt: Attempt, plan: Plan, on_event: OnEvent) -> list[Any]:
+    def run(self, attempt: Attempt, plan: Plan) -> list[Any]:
         """Gives what the processes of the attempt that ended well returned, by rank.
 
         Raises:
@@ -54,7 +53,7 @@ class Restarts:
         """
         resume = None if self.begins is None else self.begins.location
         while True:
-            reached = _Reached(on_event)
+            reached = _Reached(self.records.hear)
             try:
                 return attempt(plan, resume, reached.hear)
             except (NotANumberError, EndedError):
@@ -62,11 +61,9 @@ class Restarts:
             except RunFailedError as failure:
                 if len(self.made) >= self.allowed:
                     raise
-                plan, resume = self._again(plan, failure, reached.steps, on_event)
+                plan, resume = self._again(plan, failure, reached.steps)
 
-    def _again(
-        self, plan: Plan, failure: RunFailedError, reached: int, on_event: OnEvent
-    ) -> tuple[Plan, str | None]:
+    def _again(self, plan: Plan, failure: RunFailedError, reached: int) -> tuple[Plan, str | None]:
         """What to start after a failure, and from where."""
         from isotrain.core.checkpoints.folder import CheckpointFolder  # it imports NumPy
 
@@ -74,12 +71,10 @@ class Restarts:
         step = 0 if newest is None else newest.step
         if any(each["from_step"] == step for each in self.made):  # it came no further the last time
             plan = self._smaller(plan)
-        self.rewind(step)
+        self.records.rewind(step)
         facts = {"after_step": max(reached, step), "from_step": step, "replicas": plan.replicas}
         self.made.append({"failure": str(failure).partition("\n")[0], **facts})
-        event = Restarted(time=time.time(), failure=str(failure), **facts)
-        self.note(event)
-        on_event(event)
+        self.records.note(Restarted(time=time.time(), failure=str(failure), **facts))
         return plan, None if newest is None else newest.location
 
     def _smaller(self, plan: Plan) -> Plan:

@@ -94,7 +94,10 @@ def string_constants(path: Path) -> Iterator[str]:
 
 
 # Helps and examples on the command line show a person real names; no behaviour hangs on them.
-SHOWS_NAMES = {"arguments.py", "compare_arguments.py"}
+SHOWS_NAMES = {
+    *("arguments.py", "compare_arguments.py", "finding_arguments.py"),
+    *("run_arguments.py", "spec_arguments.py"),
+}
 
 
 def test_core_names_no_backend() -> None:

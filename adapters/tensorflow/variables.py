@@ -1,0 +1,32 @@
+"""Reading and setting several variables, while a replica is traced or outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+
+@contextlib.contextmanager
+def undone_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Gives variables the values back that they had, where `condition` (a scalar) is true."""
+    before = [value_of(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(condition, value, value_of(variable)))
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """This replica's value of a variable as it is now."""
+    return tf.identity(tf.convert_to_tensor(variable))
+
+
+def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def joined(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """One vector of them all."""
+    return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)

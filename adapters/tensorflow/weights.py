@@ -1,0 +1,77 @@
+"""Which weights a model has, which of them are trained, and which it moves itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters import portable
+from isotrain.adapters.tensorflow.state import canonical_names
+from isotrain.plugin import SpecError, TrainingSpec
+
+
+def require_precision(model: Any, precision: str) -> None:
+    """Refuses mixed precision for a model that would ignore it.
+
+    Raises:
+        SpecError: It is a plain tf.Module.
+    """
+    if precision in ("bfloat16", "float16") and not isinstance(model, keras.Layer):
+        raise SpecError(
+            f"precision: a tf.Module computes in the types of its own variables, and {precision!r}"
+            " cannot be given to it. Use a Keras model, or float32."
+        )
+
+
+def moving_statistics(model: Any) -> list[Any]:
+    """The weights that a model moves without training them."""
+    if isinstance(model, keras.Layer):
+        return portable.moving_statistics(model)
+    return [variable for variable in _of_module(model)[1] if variable.dtype.is_floating]
+
+
+def weights_of(model: Any, spec: TrainingSpec) -> tuple[list[Any], list[Any]]:
+    """A model's trainable weights, and its others, among which are those that the spec freezes.
+
+    Raises:
+        SpecError: TensorFlow cannot train it.
+    """
+    if isinstance(model, keras.Layer):
+        return list(model.trainable_variables), list(model.non_trainable_variables)
+    if isinstance(model, tf.Module):
+        return _thawed(*_of_module(model), spec)
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}; a tensorflow backend trains a"
+        " Keras model or a tf.Module."
+    )
+
+
+def _of_module(model: tf.Module) -> tuple[list[Any], list[Any]]:
+    trainable = list(model.trainable_variables)
+    known = {id(variable) for variable in trainable}
+    return trainable, [v for v in model.variables if id(v) not in known]
+
+
+def _thawed(
+    trainable: list[Any], others: list[Any], spec: TrainingSpec
+) -> tuple[list[Any], list[Any]]:
+    """Counts the trainable weights that the spec freezes among the others.
+
+    Raises:
+        SpecError: Weights are to be frozen that the module may move itself.
+    """
+    names = canonical_names([*trainable, *others])
+    frozen = [spec.is_frozen(name) for name in names]
+    moved = [n for n, own in zip(names, frozen, strict=True) if own][
+        sum(frozen[: len(trainable)]) :
+    ]
+    if moved:
+        raise SpecError(
+            f"initial_weights.freeze: {', '.join(moved)}: a tf.Module moves its untrained weights itself."
+            " Leave them out."
+        )
+    marked = list(zip(trainable, frozen, strict=False))
+    still = [variable for variable, own in marked if own]
+    return [variable for variable, own in marked if not own], [*others, *still]

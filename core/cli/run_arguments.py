@@ -1,0 +1,82 @@
+"""Arguments of the commands that train, with the texts of their `--help`."""
+
+from __future__ import annotations
+
+import argparse
+
+from isotrain.core.cli.argument_types import choice, count_or_zero, port
+from isotrain.core.cli.spec_arguments import describe_changes, describe_spec, describe_target
+
+RUN_EXAMPLES = """\
+examples:
+  isotrain run digits.yaml --backend torch-ddp
+  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
+  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
+  isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
+  isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
+  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
+RESUME_EXAMPLES = """\
+examples:
+  isotrain resume runs/digits-20260102-030405
+  isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
+  isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3"""
+DESCRIPTIONS = {
+    "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
+    " standard error, the result to standard output.",
+    "resume": "Goes on with a run in its own directory, from its newest checkpoint: also under another\n"
+    "backend, with another number of replicas or another strategy. What is computed stays the same.",
+}
+
+
+def describe_run(command: argparse.ArgumentParser) -> None:
+    describe_spec(command)
+    describe_target(command, required=True)
+    command.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="new or empty folder for the run's files (default: runs/NAME-TIME)",
+    )
+    command.add_argument(
+        "--logger",
+        type=choice,
+        action="append",
+        default=[],
+        metavar="NAME[,OPTION=VALUE...]",
+        help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
+    )
+    command.add_argument(
+        "--resume",
+        metavar="FROM",
+        help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"
+        " --run-dir or the spec's checkpoint.folder, if there is one",
+    )
+    _describe_watching(command)
+
+
+def describe_resume(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    command.add_argument(
+        "--spec",
+        metavar="SPEC",
+        help="what to train, where it is to differ (default: the run's own)",
+    )
+    describe_changes(command)
+    describe_target(command, required=False, default="the run's own")
+    _describe_watching(command)
+
+
+def _describe_watching(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port",
+        type=port,
+        metavar="P",
+        help="use this port and those after it (default: free ones)",
+    )
+    command.add_argument(
+        "--max-restarts",
+        type=count_or_zero,
+        default=0,
+        metavar="N",
+        help="start again from the last checkpoint after a failure, at most so often (default: 0)",
+    )
+    command.add_argument("--quiet", action="store_true", help="print nothing but the result")

@@ -1,0 +1,40 @@
+"""What is written down and told of a run while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from isotrain.core.contracts.events import Event
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.loggers.audience import Audience
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """A run's directory, those who hear of it, and the display.
+
+    Attributes:
+        directory: Keeps all events.
+        audience: Event hooks and loggers.
+        show: Shows an event to the person.
+    """
+
+    directory: RunDirectory
+    audience: Audience
+    show: Callable[[Event], None]
+
+    def hear(self, event: Event) -> None:
+        """Takes an event that the directory has already."""
+        self.show(event)
+        self.audience.hear(event)
+
+    def note(self, event: Event) -> None:
+        """Takes an event that no process has told."""
+        self.directory.append_event(event)
+        self.hear(event)
+
+    def rewind(self, step: int) -> None:
+        """Forgets what was told of steps from this one on: they are taken again."""
+        self.directory.rewind(step)
+        self.audience.rewound(step)
