@@ -24,6 +24,8 @@ from isotrain.core.cli.finding_arguments import (
     describe_parity,
 )
 from isotrain.core.cli.finding_arguments import DESCRIPTIONS as OF_FINDINGS
+from isotrain.core.cli.launching_arguments import DESCRIPTIONS as OF_LAUNCHING
+from isotrain.core.cli.launching_arguments import LAUNCHERS_EXAMPLES, PLACE_EXAMPLES
 from isotrain.core.cli.model_arguments import DESCRIPTIONS as OF_MODELS
 from isotrain.core.cli.model_arguments import (
     EXPORT_EXAMPLES,
@@ -145,6 +147,11 @@ def parser() -> argparse.ArgumentParser:
     )
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
+    for name, summary, examples in (
+        ("launchers", "list what starts which backend", LAUNCHERS_EXAMPLES),
+        ("place", "say which process of which engine this one is", PLACE_EXAMPLES),
+    ):
+        _add(commands, name, summary, examples, home="isotrain.core.cli.launching_commands")
     _describe_plugins(_add(commands, "plugins", "list the plugins", _PLUGINS_EXAMPLES))
     _describe_doctor(
         _add(commands, "doctor", "find out what works here, and why not", _DOCTOR_EXAMPLES)
@@ -170,6 +177,7 @@ _DESCRIPTIONS = OF_MODELS | {
     **OF_RUNS,
     **OF_FINDINGS,
     **OF_CHECKPOINTS,
+    **OF_LAUNCHING,
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
     "compare": "Measures every backend with every number of replicas, in new processes, in turn and\n"

@@ -128,6 +128,19 @@ class Adapter(ABC):
         """Does what a worker or server of a served run does; returns when the coordinator is gone."""
         raise UnsupportedError(f"backend {self.name!r} has no served runs.")
 
+    def why_not_joined(self) -> str | None:
+        """Why processes that an engine has started cannot become a run of this backend; None: they can.
+
+        Any backend runs in a process that is alone. Overridden by one whose processes hold several
+        replicas and yet exchange with each other.
+        """
+        if self.replicas_per_process == "all":
+            return (
+                "all its replicas are in one process, so several processes cannot be one run: have the"
+                " engine start one process, on the host whose devices it is to use"
+            )
+        return None
+
     def can(self, placement: str) -> Capabilities:
         """What its replica groups of a placement of this name can do."""
         return self.capabilities.get(placement, Capabilities())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from isotrain.core.contracts.usability import Usability
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.events import OnEvent
     from isotrain.core.contracts.job import Job
 
@@ -30,6 +31,13 @@ class Launcher(ABC):
     def usability(self) -> Usability:
         """Looks whether it can be used here, starting nothing."""
         return Usability(True)
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Why it does not start runs of a backend; None: it does.
+
+        A launcher that has an engine start the same command on every rank gives `adapter.why_not_joined()`.
+        """
+        return None
 
     @abstractmethod
     def launch(

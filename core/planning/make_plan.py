@@ -14,6 +14,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
+from isotrain.core.planning.launchable import require_launchable
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
@@ -46,6 +47,7 @@ def make_plan(
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
     _require_usable("launcher", launcher, host.launcher(launcher).usability())
+    require_launchable(host.launcher(launcher), adapter)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
     with_named_model(spec, host)

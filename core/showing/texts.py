@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isotrain.core.showing.launching_texts import pairs
 from isotrain.core.showing.tables import facts, number, paragraph, size, table, text_of
 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
@@ -148,18 +149,8 @@ def backends(found: Sequence[Mapping[str, Any]]) -> str:
 
 def strategies(found: Sequence[Mapping[str, Any]]) -> str:
     """One row per strategy, one column per backend, and below it the reason for every no."""
-    names = list(found[0]["backends"]) if found else []
     reasons: dict[str, int] = {}
-    rows = []
-    for strategy in found:
-        cells = []
-        for pair in strategy["backends"].values():
-            if pair["supported"]:
-                cells.append("yes")
-            else:
-                cells.append(f"no ({reasons.setdefault(pair['reason'], len(reasons) + 1)})")
-        rows.append((strategy["name"], *cells))
-    parts = [table(("strategy", *names), rows)]
+    parts = [pairs("strategy", found, reasons)]
     if reasons:
         parts.append(facts("no", [(f"({index})", text) for text, index in reasons.items()]))
     what = [(strategy["name"], strategy["summary"] or "-") for strategy in found]

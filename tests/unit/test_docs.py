@@ -15,15 +15,15 @@ import pytest
 
 from isotrain.core.cli.argument_parser import UsageError
 from isotrain.core.cli.arguments import parser
-from isotrain.core.planning import listings
+from isotrain.core.planning import launchable, listings
 from isotrain.core.plugins import hookspecs
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost
-from isotrain.core.showing import tables, texts
+from isotrain.core.showing import launching_texts, tables, texts
 from isotrain.testing import backend, strategy, text
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "docs" / "plugins.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HOOKS = [function for name, function in vars(hookspecs).items() if name.startswith("isotrain_")]
 
 
@@ -42,6 +42,16 @@ def test_pages_have_the_printed_table_of_strategies(
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
     assert found == [texts.strategies(listings.strategies(host))]
+
+
+def test_the_page_has_the_printed_table_of_launchers(
+    host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_is_terminal", lambda: False)
+    page = (ROOT / "docs" / "launching" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"<!-- launchers -->\n(.*?)<!-- /launchers -->", page, re.DOTALL)
+    printed = launching_texts.launchers(launchable.launchers(host), launchable.environments(host))
+    assert found == [printed]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import io
+import json
 import os
 import re
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,16 @@ from isotrain.core.planning.places import place_of
 from isotrain.core.plugins.host import PluginHost
 
 HOST = PluginHost(entry_points=False)
+RECORDED = sorted((Path(__file__).parents[1] / "launchers" / "recorded").glob("*.json"))
+_FIRST = ("node1", "10.77.0.1")
+ENGINES: dict[str, tuple[str | None, ...]] = {
+    **dict.fromkeys(("srun", "sbatch", "srun-heterogeneous"), ("slurm", *_FIRST)),
+    **dict.fromkeys(("torchrun", "torchrun-under-srun", "ray"), ("torchrun", *_FIRST)),
+    **dict.fromkeys(("mpirun", "mpirun-in-sbatch", "horovodrun-mpi"), ("openmpi", *_FIRST)),
+    "horovodrun": ("horovod", *_FIRST),
+    "hydra": ("mpich", None),
+}
+"""By what was recorded: the environment that knows it, and what it may say of the host of rank 0."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -27,6 +39,32 @@ def test_a_place_is_as_the_engine_says(case: str) -> None:
     found = place_of(variables, HOST)
     assert (found and replace(found, told_by=())) == expected
     assert found is None or set(found.told_by) <= set(variables)
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_every_rank_of_a_real_engine_finds_its_place(file: Path) -> None:
+    ranks = json.loads(file.read_text(encoding="utf-8"))
+    places = [place_of(rank["variables"], HOST) for rank in ranks]
+    if file.stem == "sbatch-script":
+        assert places == [None]
+        return
+    hosts = [rank["host"] for rank in ranks]
+    for index, (place, host) in enumerate(zip(places, hosts, strict=True)):
+        assert place is not None
+        assert (place.rank, place.world_size) == (index, len(ranks))
+        assert (place.local_rank, place.local_world_size) == (
+            hosts[:index].count(host),
+            hosts.count(host),
+        )
+        assert place.host in (None, host)
+        assert place.node_rank in (None, sorted(set(hosts)).index(host))
+        assert place.coordinator in ENGINES[file.stem][1:]
+    assert {place and place.engine for place in places} == {ENGINES[file.stem][0]}
+    assert len({place and place.job for place in places}) == 1
+
+
+def test_every_recorded_engine_is_known_here() -> None:
+    assert {file.stem for file in RECORDED} == {*ENGINES, "sbatch-script"}
 
 
 @pytest.mark.parametrize(

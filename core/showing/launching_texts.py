@@ -1,0 +1,72 @@
+"""What there is to launch with, and who a process is, as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.showing.tables import facts, paragraph, table, text_of
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.environment import Place
+
+_LABELS = {"told_by": "told by", "world_size": "processes", "job": "job", "hosts": "all hosts"}
+
+
+def place(found: Place | None) -> str:
+    """A process's place."""
+    if found is None:
+        return paragraph("No engine started this process: a run would be launched from here.")
+    rows = [
+        (_LABELS.get(name, name.replace("_", " ")), value) for name, value in asdict(found).items()
+    ]
+    return facts(None, [(name, _text(value)) for name, value in rows])
+
+
+def _text(value: Any) -> str:
+    return "not told" if value in (None, ()) else text_of(value)
+
+
+def launchers(
+    launchers: Sequence[Mapping[str, Any]], environments: Sequence[Mapping[str, Any]]
+) -> str:
+    """One row for each launcher and engine, one column for each backend; below, the reason for every no."""
+    reasons: dict[str, int] = {}
+    parts = [
+        pairs("launcher", launchers, reasons),
+        pairs("same command on every rank", environments, reasons),
+    ]
+    if reasons:
+        parts.append(facts("no", [(f"({index})", text) for text, index in reasons.items()]))
+    missing = [
+        (each["name"], f"{each['reason']}; {each['hint']}")
+        for each in launchers
+        if not each.get("usable", True)
+    ]
+    if missing:
+        parts.append(facts("not usable here", missing))
+    for heading, found in (("launchers", launchers), ("engines", environments)):
+        parts.append(facts(heading, [(each["name"], each["summary"] or "-") for each in found]))
+    return "\n".join(parts)
+
+
+def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, int]) -> str:
+    """A table of which of these fits which backend.
+
+    Args:
+        column: The heading of the first column.
+        found: Each with its `name` and, by backend, whether it is `supported`, or the `reason`.
+        reasons: Numbered here; those that are new are added.
+    """
+    names = list(found[0]["backends"]) if found else []
+    rows = []
+    for each in found:
+        cells = [
+            "yes"
+            if pair["supported"]
+            else f"no ({reasons.setdefault(pair['reason'], len(reasons) + 1)})"
+            for pair in each["backends"].values()
+        ]
+        rows.append((each["name"], *cells))
+    return table((column, *names), rows)

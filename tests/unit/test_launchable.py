@@ -1,0 +1,102 @@
+"""What starts which backend, and the commands that say so."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+from unit.environment_cases import SRUN
+
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import main
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.planning import launchable
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.showing import launching_texts
+from isotrain.core.spec.training_spec import TrainingSpec
+
+SPEC = {"loss": "mse", "optimizer": {"name": "sgd", "lr": 0.1}, "global_batch": 4, "steps": 1}
+
+
+class Joining(Launcher):
+    """Has an engine start the same command on every rank."""
+
+    name = "joining"
+    summary = "for tests"
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        return adapter.why_not_joined()
+
+    def launch(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def host() -> PluginHost:
+    host = PluginHost(entry_points=False)
+    host.launchers.add(Joining)
+    return host
+
+
+def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginHost) -> None:
+    listed = {each["name"]: each["backends"] for each in launchable.launchers(host)}
+    engines = {each["name"]: each["backends"] for each in launchable.environments(host)}
+    assert list(engines) == host.environments.names()
+    for name in host.backends.names():
+        alone = host.backend(name).replicas_per_process == "all"
+        assert listed["local"][name] == {"supported": True, "reason": None}
+        for pairs in (listed["joining"], *engines.values()):
+            assert pairs[name]["supported"] is not alone
+            assert ("in one process" in str(pairs[name]["reason"])) is alone
+
+
+def test_a_plan_refuses_what_a_launcher_refuses(host: PluginHost) -> None:
+    adapters = [host.backend(name) for name in host.backends.names()]
+    alone = next(each for each in adapters if each.replicas_per_process == "all")
+    spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
+    plan = functools.partial(make_plan, spec, backend=alone.name, replicas=2, host=host)
+    assert len(plan(launcher="local").processes) == 1
+    with pytest.raises(UnsupportedError, match=f"'joining' does not start backend '{alone.name}'"):
+        plan(launcher="joining")
+
+
+def test_what_cannot_be_loaded_hides_no_other(host: PluginHost) -> None:
+    host.backends.add("no_such_module:Adapter", name="gone")
+    host.launchers.add("no_such_module:Launcher", name="gone")
+    host.environments.add("no_such_module:Environment", name="gone")
+    launchers, environments = launchable.launchers(host), launchable.environments(host)
+    for each in (
+        launchers[-1],
+        environments[-1],
+        {"backends": {"x": launchers[0]["backends"]["gone"]}},
+    ):
+        assert all("cannot be loaded" in pair["reason"] for pair in each["backends"].values())
+    text = launching_texts.launchers(launchers, environments)
+    assert "no_such_module" in text
+    assert "| local " in text
+
+
+def test_the_commands_print_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.environ", {**SRUN})
+    assert main(["place", "--json"]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)["place"]
+    assert (found["engine"], found["rank"], found["hosts"]) == ("slurm", 4, ["n02", "n03", "n04"])
+    assert main(["place"]) == ExitCode.OK
+    assert "all hosts         n02, n03, n04\n" in capsys.readouterr().out
+    monkeypatch.setattr("os.environ", {})
+    assert main(["place"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("No engine started this process")
+    monkeypatch.setattr("os.environ", {"PMI_RANK": "0"})
+    assert main(["place"]) == ExitCode.USAGE
+    assert "PMI_RANK is set, but not PMI_SIZE" in capsys.readouterr().err
+    assert main(["launchers", "--json"]) == ExitCode.OK
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in listed["environments"]][:2] == ["torchrun", "slurm"]
+    assert "local" in [each["name"] for each in listed["launchers"]]
