@@ -9,6 +9,8 @@ from isotrain.adapters import private_parts as private_parts
 from isotrain.adapters import weight_files as weight_files
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
+from isotrain.core.contracts.allocation import Allocation as Allocation
+from isotrain.core.contracts.allocation import Share as Share
 from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
@@ -34,6 +36,7 @@ from isotrain.core.contracts.plan import Setting as Setting
 from isotrain.core.contracts.process import Peer as Peer
 from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import Role as Role
+from isotrain.core.contracts.rank_command import RankCommand as RankCommand
 from isotrain.core.contracts.replica import Computation as Computation
 from isotrain.core.contracts.replica import Parts as Parts
 from isotrain.core.contracts.replica import ReduceOp as ReduceOp
@@ -51,6 +54,7 @@ from isotrain.core.contracts.state import StateKind as StateKind
 from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
+from isotrain.core.contracts.submission import Submission as Submission
 from isotrain.core.contracts.traits import LayerTrait as LayerTrait
 from isotrain.core.contracts.traits import Trait as Trait
 from isotrain.core.contracts.usability import Examination as Examination
@@ -71,6 +75,7 @@ from isotrain.core.errors import RunFailedError as RunFailedError
 from isotrain.core.errors import SpecError as SpecError
 from isotrain.core.errors import UnsupportedError as UnsupportedError
 from isotrain.core.errors import unknown_name as unknown_name
+from isotrain.core.launching.engine_launcher import EngineLauncher as EngineLauncher
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.registers import BackendRegister as BackendRegister

@@ -11,7 +11,6 @@ from typing import Any
 
 from isotrain.core import errors
 from isotrain.core.comparison.measure import Measurement
-from isotrain.core.comparison.travel import as_plain
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.launching.run_directory import RunDirectory
@@ -20,6 +19,7 @@ from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.travel import as_plain
 from isotrain.core.system.child_process import (
     END_SECONDS,
     ChildEndedError,

@@ -41,6 +41,7 @@ BUILTINS = (
     "isotrain.adapters.builtin",
     "isotrain.strategies.builtin",
     "isotrain.environments.builtin",
+    "isotrain.launchers.builtin",
 )
 """The modules of this package that implement the registration hooks."""
 PLUGINS_VARIABLE = "ISOTRAIN_PLUGINS"

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launchers import hosts
-from launchers.bed import Bed
-from launchers.network import Network
+from cluster import hosts
+from cluster.bed import Bed
+from cluster.network import Network
 
 REQUIRED_VARIABLE = "ISOTRAIN_ENGINES_REQUIRED"
 """Where it is set, lacking an engine or the right to make hosts fails the tests."""

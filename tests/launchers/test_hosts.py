@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers.bed import Bed, until
-from launchers.hosts import end
-from launchers.network import Network, sent_bytes
+from cluster.bed import Bed, until
+from cluster.hosts import end
+from cluster.network import Network, sent_bytes
 
 _PING = """
 import socket, sys
@@ -32,8 +32,8 @@ while True:
 _MAKES_HOSTS = """
 import sys
 from pathlib import Path
-from launchers.hosts import end
-from launchers.network import Network
+from cluster.hosts import end
+from cluster.network import Network
 network = Network(Path(sys.argv[1]))
 network.hosts[0].check(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"])
 print(network.hosts[0].init, flush=True)

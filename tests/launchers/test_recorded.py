@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from launchers.bed import Bed
-from launchers.engines import ENGINES
-from launchers.recording import RECORDED, form, record, recorded
+from cluster.bed import Bed
+from cluster.engines import ENGINES
+from cluster.recording import RECORDED, form, record, recorded
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -55,7 +55,7 @@ def test_private_parts_of_libraries_are_used_in_one_module_each() -> None:
             assert not (used or named) or path == ROOT / home, f"{path}: {private}"
 
 
-@pytest.mark.parametrize("folder", ["core", "strategies", "environments", "isotrain"])
+@pytest.mark.parametrize("folder", ["core", "strategies", "environments", "launchers", "isotrain"])
 def test_no_framework_outside_of_the_adapters(folder: str) -> None:
     for path in modules(folder):
         frameworks = {name.split(".")[0] for name in imported(path)} & FRAMEWORKS
@@ -116,7 +116,7 @@ def test_every_package_is_in_the_wheel() -> None:
         ]
     )
     folders = {"isotrain"}
-    for top in ("core", "adapters", "strategies", "environments", "testing"):
+    for top in ("core", "adapters", "strategies", "environments", "launchers", "testing"):
         for init in (ROOT / top).rglob("__init__.py"):
             folders.add(".".join(["isotrain", *init.parent.relative_to(ROOT).parts]))
     assert listed == folders

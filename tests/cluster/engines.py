@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.bed import SLOTS, Bed
-from launchers.hosts import Host, end
+from cluster.bed import SLOTS, Bed
+from cluster.hosts import Host, end
 
 Command = Sequence[str]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launchers.network import Network
+from cluster.network import Network
 
 _SERVER = """\
 HostKey /etc/ssh/key

@@ -7,10 +7,10 @@ import time
 from functools import cached_property
 from pathlib import Path
 
-from launchers import ssh
-from launchers.hosts import Host
-from launchers.network import Network
-from launchers.slurm import Slurm
+from cluster import ssh
+from cluster.hosts import Host
+from cluster.network import Network
+from cluster.slurm import Slurm
 
 SLOTS = 2
 """Processes that each host is meant for."""

@@ -21,9 +21,8 @@ def as_plain(spec: TrainingSpec) -> dict[str, Any]:
     stuck = list(_stuck(spec, ""))
     if stuck:
         raise PlanError(
-            f"{', '.join(stuck)}: given as an object, which another interpreter cannot be told. For"
-            f" cells that run in another interpreter, give {references.SYNTAX}, or a function of a"
-            " module that it can import too."
+            f"{', '.join(stuck)}: given as an object, which another interpreter cannot be told. Give"
+            f" {references.SYNTAX}, or a function of a module that it can import too."
         )
     return spec.to_dict()
 

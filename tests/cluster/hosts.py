@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +62,19 @@ class Host:
         return [*enter, "--", *command]
 
     def start(
-        self, command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        stdin: str = "",
     ) -> subprocess.Popen[bytes]:
         """Starts a command there, in a process group of its own; its output goes to a file."""
-        with log.open("ab") as output:
+        with log.open("ab") as output, tempfile.TemporaryFile() as given:
+            given.write(stdin.encode())
+            given.seek(0)
             return subprocess.Popen(
                 self.command(command),
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

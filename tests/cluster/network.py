@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from launchers.hosts import NAMESPACES, Host
+from cluster.hosts import NAMESPACES, Host
 
 INTERFACE = "eth0"
 _INIT = Path(__file__).with_name("host_init.sh")

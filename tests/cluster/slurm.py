@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from launchers.network import Network
+from cluster.network import Network
 
 _CONFIGURATION = """\
 ClusterName=test

@@ -1,6 +1,6 @@
 """The variables that real engines set on each rank, as files: detectors of environments are tested on them.
 
-`python -m launchers.recording` in `tests/`, with the Python of the engines, writes them anew.
+`python -m cluster.recording` in `tests/`, with the Python of the engines, writes them anew.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from launchers.bed import Bed
-from launchers.engines import ENGINES, Engine
-from launchers.network import Network
+from cluster.bed import Bed
+from cluster.engines import ENGINES, Engine
+from cluster.network import Network
 
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED = Path(__file__).parents[1] / "launchers" / "recorded"
 SECONDS = 120.0
 _LEFT_TO_CHANCE = "SLURM_DISTRIBUTION"
 """Of heterogeneous steps: now `block`, now `cyclic`, for the same command."""

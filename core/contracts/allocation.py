@@ -1,0 +1,46 @@
+"""What an engine gives a run before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one host gives.
+
+    Attributes:
+        slots: Processes that may run there.
+        host: Its name; None: the engine chooses it when the run starts.
+        devices: Accelerators there.
+    """
+
+    slots: int
+    host: str | None = None
+    devices: int = 0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What all hosts give, in the order of their ranks.
+
+    Attributes:
+        shares: Of each host.
+    """
+
+    shares: tuple[Share, ...]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Their names; empty where the engine chooses them later."""
+        return tuple(share.host for share in self.shares if share.host is not None)
+
+    @property
+    def slots(self) -> int:
+        """Processes in all."""
+        return sum(share.slots for share in self.shares)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every host gives as many processes as the first."""
+        return all(share.slots == self.shares[0].slots for share in self.shares)

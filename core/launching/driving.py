@@ -1,0 +1,180 @@
+"""Has an engine start the ranks of a run, and follows the run from here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from isotrain.core import errors
+from isotrain.core.contracts.events import OnEvent, Output, read_event
+from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.rank_command import RankCommand
+from isotrain.core.contracts.submission import Submission
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
+from isotrain.core.json_text import json_page
+from isotrain.core.launching.engine_process import EngineProcess
+from isotrain.core.spec.travel import as_plain
+
+FOLDER = "engine"
+"""In the run directory: what the engine was given, and what it said."""
+RANK_FOLDER = "rank-0"
+"""In that folder: where rank 0 keeps the run's files, until they are taken over."""
+KEY_VARIABLE = "ISOTRAIN_KEY"
+_KEY_BYTES = 32
+_LAST_LINES = 30
+_HANDED_ON = re.compile(r"ISOTRAIN_(?!KEY$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS")
+
+
+Submit = Callable[[RankCommand], Submission]
+"""Says what is given to an engine."""
+
+
+def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: OnEvent) -> list[Any]:
+    """Runs a job of `isotrain.run` on an engine.
+
+    Args:
+        launcher: The engine's, by name.
+        submit: Of the engine.
+        job: What to do.
+        directory: Of the run.
+        on_event: Called with every event of rank 0.
+
+    Returns:
+        What rank 0 returned, alone.
+
+    Raises:
+        PlanError: The engine cannot be given this job.
+        RunFailedError: The run failed, on any rank.
+    """
+    command = rank_command(job, directory)
+    submission = submit(command)
+    write(submission, command)
+    if not submission.commands:
+        raise PlanError(
+            f"{launcher}: isotrain writes what it is given and does not start it: give it"
+            f" {', '.join(map(str, _files(submission, command)))}."
+        )
+    log = command.spec.with_name("engine.log")
+    with EngineProcess(submission, log, _variables(submission, command)) as engine:
+        told = _follow(engine, on_event)
+        status = engine.status()
+    if "event" not in told:
+        raise RunFailedError(_without_result(launcher, status, log))
+    _raise_if_error(told)
+    _take_over(command.run_directory, directory)
+    return [{name: value for name, value in told.items() if name != "event"}]
+
+
+def rank_command(job: Job, directory: Path) -> RankCommand:
+    """What an engine is to start on every rank for a job.
+
+    Raises:
+        PlanError: The spec holds what cannot be told by name, or the job is no training.
+    """
+    plan, folder = job.plan, directory / FOLDER
+    if (job.work.__module__, job.work.__name__) != ("isotrain.core.running.works", "train"):
+        raise PlanError(
+            f"launcher {plan.launcher!r}: your own loop cannot be sent to other hosts. Start the script"
+            f" that has it with the engine itself: its isotrain.launch joins the others."
+        )
+    collective = "" if plan.collective == "none" else f":{plan.collective}"
+    options = ["--backend", f"{plan.backend}{collective}", "--json"]
+    if job.resume is not None:
+        options += ["--resume", job.resume]
+    for where in job.plugins.asked:
+        options += ["--plugin", where]
+    for name in job.plugins.blocked:
+        options += ["--block-plugin", name]
+    return RankCommand(
+        name=_engine_name(plan.run),
+        spec=folder / "spec.json",
+        spec_text=json_page(as_plain(job.spec)),
+        options=tuple(options),
+        run_directory=folder / RANK_FOLDER,
+        variables={name: value for name, value in os.environ.items() if _HANDED_ON.fullmatch(name)},
+        key=secrets.token_hex(_KEY_BYTES),
+    )
+
+
+def write(submission: Submission, command: RankCommand) -> list[Path]:
+    """Writes the spec and the submission's files, which nobody else may read; returns where these are."""
+    command.spec.parent.mkdir(parents=True, exist_ok=True)
+    files = _files(submission, command)
+    for path, text in [(command.spec, command.spec_text), *files.items()]:
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+    return list(files)
+
+
+def _files(submission: Submission, command: RankCommand) -> dict[Path, str]:
+    return {command.spec.with_name(name): text for name, text in submission.files.items()}
+
+
+def _engine_name(run: str) -> str:
+    """One that no other run has, as SLURM and Kubernetes allow it."""
+    readable = re.sub(r"[^a-z0-9]+", "-", f"isotrain-{run}".lower())[:40].strip("-")
+    return f"{readable}-{secrets.token_hex(3)}"
+
+
+def _variables(submission: Submission, command: RankCommand) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    key = {KEY_VARIABLE: command.key} if submission.knows_key else {}
+    return {**own, **submission.variables, **key}
+
+
+def _follow(engine: EngineProcess, on_event: OnEvent) -> dict[str, Any]:
+    """Passes on what rank 0 tells; returns its result or its error, or nothing."""
+    last: dict[str, Any] = {}
+    for line in engine.lines():
+        told = _event(line)
+        if told is None:
+            on_event(Output(text=line))
+        elif told["event"] in ("result", "error"):
+            last = last or told
+        elif told["event"] == Output.kind:
+            on_event(Output(text=str(told.get("text", ""))))
+        elif (event := read_event(line.encode())) is not None:
+            on_event(event)
+    return last
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """What a line tells, if it is of isotrain."""
+    if not line.startswith('{"event":'):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _raise_if_error(told: Mapping[str, Any]) -> None:
+    """Raises again what was raised on rank 0."""
+    if told["event"] == "error":
+        kind = getattr(errors, str(told.get("error")), RunFailedError)
+        known = isinstance(kind, type) and issubclass(kind, IsotrainError)
+        raise (kind if known else RunFailedError)(str(told.get("message")))
+
+
+def _without_result(launcher: str, status: int, log: Path) -> str:
+    """What to say of an engine that ended before rank 0 said how the run ended."""
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    how = f"with exit code {status}" if status >= 0 else f"by signal {-status}"
+    last = "\n".join(f"  {line}" for line in said) or "  nothing"
+    return (
+        f"{launcher} ended {how}, and rank 0 did not say how the run ended. The last that was said"
+        f" ({log}):\n{last}"
+    )
+
+
+def _take_over(source: Path, directory: Path) -> None:
+    """Moves what rank 0 has left into the run directory, where this machine sees it."""
+    for entry in source.iterdir() if source.is_dir() else ():
+        if not (directory / entry.name).exists():
+            os.replace(entry, directory / entry.name)

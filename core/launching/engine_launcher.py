@@ -1,0 +1,53 @@
+"""A launcher that has an engine start the same command on every rank."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.allocation import Allocation
+from isotrain.core.contracts.events import OnEvent
+from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.rank_command import RankCommand
+from isotrain.core.contracts.submission import Submission
+from isotrain.core.errors import PlanError
+from isotrain.core.launching.driving import drive
+
+
+class EngineLauncher(Launcher):
+    """Has an engine start the same command on every rank; each finds its place there by itself."""
+
+    @abstractmethod
+    def allocation(self) -> Allocation:
+        """What the engine gives: what this process was allocated, or what the options ask for.
+
+        Raises:
+            PlanError: The options contradict each other or what there is.
+        """
+
+    @abstractmethod
+    def submission(self, command: RankCommand) -> Submission:
+        """What is given to the engine for one run; starts nothing.
+
+        Args:
+            command: What every rank does.
+
+        Raises:
+            PlanError: As `allocation`.
+        """
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        return adapter.why_not_joined()
+
+    def launch(
+        self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
+    ) -> list[Any]:
+        if first_port is not None:
+            raise PlanError(
+                f"launcher {self.name!r}: --port (port= in Python) is of this machine, and ranks choose"
+                " ports on theirs. Leave it out."
+            )
+        return drive(self.name, self.submission, job, directory, on_event)

@@ -1,0 +1,117 @@
+"""What an engine was started with: its commands, what they print, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from isotrain.core.contracts.submission import Submission
+from isotrain.core.errors import PlanError
+from isotrain.core.launching.guard import Guard
+
+END_SECONDS = 15.0
+"""What an engine has to end its ranks before it is ended itself."""
+
+
+class EngineProcess:
+    """An engine's commands while they run; use it in a `with` statement, after which none of them runs."""
+
+    def __init__(self, submission: Submission, log: Path, variables: Mapping[str, str]) -> None:
+        """Starts them.
+
+        Args:
+            submission: Has the commands.
+            log: Receives what they print to standard error.
+            variables: All that they find set.
+
+        Raises:
+            PlanError: A command cannot be started.
+        """
+        self._last = submission.last
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[str]] = []
+        self._guard = Guard()
+        try:
+            for command in submission.commands:
+                self._start(command, submission.stdin, log, variables)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._guard.close()
+
+    def lines(self) -> Iterator[str]:
+        """What the commands print, line by line, until all of them have ended."""
+        running = len(self._processes)
+        while running:
+            line = self._lines.get()
+            if line is None:
+                running -= 1
+            else:
+                yield line
+
+    def status(self) -> int:
+        """The exit status: the first that is not 0; -N: by signal N."""
+        return next(filter(None, (process.wait() for process in self._processes)), 0)
+
+    def _start(
+        self, command: tuple[str, ...], stdin: str, log: Path, variables: Mapping[str, str]
+    ) -> None:
+        with log.open("ab") as errors:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    text=True,
+                    errors="replace",
+                    env=variables,
+                )
+            except OSError as error:
+                raise PlanError(f"{command[0]} cannot be started: {error}.") from error
+        self._processes.append(process)
+        self._guard.watch(process.pid)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as given:
+            given.write(stdin)
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+
+    def _read(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def _end(self) -> None:
+        """Asks the commands that still run to end, and ends those that do not."""
+        running = [process for process in self._processes if process.poll() is None]
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        if running:
+            for command in self._last:
+                subprocess.run(command, check=False, capture_output=True, timeout=END_SECONDS)
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -1,1 +1,0 @@
-"""Models that are cut into stages: in which order these compute, and where to cut. Imports no framework."""

@@ -1,0 +1,20 @@
+"""Registers the launchers that come with isotrain, by the hook that a third party uses."""
+
+from __future__ import annotations
+
+from isotrain.plugin import LauncherRegister, hookimpl
+
+_LAUNCHERS = {
+    "slurm": "isotrain.launchers.slurm:SlurmLauncher",
+    "mpi": "isotrain.launchers.mpi:MpiLauncher",
+    "torchrun": "isotrain.launchers.torchrun:TorchrunLauncher",
+    "horovodrun": "isotrain.launchers.horovodrun:HorovodrunLauncher",
+    "kubernetes": "isotrain.launchers.kubernetes:KubernetesLauncher",
+}
+
+
+@hookimpl
+def isotrain_register_launchers(register: LauncherRegister) -> None:
+    """Registers each launcher by reference, so that none is imported before it is used."""
+    for name, reference in _LAUNCHERS.items():
+        register.add(reference, name=name)

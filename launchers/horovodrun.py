@@ -1,0 +1,56 @@
+"""horovodrun: Horovod's own launcher, by Gloo or by MPI."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Literal
+
+from isotrain.launchers.host_options import allocation_of, as_text, meeting
+from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Submission, Usability
+
+
+class HorovodrunLauncher(EngineLauncher):
+    """Has horovodrun start the ranks, over SSH on other hosts.
+
+    It writes all variables of this process on the command line of `ssh`, where everybody can read them. So
+    it is not told the key where there are other hosts; ranks have one where each host has a key file.
+    """
+
+    name = "horovodrun"
+    summary = "Horovod's launcher, on this machine or on hosts that SSH reaches"
+
+    def __init__(
+        self,
+        hosts: str | None = None,
+        processes: int = 1,
+        controller: Literal["gloo", "mpi"] = "gloo",
+    ) -> None:
+        """Takes where to start.
+
+        Args:
+            hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
+            processes: On this machine, where no hosts are given.
+            controller: What starts and connects the ranks: `gloo`, or `mpi`, which is mpirun.
+        """
+        self._hosts = hosts
+        self._processes = processes
+        self._controller = controller
+
+    def usability(self) -> Usability:
+        if find_spec("horovod") is None:
+            hint = "build it for the installed frameworks: python tools/horovod/build.py"
+            return Usability(False, None, "horovod is not installed", hint)
+        return Usability(True)
+
+    def allocation(self) -> Allocation:
+        return allocation_of(self.name, self._hosts, self._processes)
+
+    def submission(self, command: RankCommand) -> Submission:
+        allocation = self.allocation()
+        size = ["-np", str(allocation.slots)]
+        if allocation.hosts:
+            size += ["-H", as_text(allocation)]
+        run = (sys.executable, "-m", "horovod.runner.launch", f"--{self._controller}", *size)
+        told = meeting(allocation, command)
+        return Submission(((*run, *command.arguments),), told, knows_key=not allocation.hosts)

@@ -1,0 +1,152 @@
+"""Kubernetes: the manifest of an Indexed Job, or of a JobSet, with a rank in each pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import yaml
+
+from isotrain.plugin import Allocation, EngineLauncher, PlanError, RankCommand, Share, Submission
+
+_MOUNT = "/isotrain"
+_SPEC = "spec.json"
+_RUNS = "/runs"
+_JOB = "ranks"
+"""The name of the one Job in a JobSet."""
+
+
+class KubernetesLauncher(EngineLauncher):
+    """Writes `job.yaml`: the spec, the key, and a Job of which each pod is a rank, for `kubectl apply`."""
+
+    name = "kubernetes"
+    summary = "the manifest of an Indexed Job or a JobSet, a rank in each pod"
+
+    def __init__(
+        self,
+        image: str = "",
+        pods: int = 1,
+        gpus: int = 0,
+        kind: Literal["job", "jobset"] = "job",
+        volume: str = "",
+    ) -> None:
+        """Takes what the pods are to be.
+
+        Args:
+            image: With isotrain, the backend's packages and the modules that the spec names.
+            pods: How many, each of which is a rank.
+            gpus: NVIDIA GPUs of each.
+            kind: `job`, or `jobset` where its controller is installed.
+            volume: The PersistentVolumeClaim that keeps run directories, at /runs in each pod; left out:
+                they go with the pods.
+        """
+        if kind not in ("job", "jobset"):
+            raise PlanError(f"kubernetes: kind: expected job or jobset, received {kind!r}.")
+        self._image = image
+        self._pods = pods
+        self._gpus = gpus
+        self._kind = kind
+        self._volume = volume
+
+    def allocation(self) -> Allocation:
+        return Allocation((Share(1, devices=self._gpus),) * self._pods)
+
+    def submission(self, command: RankCommand) -> Submission:
+        if not self._image:
+            raise PlanError("kubernetes: image: name the image that the pods are made of.")
+        parts = [_secret(command), _config_map(command)]
+        if self._kind == "job":
+            parts += [_service(command.name), self._job(command)]
+        else:
+            parts += [self._job_set(command)]
+        return Submission((), files={"job.yaml": yaml.safe_dump_all(parts, sort_keys=False)})
+
+    def _job(self, command: RankCommand) -> dict[str, Any]:
+        name = command.name
+        known = {
+            "JOB_COORDINATOR": f"{name}-0.{name}",
+            "JOB_UID": _label("batch.kubernetes.io/controller-uid"),
+        }
+        pod = {"subdomain": name, **self._pod(command, known)}
+        return _object("batch/v1", "Job", name, spec=self._indexed(pod))
+
+    def _job_set(self, command: RankCommand) -> dict[str, Any]:
+        name = command.name
+        known = {
+            "JOB_COORDINATOR": f"{name}-{_JOB}-0-0.{name}",
+            "JOB_UID": _label("jobset.sigs.k8s.io/jobset-uid"),
+            "JOBSET_RESTARTS": _label("jobset.sigs.k8s.io/restart-attempt"),
+        }
+        job = {"spec": self._indexed(self._pod(command, known))}
+        jobs = [{"name": _JOB, "replicas": 1, "template": job}]
+        network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+        spec = {"network": network, "failurePolicy": {"maxRestarts": 0}, "replicatedJobs": jobs}
+        return _object("jobset.x-k8s.io/v1alpha2", "JobSet", name, spec=spec)
+
+    def _indexed(self, pod: Mapping[str, Any]) -> dict[str, Any]:
+        """A Job whose pods are numbered; one that fails ends the others."""
+        count = {"completions": self._pods, "parallelism": self._pods}
+        return {
+            "completionMode": "Indexed",
+            **count,
+            "backoffLimit": 0,
+            "template": {"spec": pod},
+        }
+
+    def _pod(self, command: RankCommand, known: Mapping[str, Any]) -> dict[str, Any]:
+        key = {"valueFrom": {"secretKeyRef": {"name": command.name, "key": "key"}}}
+        known = {**command.variables, "JOB_COMPLETIONS": str(self._pods), **known}
+        run = command.on_host("python", f"{_MOUNT}/{_SPEC}", f"{_RUNS}/{command.name}")
+        container: dict[str, Any] = {
+            "name": "rank",
+            "image": self._image,
+            "command": list(run),
+            "env": [*(_variable(*each) for each in known.items()), {"name": "ISOTRAIN_KEY", **key}],
+            "volumeMounts": [
+                {"name": "spec", "mountPath": _MOUNT},
+                {"name": "runs", "mountPath": _RUNS},
+            ],
+        }
+        if self._gpus:
+            container["resources"] = {"limits": {"nvidia.com/gpu": self._gpus}}
+        return {
+            "restartPolicy": "Never",
+            "containers": [container],
+            "volumes": [
+                {"name": "spec", "configMap": {"name": command.name}},
+                {"name": "runs", **self._kept()},
+            ],
+        }
+
+    def _kept(self) -> dict[str, Any]:
+        if self._volume:
+            return {"persistentVolumeClaim": {"claimName": self._volume}}
+        return {"emptyDir": {}}
+
+
+def _object(version: str, kind: str, name: str, **parts: Any) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **parts}
+
+
+def _secret(command: RankCommand) -> dict[str, Any]:
+    return _object("v1", "Secret", command.name, stringData={"key": command.key})
+
+
+def _config_map(command: RankCommand) -> dict[str, Any]:
+    return _object("v1", "ConfigMap", command.name, data={_SPEC: command.spec_text})
+
+
+def _service(name: str) -> dict[str, Any]:
+    """Gives each pod a name, before it is ready too: the ranks look for each other to become so."""
+    selected = {"batch.kubernetes.io/job-name": name}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selected}
+    return _object("v1", "Service", name, spec=spec)
+
+
+def _label(name: str) -> dict[str, Any]:
+    return {"fieldRef": {"fieldPath": f"metadata.labels['{name}']"}}
+
+
+def _variable(name: str, value: str | dict[str, Any]) -> dict[str, Any]:
+    told = {"value": value} if isinstance(value, str) else {"valueFrom": value}
+    return {"name": name, **told}

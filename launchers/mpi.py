@@ -1,0 +1,96 @@
+"""MPI: `mpirun` of Open MPI, or of MPICH and what is made from it (Hydra), starts the ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from isotrain.launchers.host_options import allocation_of, as_text, meeting
+from isotrain.plugin import (
+    Allocation,
+    EngineLauncher,
+    PlanError,
+    RankCommand,
+    Submission,
+    Usability,
+)
+
+_KEY = "ISOTRAIN_KEY"
+
+
+class MpiLauncher(EngineLauncher):
+    """Has `mpirun` start the ranks, over SSH on other hosts."""
+
+    name = "mpi"
+    summary = "mpirun of Open MPI or MPICH, on this machine or on hosts that SSH reaches"
+
+    def __init__(
+        self, hosts: str | None = None, processes: int = 1, mpirun: str = "mpirun"
+    ) -> None:
+        """Takes where to start.
+
+        Args:
+            hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
+            processes: On this machine, where no hosts are given.
+            mpirun: The program, by name or path.
+        """
+        self._hosts = hosts
+        self._processes = processes
+        self._mpirun = mpirun
+
+    def usability(self) -> Usability:
+        if shutil.which(self._mpirun) is None:
+            hint = "install Open MPI or MPICH (Debian: sudo apt install openmpi-bin)"
+            return Usability(False, None, f"there is no {self._mpirun}", hint)
+        return Usability(True)
+
+    def allocation(self) -> Allocation:
+        return allocation_of(self.name, self._hosts, self._processes)
+
+    def submission(self, command: RankCommand) -> Submission:
+        allocation = self.allocation()
+        where = as_text(allocation) if allocation.hosts else ""
+        told = meeting(allocation, command)
+        if _flavour(self._mpirun) == "open-mpi":
+            options = _open_mpi(where, (*command.variables, *told, _KEY))
+        else:
+            options = _hydra(where)
+        count = ("-np", str(allocation.slots))
+        run = (self._mpirun, *options, *count, *command.arguments)
+        return Submission((run,), told)
+
+
+def _open_mpi(where: str, told: tuple[str, ...]) -> list[str]:
+    # Open MPI would bind each of a few ranks to one core, and all threads of a rank with it.
+    options = ["--bind-to", "none"]
+    if where:
+        options += ["--host", where]
+    if os.geteuid() == 0:
+        options += ["--allow-run-as-root"]
+    for name in told:
+        options += ["-x", name]
+    return options
+
+
+def _hydra(where: str) -> list[str]:
+    # It hands all variables on by itself; told to hand on some, MPICH 4.0 loses one on other hosts.
+    return ["-launcher", "ssh", "-hosts", where] if where else []
+
+
+def _flavour(mpirun: str) -> str:
+    """Which MPI it is, as it says itself.
+
+    Raises:
+        PlanError: It is another.
+    """
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    if "Open MPI" in said or "OpenRTE" in said or "PRTE" in said:
+        return "open-mpi"
+    if "HYDRA" in said or "Intel(R) MPI" in said:
+        return "hydra"
+    raise PlanError(
+        f"mpi: {mpirun} is of an MPI that isotrain does not know: {said.strip()[:200]!r}. Known are Open"
+        f" MPI, MPICH and Intel MPI. Start the ranks by hand: {mpirun} ... isotrain run SPEC --backend"
+        " NAME."
+    )

@@ -1,0 +1,122 @@
+"""SLURM: `srun` starts the ranks, in the allocation that this process is in or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+
+from isotrain.plugin import (
+    Allocation,
+    EngineLauncher,
+    PlanError,
+    RankCommand,
+    Share,
+    Submission,
+    Usability,
+    counts_per_host,
+    host_list,
+)
+
+_SCRIPT = """\
+#!/bin/sh
+{options}
+
+{command}
+"""
+
+
+class SlurmLauncher(EngineLauncher):
+    """Has `srun` start the ranks; `job.sh` among its files does the same when given to `sbatch`."""
+
+    name = "slurm"
+    summary = "tasks of srun, in this allocation or in a new one"
+
+    def __init__(
+        self,
+        nodes: int | None = None,
+        tasks_per_node: int | None = None,
+        gpus_per_node: int = 0,
+        partition: str = "",
+        time: str = "",
+        options: str = "",
+    ) -> None:
+        """Takes what to ask SLURM for.
+
+        Args:
+            nodes: How many; left out: all of this allocation, or one.
+            tasks_per_node: Processes on each; left out: as this allocation says, or one.
+            gpus_per_node: GPUs of each.
+            partition: Where to wait; left out: SLURM's default.
+            time: The limit, as SLURM writes it.
+            options: Further options of srun and sbatch, as in a shell: `--account=me --mem=4G`.
+        """
+        self._nodes = nodes
+        self._tasks = tasks_per_node
+        self._gpus = gpus_per_node
+        self._wanted = {"partition": partition, "time": str(time)}
+        self._further = shlex.split(options)
+
+    def usability(self) -> Usability:
+        if shutil.which("srun") is None:
+            hint = "run it where SLURM's commands are, such as on a login node"
+            return Usability(False, None, "there is no srun", hint)
+        return Usability(True)
+
+    def allocation(self) -> Allocation:
+        return self.allocation_in(os.environ)
+
+    def allocation_in(self, variables: Mapping[str, str]) -> Allocation:
+        """As `allocation`, for a process with these variables.
+
+        Raises:
+            PlanError: More is asked for than was allocated.
+        """
+        if "SLURM_JOB_ID" not in variables:
+            share = Share(self._tasks or 1, devices=self._gpus)
+            return Allocation((share,) * (self._nodes or 1))
+        hosts = host_list(variables["SLURM_JOB_NODELIST"])
+        tasks = self._tasks_of(variables, len(hosts))
+        count = self._nodes or len(hosts)
+        if count > len(hosts):
+            raise PlanError(
+                f"slurm: nodes: {count} were asked for, and job {variables['SLURM_JOB_ID']} has"
+                f" {len(hosts)} ({variables['SLURM_JOB_NODELIST']})."
+            )
+        gpus = self._gpus or int(variables.get("SLURM_GPUS_ON_NODE") or 0)
+        shares = (Share(slots, host, gpus) for host, slots in zip(hosts, tasks, strict=True))
+        return Allocation(tuple(shares)[:count])
+
+    def submission(self, command: RankCommand) -> Submission:
+        allocation = self.allocation()
+        if not allocation.is_even:
+            found = ",".join(str(share.slots) for share in allocation.shares)
+            raise PlanError(
+                f"slurm: tasks_per_node: the allocation has {found} tasks on its nodes; say how many"
+                " each of them is to run."
+            )
+        size = self._size(allocation)
+        job = [*self._asked(), f"--job-name={command.name}"]
+        # A rank that fails ends the others' tasks as well, and nobody waits for those that hang.
+        step = ("srun", *size, "--kill-on-bad-exit=1")
+        script = _SCRIPT.format(
+            options="\n".join(f"#SBATCH {option}" for option in (*size, *job)),
+            command=shlex.join([*step, *command.arguments]),
+        )
+        return Submission(((*step, *job, *command.arguments),), files={"job.sh": script})
+
+    def _tasks_of(self, variables: Mapping[str, str], hosts: int) -> list[int]:
+        if self._tasks is not None:
+            return [self._tasks] * hosts
+        told = variables.get("SLURM_TASKS_PER_NODE")
+        return counts_per_host(told) if told else [1] * hosts
+
+    def _size(self, allocation: Allocation) -> list[str]:
+        shares = allocation.shares
+        size = [f"--nodes={len(shares)}", f"--ntasks-per-node={shares[0].slots}"]
+        return [*size, f"--gpus-per-node={self._gpus}"] if self._gpus else size
+
+    def _asked(self) -> list[str]:
+        named = [f"--{name}={value}" for name, value in self._wanted.items() if value]
+        return [*named, *self._further]

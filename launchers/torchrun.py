@@ -1,0 +1,88 @@
+"""torchrun: an agent on each host, which starts the ranks of that host."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from importlib.util import find_spec
+
+from isotrain.launchers.host_options import allocation_of
+from isotrain.plugin import (
+    Allocation,
+    EngineLauncher,
+    PlanError,
+    RankCommand,
+    Submission,
+    Usability,
+)
+
+_AGENT = (sys.executable, "-m", "torch.distributed.run")
+_REMOTE = "IFS= read -r ISOTRAIN_KEY; export ISOTRAIN_KEY; cd {folder} && exec env {command}"
+
+
+class TorchrunLauncher(EngineLauncher):
+    """Has torchrun start the ranks: here, or over SSH on each of several hosts."""
+
+    name = "torchrun"
+    summary = "torchrun, on this machine or on hosts that SSH reaches"
+
+    def __init__(
+        self,
+        hosts: str | None = None,
+        processes: int = 1,
+        port: int = 29400,
+        ssh: str = "ssh",
+    ) -> None:
+        """Takes where to start.
+
+        Args:
+            hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
+            processes: On this machine, where no hosts are given.
+            port: On the first host, where the agents meet.
+            ssh: The program that starts an agent on another host, with its options.
+        """
+        self._hosts = hosts
+        self._processes = processes
+        self._port = port
+        self._ssh = shlex.split(ssh)
+
+    def usability(self) -> Usability:
+        if find_spec("torch") is None:
+            return Usability(False, None, "torch is not installed", "pip install torch")
+        if self._hosts and shutil.which(self._ssh[0]) is None:
+            return Usability(False, None, f"there is no {self._ssh[0]}", "install OpenSSH")
+        return Usability(True)
+
+    def allocation(self) -> Allocation:
+        return allocation_of(self.name, self._hosts, self._processes)
+
+    def submission(self, command: RankCommand) -> Submission:
+        allocation = self.allocation()
+        if not allocation.is_even:
+            raise PlanError(
+                "torchrun: hosts: every host runs as many processes as the others; received"
+                f" {self._hosts!r}."
+            )
+        slots = f"--nproc-per-node={allocation.shares[0].slots}"
+        if not allocation.hosts:
+            here = (*_AGENT, "--standalone", slots, "--no-python", *command.arguments)
+            return Submission((here,))
+        agent = self._agent(allocation, command, slots)
+        commands = (self._over_ssh(host, agent, command) for host in allocation.hosts)
+        return Submission(tuple(commands), knows_key=False, stdin=f"{command.key}\n")
+
+    def _agent(self, allocation: Allocation, command: RankCommand, slots: str) -> tuple[str, ...]:
+        hosts = allocation.hosts
+        meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0]}:{self._port}")
+        size = (f"--nnodes={len(hosts)}", slots, f"--rdzv-id={command.name}")
+        return (*_AGENT, *size, *meeting, "--no-python", *command.arguments)
+
+    def _over_ssh(self, host: str, agent: tuple[str, ...], command: RankCommand) -> tuple[str, ...]:
+        """The key comes by standard input: a command line can be read by everybody."""
+        variables = [f"{name}={value}" for name, value in command.variables.items()]
+        text = _REMOTE.format(
+            folder=shlex.quote(os.getcwd()), command=shlex.join([*variables, *agent])
+        )
+        return (*self._ssh, host, text)

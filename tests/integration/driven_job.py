@@ -1,0 +1,30 @@
+"""A small job that processes on other hosts can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+
+
+def model() -> Network:
+    return Network([Dense(4, 2, name="head")])
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
+    return inputs, inputs[:, :2]
+
+
+def data_not_finite() -> tuple[np.ndarray, np.ndarray]:
+    inputs, targets = data()
+    return inputs * np.nan, targets
+
+
+def data_of_a_killed_process() -> tuple[np.ndarray, np.ndarray]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return data()

@@ -1,0 +1,122 @@
+"""A run that an engine starts is followed from here: its events, its result, its errors, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+import pytest
+
+import isotrain
+from isotrain.core.plugins import choice
+from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Share, Submission
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
+SPEC = {
+    "name": "Driven_run",
+    "model": "integration.driven_job:model",
+    "data": "integration.driven_job:data",
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "global_batch": 4,
+    "epochs": 2,
+    "precision": "float64",
+}
+
+
+class Engine(EngineLauncher):
+    """Starts one rank here, by a program between."""
+
+    name = "engine"
+    summary = "for tests"
+    program: ClassVar[tuple[str, ...]] = ("env",)
+
+    def allocation(self) -> Allocation:
+        return Allocation((Share(1),))
+
+    def submission(self, command: RankCommand) -> Submission:
+        return Submission(((*self.program, *command.arguments),), files={"seen.txt": command.name})
+
+
+@pytest.fixture
+def engine() -> Any:
+    before = choice.current()
+    isotrain.register(Engine)
+    yield
+    choice.take_over(before)
+
+
+def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:
+    events = changes.pop("events", [])
+    return isotrain.run(
+        {**SPEC, **changes},
+        backend="reference",
+        replicas=1,
+        launcher=launcher,
+        run_directory=folder / launcher,
+        on_event=events.append,
+    )
+
+
+def test_the_result_and_the_files_are_those_of_a_local_run(tmp_path: Path) -> None:
+    events: list[Any] = []
+    driven = run(tmp_path, events=events, checkpoint={"every_steps": 4})
+    local = run(tmp_path, "local", checkpoint={"every_steps": 4})
+    assert driven.history.loss == local.history.loss
+    for name, weights in local.weights.items():
+        np.testing.assert_array_equal(driven.weights[name], weights)
+    left = [{file.name for file in (tmp_path / each).iterdir()} for each in ("local", "engine")]
+    assert left[1] - left[0] == {"engine"}
+    assert left[0] - left[1] == set()
+    assert {"started", "ready", "steps", "finished"} <= {event["event"] for event in events}
+    given = tmp_path / "engine" / "engine"
+    assert (given / "seen.txt").read_text().startswith("isotrain-driven-run-")
+    assert (given / "seen.txt").stat().st_mode & 0o077 == 0
+
+
+def test_what_is_raised_there_is_raised_here(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.NotANumberError, match="step 0"):
+        run(tmp_path, data="integration.driven_job:data_not_finite")
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=r"rank 0 .*SIGKILL"):
+        run(tmp_path, data="integration.driven_job:data_of_a_killed_process")
+
+
+def test_an_engine_that_ends_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "program", ("ls",))
+    with pytest.raises(
+        isotrain.RunFailedError, match=r"engine ended with exit code 2(.|\n)*unrecognized option"
+    ):
+        run(tmp_path)
+
+
+def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.PlanError, match="model: given as an object"):
+        run(tmp_path, model=lambda: None)
+    with pytest.raises(isotrain.PlanError, match="your own loop"):
+        isotrain.launch(
+            print, SPEC, backend="reference", launcher="engine", run_directory=tmp_path / "a"
+        )
+
+
+def test_an_interrupt_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (sys.executable, "-c", "import time; time.sleep(1000)")
+    monkeypatch.setattr(Engine, "program", program)
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert time.monotonic() - began < 60
+    running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    assert not [command for command in running if program[-1] in command]

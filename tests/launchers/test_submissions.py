@@ -1,0 +1,112 @@
+"""What launchers give to engines is taken by the real ones, and starts a rank in every place with the key."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.bed import Bed
+from cluster.hosts import end
+
+from isotrain.launchers.horovodrun import HorovodrunLauncher
+from isotrain.launchers.kubernetes import KubernetesLauncher
+from isotrain.launchers.mpi import MpiLauncher
+from isotrain.launchers.slurm import SlurmLauncher
+from isotrain.launchers.torchrun import TorchrunLauncher
+from isotrain.plugin import EngineLauncher, RankCommand
+
+_RANK = str(Path(__file__).parents[1] / "cluster" / "rank_variables.py")
+KEY = "0123456789abcdef"
+HOSTS = "node1:2,node2:2"
+LAUNCHERS = {
+    "slurm": SlurmLauncher(nodes=2, tasks_per_node=2, options="--cpus-per-task=1"),
+    "mpi": MpiLauncher(hosts=HOSTS),
+    "mpi-hydra": MpiLauncher(hosts=HOSTS, mpirun="mpiexec.mpich"),
+    "torchrun": TorchrunLauncher(hosts=HOSTS),
+    "horovodrun": HorovodrunLauncher(hosts=HOSTS),
+    "horovodrun-mpi": HorovodrunLauncher(hosts=HOSTS, controller="mpi"),
+}
+
+
+class Recording(RankCommand):
+    """Writes down what it finds set, instead of training."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return (sys.executable, "-S", "-E", _RANK, str(self.run_directory))
+
+
+def a_command(folder: Path) -> Recording:
+    ranks = folder / "ranks"
+    ranks.mkdir()
+    told = {"ISOTRAIN_TOLD": "a text, with = and 'quotes'"}
+    return Recording("isotrain-test", folder / "spec.json", "{}", (), ranks, told, KEY)
+
+
+@pytest.fixture
+def folder(bed: Bed, request: pytest.FixtureRequest) -> Path:
+    found = bed.folder / request.node.name.translate(str.maketrans("[]", "--"))
+    found.mkdir()
+    return found
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_an_engine_starts_every_rank(bed: Bed, folder: Path, name: str) -> None:
+    command = a_command(folder)
+    submission = LAUNCHERS[name].submission(command)
+    host = bed.with_ssh.first
+    told = {**bed.slurm.variables, **command.variables, **submission.variables}
+    told |= {"ISOTRAIN_KEY": KEY} if submission.knows_key else {}
+    log = folder / "log"
+    running = [host.start(each, log, told, submission.stdin) for each in submission.commands]
+    try:
+        assert [process.wait(60) for process in running] == [0] * len(running), log.read_text()
+    finally:
+        list(map(end, running))
+    ranks = [json.loads(file.read_text()) for file in command.run_directory.iterdir()]
+    assert sorted(rank["host"] for rank in ranks) == ["node1", "node1", "node2", "node2"]
+    tells_key = submission.knows_key or submission.stdin
+    for rank in ranks:
+        assert rank["variables"].get("ISOTRAIN_KEY") == (KEY if tells_key else None)
+        assert rank["variables"]["ISOTRAIN_TOLD"] == command.variables["ISOTRAIN_TOLD"]
+
+
+def test_sbatch_takes_the_script(bed: Bed, folder: Path) -> None:
+    launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="main", time="0:10:00")
+    script = folder / "job.sh"
+    script.write_text(launcher.submission(a_command(folder)).files["job.sh"])
+    said = bed.first.run(["sbatch", "--test-only", str(script)], bed.slurm.variables)
+    assert said.returncode == 0, said.stdout
+    assert "node[1-2]" in said.stdout
+    wrong = script.read_text().replace("--partition=main", "--partition=other")
+    script.write_text(wrong)
+    assert bed.first.run(["sbatch", "--test-only", str(script)], bed.slurm.variables).returncode
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_manifests_are_as_the_schemas_of_kubernetes_want_them(tmp_path: Path, kind: Any) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    launcher = KubernetesLauncher(image="me/train:1", pods=4, gpus=1, kind=kind, volume="kept")
+    text = launcher.submission(a_command(tmp_path)).files["job.yaml"]
+    for part in map(_as_plain_job, yaml.safe_load_all(text)):
+        validate.validate(part, validate.latest_version(), strict=True)
+        part["spec" if "spec" in part else "data"] = "no table"
+        with pytest.raises(validate.ValidationError):
+            validate.validate(part, validate.latest_version(), strict=True)
+
+
+def _as_plain_job(part: dict[str, Any]) -> dict[str, Any]:
+    """A JobSet is no kind of Kubernetes itself; the Job in it is."""
+    if part["kind"] != "JobSet":
+        return part
+    (job,) = part["spec"]["replicatedJobs"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **job["template"]}
+
+
+def test_what_a_launcher_needs_is_here(bed: Bed) -> None:
+    launchers: list[EngineLauncher] = [*LAUNCHERS.values()]
+    assert [each.usability().reason for each in launchers] == [None] * len(launchers)

@@ -1,0 +1,247 @@
+"""What each launcher gives its engine: pure functions of options, variables and the command of a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from isotrain.core.errors import PlanError
+from isotrain.core.plugins.host import plugin_host
+from isotrain.launchers import mpi
+from isotrain.launchers.horovodrun import HorovodrunLauncher
+from isotrain.launchers.host_options import allocation_of
+from isotrain.launchers.kubernetes import KubernetesLauncher
+from isotrain.launchers.mpi import MpiLauncher
+from isotrain.launchers.slurm import SlurmLauncher
+from isotrain.launchers.torchrun import TorchrunLauncher
+from isotrain.plugin import EngineLauncher, RankCommand, Share
+
+KEY = "0123456789abcdef"
+COMMAND = RankCommand(
+    name="isotrain-digits",
+    spec=Path("/shared/a run/engine/spec.json"),
+    spec_text='{"model": "m:build"}',
+    options=("--backend", "torch-ddp:gloo", "--json"),
+    run_directory=Path("/shared/a run/engine/rank-0"),
+    variables={"PYTHONPATH": "/my code"},
+    key=KEY,
+)
+RECORDED = Path(__file__).parents[1] / "launchers" / "recorded"
+ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "kubernetes")
+
+
+def recorded(name: str) -> dict[str, str]:
+    variables: dict[str, str] = json.loads((RECORDED / f"{name}.json").read_text())[0]["variables"]
+    return variables
+
+
+def test_every_rank_is_given_the_same_command() -> None:
+    assert COMMAND.arguments[1:] == (
+        *("-m", "isotrain", "run", "/shared/a run/engine/spec.json"),
+        *("--backend", "torch-ddp:gloo", "--json"),
+        *("--run-dir", "/shared/a run/engine/rank-0"),
+    )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None:
+    host = plugin_host()
+    launcher = host.launcher(name)
+    assert isinstance(launcher, EngineLauncher)
+    assert launcher.refuses(host.backend("torch-ddp")) is None
+    assert launcher.refuses(host.backend("tf-mirrored")) is not None
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        SlurmLauncher(nodes=2, tasks_per_node=2),
+        TorchrunLauncher(hosts="a:2,b:2"),
+        HorovodrunLauncher(hosts="a:2,b:2"),
+        MpiLauncher(hosts="a:2,b:2"),
+    ],
+    ids=lambda launcher: launcher.name,
+)
+def test_the_key_stands_on_no_command_line(
+    launcher: EngineLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi, "_flavour", lambda mpirun: "open-mpi")
+    found = launcher.submission(COMMAND)
+    assert launcher.allocation().slots == 4
+    assert KEY not in json.dumps([found.commands, dict(found.files)])
+
+
+class TestSlurm:
+    def test_outside_of_an_allocation_it_asks_for_one(self) -> None:
+        launcher = SlurmLauncher(
+            nodes=2, tasks_per_node=4, gpus_per_node=4, partition="gpu", time="1:00:00",
+            options="--account='my group'",
+        )  # fmt: skip
+        assert launcher.allocation_in({}).shares == (Share(4, None, 4),) * 2
+        ((program, *arguments),) = launcher.submission(COMMAND).commands
+        assert program == "srun"
+        assert arguments[: -len(COMMAND.arguments)] == [
+            *("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--kill-on-bad-exit=1"),
+            *("--partition=gpu", "--time=1:00:00", "--account=my group"),
+            "--job-name=isotrain-digits",
+        ]
+
+    def test_the_script_has_the_options_and_the_command(self) -> None:
+        launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="gpu")
+        script = launcher.submission(COMMAND).files["job.sh"].splitlines()
+        assert script[0] == "#!/bin/sh"
+        options = [line.removeprefix("#SBATCH ") for line in script if line.startswith("#SBATCH")]
+        assert options == [
+            *("--nodes=2", "--ntasks-per-node=2", "--partition=gpu"),
+            "--job-name=isotrain-digits",
+        ]
+        assert shlex.split(script[-1])[-len(COMMAND.arguments) :] == [*COMMAND.arguments]
+
+    @pytest.mark.parametrize("name", ["sbatch-script", "sbatch"])
+    def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
+        allocation = SlurmLauncher().allocation_in(recorded(name))
+        assert allocation.shares == (Share(2, "node1"), Share(2, "node2"))
+        one = SlurmLauncher(nodes=1, tasks_per_node=3).allocation_in(recorded(name))
+        assert one.shares == (Share(3, "node1"),)
+
+    def test_more_than_was_allocated_is_refused(self) -> None:
+        with pytest.raises(PlanError, match=r"3 were asked for, and job 1 has 2 \(node\[1-2\]\)"):
+            SlurmLauncher(nodes=3).allocation_in(recorded("sbatch-script"))
+
+    def test_uneven_tasks_must_be_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        uneven = {**recorded("sbatch-script"), "SLURM_TASKS_PER_NODE": "2,1"}
+        monkeypatch.setattr(os, "environ", uneven)
+        with pytest.raises(PlanError, match="tasks_per_node: the allocation has 2,1"):
+            SlurmLauncher().submission(COMMAND)
+
+
+class TestMpi:
+    def test_open_mpi(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mpi, "_flavour", lambda mpirun: "open-mpi")
+        found = MpiLauncher(hosts="node1:2,node2:2").submission(COMMAND)
+        (command,) = found.commands
+        mine = [*command[: -len(COMMAND.arguments)]]
+        assert mine[:5] == ["mpirun", "--bind-to", "none", "--host", "node1:2,node2:2"]
+        named = ("PYTHONPATH", "ISOTRAIN_COORDINATOR", "ISOTRAIN_JOB", "ISOTRAIN_KEY")
+        assert mine[-10:] == [*(part for name in named for part in ("-x", name)), "-np", "4"]
+        assert found.variables == {
+            "ISOTRAIN_COORDINATOR": "node1",
+            "ISOTRAIN_JOB": "isotrain-digits",
+        }
+
+    def test_hydra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mpi, "_flavour", lambda mpirun: "hydra")
+        (command,) = MpiLauncher(processes=2).submission(COMMAND).commands
+        assert command == ("mpirun", "-np", "2", *COMMAND.arguments)
+        (command,) = MpiLauncher(hosts="a:2,b:2").submission(COMMAND).commands
+        assert command[1:5] == ("-launcher", "ssh", "-hosts", "a:2,b:2")
+
+    def test_an_unknown_mpi_is_refused(self) -> None:
+        with pytest.raises(PlanError, match="an MPI that isotrain does not know"):
+            MpiLauncher(mpirun="true").submission(COMMAND)
+
+
+class TestTorchrun:
+    def test_on_this_machine(self) -> None:
+        found = TorchrunLauncher(processes=2).submission(COMMAND)
+        (command,) = found.commands
+        assert command[1:5] == ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+        assert command[-len(COMMAND.arguments) :] == COMMAND.arguments
+        assert found.knows_key
+
+    def test_on_several_hosts_an_agent_reads_the_key(self) -> None:
+        found = TorchrunLauncher(hosts="a:2,b:2", ssh="ssh -p 2222").submission(COMMAND)
+        assert [command[:4] for command in found.commands] == [
+            ("ssh", "-p", "2222", "a"),
+            ("ssh", "-p", "2222", "b"),
+        ]
+        text = found.commands[1][4]
+        assert "--rdzv-endpoint=a:29400" in text
+        assert "'PYTHONPATH=/my code'" in text
+        assert text.endswith(shlex.join(COMMAND.arguments))
+        assert (found.stdin, found.knows_key) == (f"{KEY}\n", False)
+
+    def test_hosts_that_are_not_alike_are_refused(self) -> None:
+        with pytest.raises(PlanError, match="as many processes as the others"):
+            TorchrunLauncher(hosts="a:2,b:1").submission(COMMAND)
+
+
+def test_horovodrun_shows_its_variables_so_it_is_told_no_key() -> None:
+    found = HorovodrunLauncher(hosts="a:2,b:2").submission(COMMAND)
+    (command,) = found.commands
+    options = ("--gloo", "-np", "4", "-H", "a:2,b:2")
+    assert command[1:] == ("-m", "horovod.runner.launch", *options, *COMMAND.arguments)
+    assert not found.knows_key
+    assert HorovodrunLauncher(processes=2).submission(COMMAND).knows_key
+
+
+class TestHosts:
+    def test_hosts_and_slots(self) -> None:
+        found = allocation_of("mpi", "node1:2, node2", 1)
+        assert found.shares == (Share(2, "node1"), Share(1, "node2"))
+        assert (found.hosts, found.slots, found.is_even) == (("node1", "node2"), 3, False)
+
+    @pytest.mark.parametrize("text", ["", "a:0", "a:x", "a b", "a,,b"])
+    def test_what_is_no_host_is_refused(self, text: str) -> None:
+        with pytest.raises(PlanError, match="mpi: hosts: expected HOST or HOST:SLOTS"):
+            allocation_of("mpi", text, 1)
+
+    def test_no_process_is_refused(self) -> None:
+        with pytest.raises(PlanError, match="expected at least 1, received 0"):
+            allocation_of("mpi", None, 0)
+
+
+class TestKubernetes:
+    def manifest(self, **options: Any) -> dict[str, dict[str, Any]]:
+        launcher = KubernetesLauncher(image="me/train:1", pods=4, **options)
+        text = launcher.submission(COMMAND).files["job.yaml"]
+        return {part["kind"]: part for part in yaml.safe_load_all(text)}
+
+    def test_pods_have_what_tells_them_their_place(self) -> None:
+        found = self.manifest(gpus=1)
+        job = found["Job"]["spec"]
+        assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (4, 4, 0)
+        pod = job["template"]["spec"]
+        (container,) = pod["containers"]
+        variables = {each["name"]: each for each in container["env"]}
+        assert variables["JOB_COMPLETIONS"]["value"] == "4"
+        assert variables["JOB_COORDINATOR"]["value"] == "isotrain-digits-0.isotrain-digits"
+        assert pod["subdomain"] == found["Service"]["metadata"]["name"] == "isotrain-digits"
+        assert variables["ISOTRAIN_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "isotrain-digits"
+        assert found["Secret"]["stringData"] == {"key": KEY}
+        assert found["ConfigMap"]["data"] == {"spec.json": COMMAND.spec_text}
+        assert container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+        assert container["command"][:5] == [
+            "python",
+            "-m",
+            "isotrain",
+            "run",
+            "/isotrain/spec.json",
+        ]
+
+    def test_a_job_set_names_its_first_pod(self) -> None:
+        found = self.manifest(kind="jobset", volume="kept")
+        assert "Service" not in found
+        (job,) = found["JobSet"]["spec"]["replicatedJobs"]
+        pod = job["template"]["spec"]["template"]["spec"]
+        variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+        assert variables["JOB_COORDINATOR"] == "isotrain-digits-ranks-0-0.isotrain-digits"
+        assert {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
+
+    def test_options_that_make_no_manifest_are_refused(self) -> None:
+        with pytest.raises(PlanError, match="image: name the image"):
+            KubernetesLauncher().submission(COMMAND)
+        with pytest.raises(PlanError, match="expected job or jobset, received 'pod'"):
+            KubernetesLauncher(kind="pod")  # type: ignore[arg-type]
+
+
+def test_secrets_are_not_shown() -> None:
+    assert KEY not in repr(COMMAND)
+    assert KEY not in repr(dataclasses.replace(TorchrunLauncher(hosts="a,b").submission(COMMAND)))
