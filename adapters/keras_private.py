@@ -22,6 +22,8 @@ from isotrain.adapters.private_parts import PrivatePart, require
 from isotrain.plugin import UnsupportedError
 
 _SEED_STATE = "seed_generator_state"
+_CALL, _AUTOCAST = "current_call_ctx", "autocast_scope"
+_SURROUNDINGS = (_CALL, _AUTOCAST)
 
 
 def keep_64_bits() -> None:
@@ -211,6 +213,73 @@ def _makes_generators() -> None:
     source.state.assign([5, 0])
     require(seeds == [(5, 0)], "a generator is made of the seed (5, 0)")
     require(bool((keras.random.uniform((4,), seed=source) == given).all()), "equal numbers of it")
+
+
+def parts_of(layer: keras.Layer) -> list[keras.Layer]:
+    """The layers that are right inside of a layer."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def _finds_parts() -> None:
+    dense, inner = keras.layers.Dense(1), keras.Sequential(name="inner")
+    inner.add(dense)
+    inner.build((None, 2))
+    found = parts_of(keras.Sequential([inner]))
+    require([each for each in found if each is not inner] == [], "no more than the layers inside")
+    require(any(each is dense for each in parts_of(inner)), "a layer in a Sequential")
+
+
+def is_training() -> bool:
+    """Whether the layer that is being called was called to train."""
+    context = global_state.get_global_attribute(_CALL)
+    return context is not None and bool(context.get_value("training"))
+
+
+def surroundings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What is around the layer that is being called, to call it there again: whether it trains, its types."""
+    around = {name: global_state.get_global_attribute(name) for name in _SURROUNDINGS}
+    return lambda: _surrounded(around)
+
+
+@contextlib.contextmanager
+def _surrounded(around: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: global_state.get_global_attribute(name) for name in around}
+    for name, value in around.items():
+        global_state.set_global_attribute(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            global_state.set_global_attribute(name, value)
+
+
+def uncast() -> contextlib.AbstractContextManager[None]:
+    """Within it, variables are read in their own types, also inside of a layer in mixed precision."""
+    return _surrounded({_AUTOCAST: None})
+
+
+def _calls_again() -> None:
+    class Noting(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            with uncast():
+                own = keras.backend.standardize_dtype(self.scale.value.dtype)
+            cast = keras.backend.standardize_dtype(self.scale.value.dtype)
+            seen.append((is_training(), own, cast))
+            self.again = surroundings()
+            return inputs
+
+    seen: list[tuple[bool, str, str]] = []
+    layer = Noting(dtype="mixed_bfloat16")
+    layer.scale = layer.add_weight(shape=(), dtype="float32")
+    layer.built = True
+    keras.Sequential([layer])(keras.ops.ones((1, 2)), training=True)
+    around = layer.again
+    seen.clear()
+    layer.call(keras.ops.ones((1, 2)))
+    with around():
+        layer.call(keras.ops.ones((1, 2)))
+    require(seen[0] == (False, "float32", "float32"), "nothing around a layer that is not called")
+    require(seen[1] == (True, "float32", "bfloat16"), "what was around it when it was")
 
 
 def mask_of(tensor: Any) -> Any:
@@ -420,6 +489,8 @@ PARTS = (
     PrivatePart("backend.common.dtypes.BIT64_TO_BIT32_DTYPE", _keeps_64_bits),
     PrivatePart("backend.random", _draws_otherwise),
     PrivatePart("Layer._flatten_layers", _finds_inner_layers),
+    PrivatePart("Layer._flatten_layers, not recursive", _finds_parts),
+    PrivatePart("Layer._get_call_context and AutocastScope", _calls_again),
     PrivatePart("Layer._seed_generators", _knows_who_draws),
     PrivatePart("Layer._non_trainable_variables", _knows_who_moves),
     PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),

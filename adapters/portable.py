@@ -28,6 +28,7 @@ from isotrain.adapters.keras_parts import (
     sum_names,
     update_metrics,
 )
+from isotrain.adapters.keras_recompute import Recomputed, recompute
 from isotrain.adapters.outputs import Outputs, batch_of
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
 
@@ -83,17 +84,19 @@ def build_model(
     spec: TrainingSpec,
     framework: str,
     scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    recomputed: Recomputed = keras.remat,
 ) -> Any:
     """Calls the spec's model function with initial weights that depend on the seed alone.
 
     Args:
-        spec: Gives the model function, the seed and the precision.
+        spec: Gives the model function, the seed, the precision and the layers to compute again.
         framework: Whose entry of the spec is taken.
         scope: What to call the model function in; Keras is reset outside of it.
+        recomputed: Makes of a function of tensors one that a backward pass computes again.
 
     Raises:
-        SpecError: The function returned a Keras model that is not wholly built; or statistics are to be
-            frozen whose layer is not.
+        SpecError: The function returned a Keras model that is not wholly built; statistics are to be
+            frozen whose layer is not; or there is no layer of a name to compute again.
     """
     builder = select(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
@@ -103,6 +106,7 @@ def build_model(
     if isinstance(model, keras.Layer):
         _require_built(model)
         _freeze(model, spec)
+        recompute(model, spec, recomputed)
     return model
 
 

@@ -20,6 +20,7 @@ from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
+from isotrain.adapters.tensorflow.recompute import recompute, recomputed
 from isotrain.adapters.tensorflow.shares import Shares, Total
 from isotrain.adapters.tensorflow.state import NamedState, native, slots, sums
 from isotrain.adapters.tensorflow.variables import assign_all, joined, undone_where, value_of
@@ -55,7 +56,9 @@ class Program:
             scope: The scope of the `tf.distribute` strategy, in which variables are created.
         """
         tf.random.set_seed(spec.seed)
-        self.model = portable.build_model(spec, "tensorflow", scope)
+        self.model = portable.build_model(spec, "tensorflow", scope, recomputed)
+        if isinstance(self.model, tf.Module):
+            recompute(self.model, spec)
         require_precision(self.model, spec.precision)
         with scope():
             self._build_around_model(spec)

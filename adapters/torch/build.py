@@ -46,10 +46,11 @@ def _seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., An
         if "keras" not in sys.modules:
             return model
     from isotrain.adapters import portable
+    from isotrain.adapters.torch.recompute import recomputed
 
     torch.manual_seed(spec.seed)
     with torch.device(device):
-        return portable.build_model(spec, "torch")
+        return portable.build_model(spec, "torch", recomputed=recomputed)
 
 
 def _natively_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:

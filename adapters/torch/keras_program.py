@@ -19,7 +19,7 @@ from isotrain.adapters.torch.keras_update import keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.recording import Compute
-from isotrain.adapters.torch.replayed import Replayed
+from isotrain.adapters.torch.replayed import Replayed, told
 from isotrain.adapters.torch.state import Section, State, in_place
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import (
@@ -75,14 +75,16 @@ class KerasProgram(Program):
     def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
         compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
         phase = "training" if training else "evaluation"
-        return Replayed(compute, self.model, phase) if spec.record else compute
+        is_recorded = spec.record and not (training and spec.recompute)
+        return Replayed(compute, self.model, phase) if is_recorded else compute
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
-        return [
-            remark
-            for each in (self.training, self.evaluation)
-            if isinstance(each, Replayed) and (remark := each.remark(inputs, targets))
-        ]
+        found = [each.remark(inputs, targets) for each in self._replays().values()]
+        if self._spec.record and self._spec.recompute:
+            found.append(
+                told("training", "a record would keep what `recompute` wants computed again")
+            )
+        return [remark for remark in found if remark is not None]
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with torch.no_grad():

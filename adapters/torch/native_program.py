@@ -19,6 +19,7 @@ from isotrain.adapters.torch.named_metrics import build_metrics
 from isotrain.adapters.torch.native_loss import NativeLoss, mean_over_samples
 from isotrain.adapters.torch.native_slots import NativeSlots
 from isotrain.adapters.torch.program import Objective, Program
+from isotrain.adapters.torch.recompute import recompute
 from isotrain.adapters.torch.state import State
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.plugin import (
@@ -59,6 +60,7 @@ class NativeProgram(Program):
         self._mixed = _MIXED.get(spec.precision)
         self._clip = spec.clip
         self._still = freeze(model, spec.is_frozen)
+        recompute(model, spec)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())

@@ -188,18 +188,12 @@ class Replayed:
         """Computes without a record from now on, and says so."""
         self.refusal = why
         self.records.clear()
-        warnings.warn(self._told(why), RuntimeWarning, stacklevel=2)
-
-    def _told(self, why: str) -> str:
-        return (
-            f"{self._phase} steps are not replayed from a record, but computed by Keras, which takes"
-            f" longer: {why}"
-        )
+        warnings.warn(told(self._phase, why), RuntimeWarning, stacklevel=2)
 
     def remark(self, inputs: Any, targets: Any) -> str | None:
         """Says why slices like these are not replayed, having tried it; None where they are."""
         why = self.refusal or self._tried(inputs, targets)
-        return None if why is None else self._told(why)
+        return None if why is None else told(self._phase, why)
 
     def _tried(self, inputs: Any, targets: Any) -> str | None:
         with torch.set_grad_enabled(self._phase == "training"):
@@ -210,6 +204,11 @@ class Replayed:
                 return str(error)
             found = self._outcome(recording, inputs, targets)
             return expected.difference(found, exact=self._is_exact)
+
+
+def told(phase: str, why: str) -> str:
+    """What people read where a phase is computed by Keras."""
+    return f"{phase} steps are not replayed from a record, but computed by Keras, which takes longer: {why}"
 
 
 def _seen(difference: str, uses: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -33,7 +33,7 @@ from isotrain.core.spec.fields import (
     Text,
     one_of_schema,
 )
-from isotrain.core.spec.initial_weights import InitialWeights, matches
+from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
 from isotrain.core.spec.parts import (
     Clip,
     ConstantSchedule,
@@ -77,6 +77,10 @@ def _initial_weights(value: Any) -> Any:
 
 def _scaling(value: Any) -> Any:
     return {"rule": value} if isinstance(value, str) else value
+
+
+def _none(value: Any) -> Any:
+    return () if value is None else value
 
 
 class TrainingSpec(
@@ -183,6 +187,11 @@ class TrainingSpec(
         description="Whether steps of a portable model on torch are replayed from a record of what Keras "
         "does, where that is possible; false: Keras' own Python computes every step.",
     )
+    recompute: Annotated[Patterns, BeforeValidator(_none)] = Field(
+        default=(),
+        description="Patterns of the names of layers whose results are computed again in the backward pass "
+        "rather than kept, such as block_*; * for every layer; null for none.",
+    )
     evaluation: Evaluation = Field(default=Evaluation(), description="When and how to evaluate.")
     checkpoint: CheckpointPolicy | None = Field(
         default=None, description="When checkpoints are saved, and which are kept; null for none."
@@ -247,6 +256,26 @@ class TrainingSpec(
     def is_frozen(self, name: str) -> bool:
         """Whether the weight of a name stays as it is; no adapter trains or moves it."""
         return self.initial_weights is not None and matches(name, self.initial_weights.freeze)
+
+    def recomputed(self, names: Collection[str], separator: str) -> list[str]:
+        """The layers that are computed again in the backward pass, but for those inside of such layers.
+
+        Args:
+            names: Of a model's layers; what is inside of a layer is called by that layer's name first.
+            separator: Between the name of a layer and that of what is inside.
+
+        Raises:
+            SpecError: A pattern fits no name.
+        """
+        for pattern in self.recompute:
+            if not any(matches(name, (pattern,)) for name in names):
+                raise SpecError(
+                    f"recompute: {pattern!r} fits none of the model's layers, which are"
+                    f" {', '.join(names) or 'none'}."
+                )
+        found = [name for name in names if matches(name, self.recompute)]
+        starts = tuple(f"{name}{separator}" for name in found)
+        return [name for name in found if not name.startswith(starts)]
 
     def resolve_global_batch(self, replicas: int) -> int:
         """The samples of one step over so many replicas."""

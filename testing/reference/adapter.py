@@ -82,6 +82,10 @@ class Reference(ServedOverTcp):
                 f"precision: backend 'reference' has {' and '.join(_PRECISIONS)}, received"
                 f" {spec.precision!r}."
             )
+        if spec.recompute:
+            raise UnsupportedError(
+                "recompute: backend 'reference' keeps what each layer gives; its networks are small."
+            )
         from isotrain.testing.reference.optimizers import require_known
 
         require_known(spec)

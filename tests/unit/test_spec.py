@@ -346,6 +346,24 @@ def test_loss_scaling_only_under_float16() -> None:
     assert given_scale.initial == 8.0
 
 
+def test_layers_that_are_computed_again() -> None:
+    """By pattern; of a layer and what is inside it the layer, and of patterns that fit nothing an error."""
+    names = ["stem", "block_1", "block_1/dense", "block_10", "block_1b/dense", "head"]
+    for pattern, expected in {
+        "*": ["stem", "block_1", "block_10", "block_1b/dense", "head"],
+        "block_1*": ["block_1", "block_10", "block_1b/dense"],
+        "*/dense": ["block_1/dense", "block_1b/dense"],
+    }.items():
+        assert make(recompute=pattern).recomputed(names, "/") == expected
+    both = make(recompute=["head", "stem"])
+    assert both.recomputed(names, "/") == ["stem", "head"]
+    assert make(recompute=None).recomputed(names, "/") == []
+    with pytest.raises(
+        SpecError, match=r"'tail' fits none of the model's layers, .* block_10, .* head"
+    ):
+        make(recompute=["stem", "tail"]).recomputed(names, "/")
+
+
 def test_for_framework_names_what_there_is() -> None:
     spec = make(model={"torch": "m:f"})
     assert spec.for_framework("model", "torch") == "m:f"

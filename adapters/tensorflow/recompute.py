@@ -1,0 +1,90 @@
+"""What is computed again in the backward pass on TensorFlow, so that nothing of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from isotrain.plugin import SpecError, TrainingSpec
+
+_HARMLESS = {
+    "ReadVariableOp",
+    "VarHandleOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "Assert",
+    "PrintV2",
+}
+"""Operations that count as stateful, and may well be made twice."""
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a backward pass computes again; it is traced within a `tf.function`."""
+    again = tf.recompute_grad(function)
+
+    def call(*tensors: Any) -> Any:
+        before = len(tf.compat.v1.get_default_graph().get_operations())
+        results = again(*tensors)
+        _require_repeatable(function.__name__, before)
+        return results
+
+    return call
+
+
+def _require_repeatable(name: str, before: int) -> None:
+    """Refuses what would be another, or happen twice, when it is computed again.
+
+    Raises:
+        SpecError: Among the operations that were traced since is one that draws, assigns or exchanges.
+    """
+    for operation in tf.compat.v1.get_default_graph().get_operations()[before:]:
+        if operation.op_def.is_stateful and operation.type not in _HARMLESS:
+            raise SpecError(
+                f"recompute: {name} has the operation {operation.type}, which draws, assigns or exchanges,"
+                " or is a function of which nobody can tell; computed again, it would do so a second time."
+                " Leave it out."
+            )
+
+
+def recompute(model: tf.Module, spec: TrainingSpec) -> None:
+    """Has modules inside of one computed again in the backward pass, where the spec asks for it.
+
+    Raises:
+        SpecError: The spec names a module that is not there.
+    """
+    modules = dict(_named(model))
+    for name in spec.recomputed(modules, "."):
+        own = type(modules[name])
+        call = {"__call__": _recomputed(name, own.__call__)}
+        modules[name].__class__ = type(own.__name__, (own,), call)
+
+
+def _named(module: tf.Module, start: str = "") -> Iterator[tuple[str, tf.Module]]:
+    """The modules inside of one that can be called, at any depth, by the attributes that hold them."""
+    for name, value in _attributes(vars(module), start):
+        if callable(value):
+            yield name, value
+        yield from _named(value, f"{name}.")
+
+
+def _attributes(values: Mapping[str, Any], start: str) -> Iterator[tuple[str, tf.Module]]:
+    for name, value in values.items():
+        if isinstance(value, tf.Module):
+            yield f"{start}{name}", value
+        elif isinstance(value, list | tuple):
+            yield from _attributes({str(n): v for n, v in enumerate(value)}, f"{start}{name}.")
+        elif isinstance(value, dict):
+            yield from _attributes(value, f"{start}{name}.")
+
+
+def _recomputed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def call_or_recompute(module: tf.Module, *args: Any, **kwargs: Any) -> Any:
+        def compute(*tensors: Any) -> Any:
+            return call(module, *tensors, **kwargs)
+
+        compute.__name__ = name
+        return recomputed(compute)(*args)
+
+    return call_or_recompute

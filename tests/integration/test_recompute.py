@@ -1,0 +1,134 @@
+"""Layers that are computed again in the backward pass train as if they were kept, in less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from integration import recomputed_models as models
+
+import isotrain
+from isotrain.testing.launching import attempt
+from isotrain.testing.native import train
+from isotrain.testing.series import PATIENT, next_session
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Layer 'block' .* was passed an input with a mask"),
+]
+
+BASE: dict[str, Any] = {
+    "model": models.portable,
+    "data": models.data,
+    "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    "optimizer": "adam",
+    "precision": "float64",
+    "global_batch": 8,
+    "accumulate": 2,
+    "epochs": 2,
+    "threads": 1,
+    "record": False,  # a record computes with other operations
+    "timeouts": PATIENT,
+}
+NATIVE = {"torch": models.of_torch, "tensorflow": models.of_tensorflow}
+TRAINED: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "every": {"recompute": "*"},
+    "some": {"recompute": ["attention", "block/dense*"]},
+    "mixed-kept": {"precision": "bfloat16"},
+    "mixed": {"precision": "bfloat16", "recompute": "*"},
+    "native-kept": {"model": NATIVE, "accumulate": 1},
+    "native": {"model": NATIVE, "accumulate": 1, "recompute": "blocks.*"},
+}
+"""Each beside the one before it whose name says that its layers are kept."""
+WIDE = {
+    **BASE,
+    "model": models.deep,
+    "data": models.wide_data,
+    "precision": "float32",
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "global_batch": 1024,
+    "accumulate": 1,
+    "epochs": 1,
+}
+
+
+def work(session: isotrain.Session) -> dict[str, Any]:
+    """Trains all, and looks how much is alive with and without; a run's work."""
+    found: dict[str, Any] = {}
+    for name, changes in TRAINED.items():
+        with next_session(session, name, {**BASE, **changes}) as session:
+            found[name] = train(session)
+    for name, given in {"bytes-kept": {}, "bytes": {"recompute": "*"}}.items():
+        with next_session(session, name, {**WIDE, **given}) as session:
+            found[name] = models.peak_bytes(session)
+    return found
+
+
+@pytest.fixture(scope="module", params=["torch-ddp", "tf-multiworker"])
+def found(request: pytest.FixtureRequest, monkeypatch_module: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch_module.setenv("TF_CPU_ALLOCATOR_USE_BFC", "1")  # which counts
+    run = attempt(work, BASE, request.param, 2)
+    assert run.failure is None, run.failure
+    return {"bits": request.param == "torch-ddp", **run.returned[1]}
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("every", "kept"), ("some", "kept"), ("mixed", "mixed-kept"), ("native", "native-kept")],
+)
+def test_what_is_computed_again_trains_as_what_is_kept(
+    found: dict[str, Any], name: str, kept: str
+) -> None:
+    """Dropout drops the same, and statistics move once; on torch, by the same operations, to the bit."""
+    again, once = found[name], found[kept]
+    bound = 0.0 if found["bits"] else 2e-2 if name == "mixed" else 1e-12
+    np.testing.assert_allclose(again["loss"], once["loss"], rtol=bound, atol=0)
+    assert again["weights"].keys() == once["weights"].keys()
+    for weight, value in once["weights"].items():
+        np.testing.assert_allclose(
+            again["weights"][weight], value, rtol=bound, atol=bound, err_msg=weight
+        )
+
+
+def test_less_is_alive_at_once(found: dict[str, Any]) -> None:
+    """Of eight blocks of three layers with a tanh each, what goes in, and what one of them holds."""
+    assert found["bytes"] < 0.7 * found["bytes-kept"]
+
+
+def refused(changes: dict[str, Any], backend: str) -> str:
+    with (
+        pytest.raises(isotrain.IsotrainError) as error,
+        isotrain.open_session({**BASE, **changes}, backend=backend, replicas=1) as session,
+    ):
+        session.step(next(iter(session.batches())))
+    return str(error.value)
+
+
+def test_a_pattern_that_fits_no_layer_names_those_there_are() -> None:
+    told = refused({"recompute": ["block", "blok*"]}, "torch-ddp")
+    assert "'blok*' fits none" in told
+    assert "attention, " in told
+    assert "block/dropout" in told
+    native = refused({"model": NATIVE, "recompute": "block"}, "torch-ddp")
+    assert "blocks.0, " in native
+    assert "blocks, " not in native
+
+
+def test_a_layer_that_draws_by_no_generator_of_its_own_is_refused() -> None:
+    told = refused({"model": models.drawing, "recompute": "block"}, "torch-ddp")
+    assert "block moves variables that are not its own" in told
+
+
+def test_plan_says_that_steps_are_not_replayed() -> None:
+    spec = {**BASE, "record": True, "recompute": "*"}
+    (remark,) = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).remarks
+    assert remark.startswith("training steps are not replayed")
+    assert "`recompute`" in remark

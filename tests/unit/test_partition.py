@@ -1,0 +1,178 @@
+"""Cuts into stages are the best of all that there are, by trying all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isotrain.core.stages.memory import memory
+from isotrain.core.stages.partition import Partitioner
+from isotrain.core.stages.profile import Cut, Layer, Profile
+from isotrain.core.stages.schedules import Shape
+from isotrain.plugin import PlanError
+
+SECONDS = st.integers(1, 9).map(float)
+BYTES = st.integers(0, 40)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Chains and other graphs: with branches, skipped layers, and layers that nobody needs."""
+    count = draw(st.integers(1, 5))
+    layers = []
+    for place in range(count):
+        sources = draw(st.sets(st.sampled_from(range(place)), max_size=2)) if place else set()
+        seconds = draw(SECONDS), draw(SECONDS)
+        layers.append(Layer(str(place), *seconds, draw(BYTES), draw(BYTES), tuple(sorted(sources))))
+    return Profile(layers)
+
+
+def all_cuts(profile: Profile) -> list[Cut]:
+    """Every set of layers that has what each of them needs."""
+    places = range(len(profile.layers))
+    return [
+        cut
+        for cut in range(1 << len(profile.layers))
+        if all(
+            all(cut >> source & 1 for source in profile.layers[place].sources)
+            for place in places
+            if cut >> place & 1
+        )
+    ]
+
+
+def all_pipelines(profile: Profile, before: Cut = 0) -> Iterator[list[Cut]]:
+    """Every way to cut a model, by where the stages end."""
+    if before == profile.whole:
+        yield []
+        return
+    for cut in all_cuts(profile):
+        if cut != before and not before & ~cut:
+            for rest in all_pipelines(profile, cut):
+                yield [cut, *rest]
+
+
+def all_shares(workers: int, stages: int) -> Iterator[list[int]]:
+    """Every way to give workers to stages, one at least to each."""
+    if stages == 1:
+        yield [workers]
+        return
+    for own in range(1, workers - stages + 2):
+        for rest in all_shares(workers - own, stages - 1):
+            yield [own, *rest]
+
+
+def slowest(partitioner: Partitioner, cuts: list[Cut], shares: list[int]) -> float:
+    """What a pipeline takes for a micro-batch, by the definition: its slowest stage or transfer."""
+    stages = zip([0, *cuts[:-1]], cuts, shares, strict=True)
+    computing = [partitioner.stage_seconds(*stage) for stage in stages]
+    return max([*computing, *(partitioner.transfer_seconds(cut) for cut in cuts[:-1])])
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), st.integers(1, 4), st.sampled_from([1.0, 8.0, 1e9]))
+def test_no_pipeline_is_faster(profile: Profile, workers: int, bandwidth: float) -> None:
+    """Of all cuts and all replications of the stages; and the one that is given is as fast as is said."""
+    partitioner = Partitioner(profile, bandwidth)
+    found = partitioner.best(workers)
+    fastest = min(
+        slowest(partitioner, cuts, shares)
+        for cuts in all_pipelines(profile)
+        for shares in all_shares(workers, len(cuts))
+    )
+    assert found.seconds == pytest.approx(fastest)
+    assert found.workers == workers
+    names = [layer.name for stage in found.stages for layer in stage.layers]
+    assert sorted(names) == [layer.name for layer in profile.layers]
+    cuts = list(_ends(found.stages))
+    shares = [stage.replicas for stage in found.stages]
+    assert slowest(partitioner, cuts, shares) == pytest.approx(found.seconds)
+
+
+def _ends(stages: object) -> Iterator[Cut]:
+    cut = 0
+    for stage in stages:  # type: ignore[attr-defined]
+        for layer in stage.layers:
+            cut |= 1 << int(layer.name)
+        yield cut
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), st.integers(1, 4))
+def test_no_cut_is_more_balanced(profile: Profile, stages: int) -> None:
+    """Of all into so many stages; of equal ones, the one that sends least."""
+    if stages > len(profile.layers):
+        with pytest.raises(PlanError, match="each needs one"):
+            Partitioner(profile, 1.0).balanced(stages)
+        return
+    found = Partitioner(profile, 1.0).balanced(stages)
+    best = min(
+        (
+            max(map(profile.seconds, [0, *cuts[:-1]], cuts)),
+            sum(profile.crossing_bytes(cut) for cut in cuts[:-1]),
+        )
+        for cuts in all_pipelines(profile)
+        if len(cuts) == stages
+    )
+    sent = sum(stage.sent_bytes for stage in found.stages)
+    assert (found.seconds, sent) == best
+
+
+def chain(*weights: int, activation: int = 8) -> Profile:
+    """Layers one after the other, that take equally long."""
+    return Profile(
+        [
+            Layer(str(n), 1.0, 2.0, activation, weight, (n - 1,) if n else (), kept_bytes=10)
+            for n, weight in enumerate(weights)
+        ]
+    )
+
+
+def test_large_weights_are_not_replicated() -> None:
+    """As in PipeDream's VGG-16: convolutions replicated, the large dense layers behind them not."""
+    found = Partitioner(chain(1, 1, 1, 1000), bandwidth=100.0).best(4)
+    assert [stage.replicas for stage in found.stages] == [3, 1]
+    assert [len(stage.layers) for stage in found.stages] == [3, 1]
+
+
+def test_small_weights_are_replicated_alone() -> None:
+    """Where an exchange of gradients costs nothing, there is one stage: data parallelism."""
+    found = Partitioner(chain(1, 1, 1, 1, activation=800), bandwidth=100.0).best(4)
+    assert [stage.replicas for stage in found.stages] == [4]
+
+
+def test_what_skips_a_cut_crosses_it() -> None:
+    """A result that is taken further behind is carried along, once however many take it."""
+    layers = [
+        Layer(str(n), 1.0, 1.0, 10 + n, 0, sources)
+        for n, sources in enumerate([(), (0,), (0, 1), (0, 2)])
+    ]
+    profile = Profile(layers)
+    assert profile.crossing_bytes(0b0001) == 10
+    assert profile.crossing_bytes(0b0011) == 10 + 11
+    assert profile.crossing_bytes(0b0111) == 10 + 12
+
+
+def test_graphs_of_many_branches_are_cut_in_their_order() -> None:
+    """They have more cuts than can be looked at."""
+    branches = [Layer(str(n), 1.0, 1.0, 1, 1, (0,) if n else ()) for n in range(24)]
+    found = Partitioner(Profile(branches), 1e9).balanced(4)
+    assert found.seconds == 12.0
+
+
+def test_layers_out_of_order_are_refused() -> None:
+    with pytest.raises(PlanError, match="expected places before its own"):
+        Profile([Layer("a", 1.0, 1.0, 1, 1, (1,)), Layer("b", 1.0, 1.0, 1, 1)])
+
+
+def test_memory_of_stages() -> None:
+    """Two weights' worth and the slots; activations of as many micro-batches as are under way."""
+    stages = Partitioner(chain(5, 5, 5, 5), 1e9).balanced(2).stages
+    for schedule, kept in {"gpipe": [4, 4], "1f1b": [2, 1]}.items():
+        found = memory(stages, schedule, Shape(2, 4), slots=2)
+        assert [each.micro_batches for each in found] == kept
+        assert [each.activations for each in found] == [20 * n for n in kept]
+        assert [each.total for each in found] == [20 + 20 + 20 * n for n in kept]
