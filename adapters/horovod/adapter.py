@@ -231,6 +231,7 @@ class HorovodTorch(_Horovod):
     framework = "torch"
     packages = (build.DISTRIBUTION, "torch", "keras")
     exports = TORCH_EXPORTS
+    compiler = "torch.compile"
     summary = "Horovod under PyTorch, one process per replica"
 
     def _framework_usability(self) -> Usability:
@@ -266,6 +267,7 @@ class HorovodTF(_Horovod):
     framework = "tensorflow"
     packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
     exports = TENSORFLOW_EXPORTS
+    compiler = "XLA"
     summary = "Horovod under TensorFlow, one process per replica"
 
     def _framework_usability(self) -> Usability:

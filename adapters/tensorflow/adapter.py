@@ -63,6 +63,7 @@ class _TensorFlowAdapter(Adapter):
     framework = "tensorflow"
     packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
     exports = EXPORTS
+    compiler = "XLA"
     options = {
         _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
         " exchanged (4194304)",

@@ -17,6 +17,7 @@ from isotrain.adapters import keras_private, portable
 from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
 from isotrain.adapters.outputs import Outputs, shown_name
 from isotrain.adapters.tensorflow import private
+from isotrain.adapters.tensorflow.compiling import Compute, compiled
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import evaluated_rows, forward, loss_computer
 from isotrain.adapters.tensorflow.private import copies
@@ -91,9 +92,7 @@ class Program:
             },
         )
         self._forward = forward(self.model, training=False)
-        self._losses = {
-            training: loss_computer(spec, self.model, training) for training in (True, False)
-        }
+        self._losses = {training: self._loss(spec, training) for training in (True, False)}
         self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
             "train": portable.build_metrics(spec, "tensorflow"),
             "evaluation": portable.build_metrics(spec, "tensorflow"),
@@ -105,6 +104,10 @@ class Program:
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
+
+    def _loss(self, spec: TrainingSpec, training: bool) -> Compute:
+        compute = loss_computer(spec, self.model, training)
+        return compiled(compute) if spec.compile else compute
 
     def not_carried(self) -> list[str]:
         """What steps of a tf.Module may depend on, and no variable holds."""

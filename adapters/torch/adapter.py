@@ -67,6 +67,7 @@ class TorchDDP(ServedOverTcp):
     replicas_per_process = "one"
     packages = ("torch", "keras")
     exports = EXPORTS
+    compiler = "torch.compile"
     capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",

@@ -93,7 +93,13 @@ def is_pure(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
-    return not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+    return not schema.is_mutable and not draws(node)
+
+
+def draws(node: Node) -> bool:
+    """Whether an operation draws random numbers, or stands for a generator of them."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "get_attr" or torch.Tag.nondeterministic_seeded in tags
 
 
 def drop_unused(graph: Graph) -> None:

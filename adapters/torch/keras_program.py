@@ -26,6 +26,7 @@ from isotrain.plugin import (
     ExportForm,
     IsotrainError,
     LayerTrait,
+    SpecError,
     StateKind,
     TrainingSpec,
     unknown_name,
@@ -75,8 +76,13 @@ class KerasProgram(Program):
     def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
         compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
         phase = "training" if training else "evaluation"
+        if not spec.record and spec.compile:
+            raise SpecError(
+                "compile: of a portable model on torch, the record is compiled, and record is false."
+                " Leave one of the two out."
+            )
         is_recorded = spec.record and not (training and spec.recompute)
-        return Replayed(compute, self.model, phase) if is_recorded else compute
+        return Replayed(compute, self.model, phase, spec.compile) if is_recorded else compute
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         found = [each.remark(inputs, targets) for each in self._replays().values()]

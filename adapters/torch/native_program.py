@@ -82,8 +82,9 @@ class NativeProgram(Program):
             enabled=spec.loss_scaling is not None,
         )
         self._loss = None if spec.loss is None else NativeLoss(spec)
-        self._forward = self._with_autocast(model)
-        self._compute = self._with_autocast(loss_computer(spec, model, self._loss))
+        called = _called(model, spec)
+        self._forward = self._with_autocast(called)
+        self._compute = self._with_autocast(loss_computer(spec, called, self._loss))
         self.objective = Objective(model, self._compute)
         self._train()
 
@@ -221,6 +222,15 @@ def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module
         if frozen:
             still.append(module)
     return still
+
+
+def _called(model: nn.Module, spec: TrainingSpec) -> Any:
+    """What to call for the model: itself, or its compiled form; torch's compiler takes long to import."""
+    if not spec.compile:
+        return model
+    from isotrain.adapters.torch.compiling import compiled
+
+    return compiled(model)
 
 
 def loss_computer(

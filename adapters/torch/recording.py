@@ -20,6 +20,7 @@ from isotrain.adapters.torch.trees import emptied, filled, leaves
 
 Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 """`compute(inputs, targets)`: the mean loss and the predictions."""
+UNCOMPILED = "they draw random numbers, of which torch's compiler would draw others"
 _LIBRARY = torch.library.Library("isotrain", "DEF")
 _LIBRARY.define("seed(Tensor value, int generator) -> Tensor")
 _LIBRARY.impl("seed", lambda value, generator: value.clone(), "CompositeExplicitAutograd")
@@ -40,6 +41,7 @@ class Recording:
         moved: Tensors that a step moves, in the order of the graph's last outputs.
         predictions: Their structure.
         masked: Which leaves of the predictions have a mask.
+        forward: Computes the graph.
     """
 
     graph: torch.fx.GraphModule
@@ -48,18 +50,31 @@ class Recording:
     moved: list[torch.Tensor]
     predictions: Any
     masked: list[int]
+    forward: Callable[..., Any]
 
     @property
     def rearranged(self) -> Recording | None:
         """The same by other, faster operations, up to rounding; None where there are none."""
         graph = fast_passes.rearranged(self.graph)
-        return None if graph is None else replace(self, graph=graph)
+        return None if graph is None else replace(self, graph=graph, forward=graph.forward)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, from torch's generator or from those that the graph holds."""
+        return any(map(exact_passes.draws, self.graph.graph.nodes))
+
+    @property
+    def compiled(self) -> Recording | None:
+        """The same by torch's compiler, up to rounding; None where it draws random numbers."""
+        if self.draws:
+            return None
+        from isotrain.adapters.torch.compiling import compiled
+
+        return replace(self, forward=compiled(self.graph, any_shape=False))
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Computes the mean loss and the predictions, and moves what a step moves."""
-        given = self.graph.forward(
-            *self.variables, *self.constants, *leaves(inputs), *leaves(targets)
-        )
+        given = self.forward(*self.variables, *self.constants, *leaves(inputs), *leaves(targets))
         if self.moved:
             with torch.no_grad():
                 torch._foreach_copy_(self.moved, given[-len(self.moved) :])
@@ -148,7 +163,8 @@ def record(
             raise UnrecordableError(_why(error)) from error
     constants = exact_passes.simplify(graph, len(tensors), trace.generators)
     moved = [tensors[index] for index in trace.moved]
-    return Recording(graph, tensors, constants, moved, emptied(trace.predictions), trace.masked)
+    predictions = emptied(trace.predictions)
+    return Recording(graph, tensors, constants, moved, predictions, trace.masked, graph.forward)
 
 
 def _why(error: Exception) -> str:

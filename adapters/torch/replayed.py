@@ -11,7 +11,13 @@ import torch
 
 from isotrain.adapters.torch.outcome import Outcome
 from isotrain.adapters.torch.python_state import PythonState
-from isotrain.adapters.torch.recording import Compute, Recording, UnrecordableError, record
+from isotrain.adapters.torch.recording import (
+    UNCOMPILED,
+    Compute,
+    Recording,
+    UnrecordableError,
+    record,
+)
 from isotrain.adapters.torch.trees import digest, signature
 
 _CHECKED_AGAIN = 16
@@ -48,15 +54,19 @@ class Replayed:
         is_paused: Whether it computes without a record for now, and counts nothing.
     """
 
-    def __init__(self, compute: Compute, model: keras.Layer, phase: str) -> None:
+    def __init__(
+        self, compute: Compute, model: keras.Layer, phase: str, compiles: bool = False
+    ) -> None:
         """Records nothing yet.
 
         Args:
             compute: From inputs and targets to the mean loss and the predictions.
             model: Whose layers it calls.
             phase: `training` or `evaluation`, for messages.
+            compiles: Whether records are to be compiled.
         """
         self.refusal: str | None = None
+        self._compiles = compiles
         self._compute = compute
         self._model = model
         self._phase = phase
@@ -166,15 +176,27 @@ class Replayed:
         if difference is not None:
             self._refuse(_seen(difference, known.uses))
         elif is_first:
-            self._hasten(known, expected, inputs, targets)
+            self._hasten(known, known.recording.rearranged, expected, (inputs, targets))
+            if self._compiles:
+                self._compile(known, expected, (inputs, targets))
 
-    def _hasten(self, known: _Record, expected: Outcome, inputs: Any, targets: Any) -> None:
-        """Takes faster operations for a record that has proved right, if they prove near."""
-        faster = known.recording.rearranged
-        if faster is not None:
-            found = self._outcome(faster, inputs, targets)
-            if expected.difference(found, exact=False) is None:
-                known.recording, known.is_exact = faster, False
+    def _hasten(
+        self, known: _Record, faster: Recording | None, expected: Outcome, batch: tuple[Any, Any]
+    ) -> str | None:
+        """Takes faster operations for a record that has proved right; if they do not prove near, says how."""
+        if faster is None:
+            return None
+        difference = expected.difference(self._outcome(faster, *batch), exact=False)
+        if difference is None:
+            known.recording, known.is_exact = faster, False
+        return difference
+
+    def _compile(self, known: _Record, expected: Outcome, batch: tuple[Any, Any]) -> None:
+        """Takes a record's compiled form; says so where it cannot."""
+        compiled = known.recording.compiled
+        why = UNCOMPILED if compiled is None else self._hasten(known, compiled, expected, batch)
+        if why is not None:
+            warnings.warn(self._told_uncompiled(why), RuntimeWarning, stacklevel=2)
 
     def _outcome(self, compute: Compute, inputs: Any, targets: Any) -> Outcome:
         return Outcome.of(compute, (inputs, targets), self._parameters, self._others)
@@ -190,20 +212,25 @@ class Replayed:
         self.records.clear()
         warnings.warn(told(self._phase, why), RuntimeWarning, stacklevel=2)
 
-    def remark(self, inputs: Any, targets: Any) -> str | None:
-        """Says why slices like these are not replayed, having tried it; None where they are."""
-        why = self.refusal or self._tried(inputs, targets)
-        return None if why is None else told(self._phase, why)
+    def _told_uncompiled(self, why: str) -> str:
+        return f"{self._phase} steps are not compiled, but replayed as they are: {why}"
 
-    def _tried(self, inputs: Any, targets: Any) -> str | None:
+    def remark(self, inputs: Any, targets: Any) -> str | None:
+        """Says why slices like these are not replayed or not compiled, having tried it; None if they are."""
+        if self.refusal is not None:
+            return told(self._phase, self.refusal)
         with torch.set_grad_enabled(self._phase == "training"):
             expected = self._outcome(self._compute, inputs, targets)
             try:
                 recording = record(self._compute, self._model, self._variables, inputs, targets)
             except UnrecordableError as error:
-                return str(error)
+                return told(self._phase, str(error))
             found = self._outcome(recording, inputs, targets)
-            return expected.difference(found, exact=self._is_exact)
+            difference = expected.difference(found, exact=self._is_exact)
+        if difference is not None:
+            return told(self._phase, difference)
+        draws = self._compiles and recording.draws
+        return self._told_uncompiled(UNCOMPILED) if draws else None
 
 
 def told(phase: str, why: str) -> str:

@@ -38,6 +38,7 @@ class Adapter(ABC):
         options: The names of `backend_options` it knows, with their meaning.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
+        compiler: What translates the model where a spec says `compile`; None where nothing does.
         served_over: With what the processes of a served run exchange, where it has served runs.
         exports: The forms in which its groups write models to files, but for `safetensors`, which needs none.
         kit_models: Where it trains no portable models, the module that has the conformance kit's models in
@@ -53,6 +54,7 @@ class Adapter(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
+    compiler: ClassVar[str | None] = None
     served_over: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     kit_models: ClassVar[str | None] = None

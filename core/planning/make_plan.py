@@ -55,7 +55,8 @@ def make_plan(
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
     _require_capabilities(strategy, adapter)
     options = adapter.check_options(spec)
-    remarks = [*device_remarks, *adapter.check(spec, options, replicas=count)]
+    remarks = [*device_remarks, *_compiling(spec, strategy, adapter)]
+    remarks += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)
     placement = strategy.placement.for_replicas(count)
     collective = placement.collective(adapter, resolved) if count > 1 else "none"
@@ -140,6 +141,26 @@ def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) 
     placement = strategy.placement
     found = adapter.can(placement.name).missing(strategy.requires)
     return [f"{placement.where}it has {missing}" for missing in found]
+
+
+def _compiling(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list[str]:
+    """What a plan says of `compile`.
+
+    Raises:
+        UnsupportedError: Nothing compiles the model.
+    """
+    if not spec.compile:
+        return []
+    if adapter.compiler is None:
+        raise UnsupportedError(f"compile: backend {adapter.name!r} has no compiler. Leave it out.")
+    if strategy.placement.name != "replicated":
+        raise UnsupportedError(
+            f"compile: the model is not compiled in {strategy.placement.name} runs, such as {strategy.name!r}"
+            " has. Leave it out."
+        )
+    return [
+        f"compile: {adapter.compiler} translates the model; bits are not those of a run without"
+    ]
 
 
 def _processes(seats: Sequence[Seat]) -> tuple[ProcessPlan, ...]:

@@ -192,6 +192,11 @@ class TrainingSpec(
         description="Patterns of the names of layers whose results are computed again in the backward pass "
         "rather than kept, such as block_*; * for every layer; null for none.",
     )
+    compile: Switch = Field(
+        default=False,
+        description="Whether the framework's compiler translates the model: the first steps take longer, "
+        "later ones often less, and all round otherwise.",
+    )
     evaluation: Evaluation = Field(default=Evaluation(), description="When and how to evaluate.")
     checkpoint: CheckpointPolicy | None = Field(
         default=None, description="When checkpoints are saved, and which are kept; null for none."
@@ -243,6 +248,9 @@ class TrainingSpec(
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
         yield from exactly_one(fields, "global_batch", "local_batch")
         yield from exactly_one(fields, "epochs", "steps")
+        if fields.get("compile") and fields.get("recompute"):
+            hint = "the compiler itself decides what it keeps"
+            yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
         precision = fields.get("precision", "float32")
         if fields.get("loss_scale") is not None and precision != "float16":
             hint = "leave loss_scale out"

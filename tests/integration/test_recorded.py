@@ -265,3 +265,13 @@ def test_plan_and_check_say_what_is_not_recorded() -> None:
         assert phases == ["training", "evaluation"]
         assert all(REFUSED["by value"][1] in text for text in told)
     assert not isotrain.measured_plan(BASE, backend="torch-ddp", replicas=1).remarks
+
+
+def test_random_layers_are_said_not_to_be_compiled() -> None:
+    fields = {**BASE, "model": models.dropout, "compile": True}
+    with (
+        warnings.catch_warnings(action="ignore"),
+        isotrain.open_session(fields, backend="torch-ddp", replicas=1) as session,
+    ):
+        (remark,) = session.step_remarks()
+    assert "training steps are not compiled, but replayed as they are" in remark

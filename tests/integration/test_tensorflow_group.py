@@ -223,6 +223,25 @@ def steps_equal_those_of_one_replica(run: Run) -> None:
         run.assert_as_alone(run.together(work, **fields), work, 1e-12, **fields)
 
 
+def train_by_xla(group: Any) -> Found:
+    """Sees that each local replica's forward and backward pass were translated."""
+    found = train(group, samples=regression, global_batch=8)
+    traced, *_ = next(iter(group._functions.values()))._list_all_concrete_functions()
+    translated = [
+        function
+        for function in traced.graph.as_graph_def().library.function
+        if function.attr["_XlaMustCompile"].b
+    ]
+    assert len(translated) >= 2 * len(group.local_replicas)
+    return found
+
+
+@check
+def compiled_steps_equal_those_of_one_replica_that_are_not(run: Run) -> None:
+    work = functools.partial(train, samples=regression, global_batch=8)
+    run.assert_as_alone(run.together(train_by_xla, compile=True), work, 1e-12)
+
+
 @check
 def repeated_embedding_indices_are_summed(run: Run) -> None:
     fields = {

@@ -41,6 +41,7 @@ def torch_net() -> Any:
 
 LAMB = {"name": "lamb", "lr": 0.125, "beta_1": 0.875, "beta_2": 0.9375, "epsilon": 2.0**-20}
 ONE_SAMPLE = {"global_batch": 1, "model_args": {"normalised": True}, "shuffle": False}
+COMPILED = {"compile": True, "metrics": [], "steps": 4, "drop_remainder": True}
 ALONE: dict[str, dict[str, Any]] = {
     "native": {"model": torch_net, "optimizer": LAMB},
     "portable": {"optimizer": LAMB},
@@ -48,6 +49,9 @@ ALONE: dict[str, dict[str, Any]] = {
     "cut": {**ONE_SAMPLE, "accumulate": 3},
     "penalised": {"model_args": {"penalised": True}},
     "plain": {},
+    "native compiled": {"model": torch_net, **COMPILED},
+    "native as it is": {"model": torch_net, **COMPILED, "compile": False},
+    "portable compiled": COMPILED,
 }
 """What one replica trains."""
 
@@ -73,8 +77,20 @@ def train(session: isotrain.Session) -> dict[str, Any]:
         kernel = next(name for name in weights if name.endswith("dense/kernel"))
         bias = next(name for name in weights if name.endswith("dense/bias"))
         session.write_state({kernel: np.array([START]).T, bias: np.array([0.5])})
+    graphs = compiled_graphs()
     losses = [float(session.step(batch)) for batch in session.batches()]
-    return {"losses": losses, "state": session.read_state()}
+    return {
+        "losses": losses,
+        "state": session.read_state(),
+        "compiled": compiled_graphs() - graphs,
+    }
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch's compiler has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def train_all(session: isotrain.Session) -> dict[str, Any]:
@@ -123,3 +139,10 @@ def test_losses_of_the_models_own_layers_count_once_on_any_split(found: dict[str
     penalty = 0.25 * np.square(START).sum()
     assert np.isclose(penalised["losses"][0], plain["losses"][0] + penalty, rtol=1e-12)
     np.testing.assert_allclose(found["split"]["losses"], penalised["losses"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["native", "portable"])
+def test_compiled_models_train_as_others(found: dict[str, Any], kind: str) -> None:
+    plain, compiled = found["native as it is"], found[f"{kind} compiled"]
+    assert plain["compiled"] == 0 < compiled["compiled"]
+    np.testing.assert_allclose(compiled["losses"], plain["losses"], rtol=1e-12)

@@ -90,6 +90,11 @@ class WithGPUs(Declared):
     gpus = 2
 
 
+class Compiling(Declared):
+    name = "compiling"
+    compiler = "a compiler"
+
+
 class Steplss(Declared):
     name = "stepless"
     capabilities = {"replicated": Capabilities.none("nothing works")}
@@ -98,7 +103,7 @@ class Steplss(Declared):
 @pytest.fixture
 def host() -> Iterator[PluginHost]:
     host = PluginHost(entry_points=False)
-    for adapter in (Declared, InOneProcess, Missing, WithGPUs, Steplss):
+    for adapter in (Declared, InOneProcess, Missing, WithGPUs, Compiling, Steplss):
         host.backends.add(adapter)
     return host
 
@@ -192,9 +197,15 @@ def test_gpus_are_used_when_there_are_enough(host: PluginHost) -> None:
     assert "too few" in too_few.remarks[0]
 
 
+def test_a_plan_says_that_the_model_is_compiled(host: PluginHost) -> None:
+    assert plan(host, "compiling").remarks == ()
+    assert "compile: a compiler translates" in plan(host, "compiling", compile=True).remarks[0]
+
+
 @pytest.mark.parametrize(
     ("backend", "replicas", "fields", "kind", "words"),
     [
+        ("declared", 1, {"compile": True}, UnsupportedError, "'declared' has no compiler"),
         ("declard", 1, {}, IsotrainError, "Did you mean 'declared'"),
         ("declared:wir", 2, {}, UnsupportedError, "Did you mean 'wire'"),
         ("declared", 0, {}, PlanError, "at least 1"),
