@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from isotrain.core.errors import PlanError
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
+from isotrain.core.launching.shown_ranks import shown_ranks
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
 from isotrain.core.plugins.host import PluginHost, plugin_host
@@ -54,6 +55,7 @@ def run(
     launcher: str = LOCAL,
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
+    ranks: Sequence[int] = (0,),
 ) -> RunResult:
     """Trains a spec under a backend, in processes of its own on this machine.
 
@@ -68,6 +70,7 @@ def run(
         resume: A checkpoint, a folder or URL of them, or a run directory, of which the newest is taken;
             `auto`: the newest of this very run directory or checkpoint folder, if it has one.
         max_restarts: How often the run may start again from its last checkpoint after a failure.
+        ranks: Whose output is shown; that of all is in the run directory.
 
     Returns:
         History, metrics, timings, final weights, and where the run's files are.
@@ -78,7 +81,8 @@ def run(
         RunFailedError: A process failed; tells which, where and why.
     """
     asked = _Asked(
-        spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts
+        *(spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts),
+        ranks,
     )
     with _launched(train, asked) as (returned, directory, audience, restarts):
         result = result_from_dict({**returned[0], "restarts": restarts}, directory.path)
@@ -100,6 +104,7 @@ def launch(
     launcher: str = LOCAL,
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
+    ranks: Sequence[int] = (0,),
 ) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
@@ -114,6 +119,7 @@ def launch(
         launcher: As for `run`.
         resume: As for `run`: the session has gone on from the checkpoint when `work` gets it.
         max_restarts: As for `run`.
+        ranks: As for `run`.
 
     Returns:
         What `work` returned on each process, by rank: numbers, text, NumPy arrays, and lists and
@@ -125,7 +131,8 @@ def launch(
         RunFailedError: A process failed; tells which, where and why.
     """
     asked = _Asked(
-        spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts
+        *(spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts),
+        ranks,
     )
     with _launched(work, asked) as (returned, _, _, _):
         return returned
@@ -141,6 +148,7 @@ def resume(
     port: int | None = None,
     launcher: str | None = None,
     max_restarts: int = 0,
+    ranks: Sequence[int] = (0,),
 ) -> RunResult:
     """Goes on with a run of `run` in its own directory, from its newest checkpoint.
 
@@ -154,6 +162,7 @@ def resume(
         port: As for `run`.
         launcher: As for `run`; left out: the run's own.
         max_restarts: As for `run`.
+        ranks: As for `run`.
 
     Raises:
         SpecError: The spec is wrong, or names what cannot be imported.
@@ -267,6 +276,7 @@ class _Asked:
     port: int | None
     resume: str | os.PathLike[str] | None
     max_restarts: int
+    ranks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -303,6 +313,7 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
     host = plugin_host(given.plugins)
     planned = functools.partial(_planned, given, host, asked)
     resolved = planned(asked.replicas)
+    _require_ranks(asked.ranks, resolved)
     loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
     packages = versions(host.backend(resolved.backend).packages)
     with contextlib.ExitStack() as stack:
@@ -317,7 +328,10 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
         directory.write_start(given, resolved, packages)
         stack.enter_context(audience)
         folder = checkpoint_folder(given, directory.path)
-        with _display(asked.on_event, resolved) as show:
+        with (
+            _display(asked.on_event, resolved) as display,
+            shown_ranks(directory.path, asked.ranks, display) as show,
+        ):
             records = RunRecords(directory, audience, show)
             restarts = Restarts(
                 asked.max_restarts, folder, checkpoint, records, given.min_replicas, planned
@@ -325,6 +339,15 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
             attempt = _Attempt(work, given, host, directory, asked.port)
             returned = restarts.run(attempt, resolved)
         yield returned, directory, audience, restarts.made
+
+
+def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
+    count = len(plan.processes)
+    for rank in ranks:
+        if not 0 <= rank < count:
+            raise PlanError(
+                f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has {count} processes."
+            )
 
 
 def _planned(spec: TrainingSpec, host: PluginHost, asked: _Asked, replicas: int | None) -> Plan:

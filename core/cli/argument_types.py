@@ -28,6 +28,11 @@ def counts(text: str) -> list[int]:
     return [count(part) for part in listed(text)]
 
 
+def ranks(text: str) -> list[int]:
+    """Whole numbers of at least 0, between commas."""
+    return [count_or_zero(part) for part in listed(text)]
+
+
 def listed(text: str) -> list[str]:
     """Texts between commas."""
     return [part.strip() for part in text.split(",")]

@@ -33,6 +33,13 @@ from isotrain.core.cli.model_arguments import (
     describe_export,
     describe_predict,
 )
+from isotrain.core.cli.record_arguments import DESCRIPTIONS as OF_RECORDS
+from isotrain.core.cli.record_arguments import (
+    LOGS_EXAMPLES,
+    RUNS_EXAMPLES,
+    describe_logs,
+    describe_runs,
+)
 from isotrain.core.cli.run_arguments import DESCRIPTIONS as OF_RUNS
 from isotrain.core.cli.run_arguments import (
     RESUME_EXAMPLES,
@@ -147,6 +154,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
+    _add_records(commands)
     for name, summary, examples in (
         ("launchers", "list what starts which backend", LAUNCHERS_EXAMPLES),
         ("place", "say which process of which engine this one is", PLACE_EXAMPLES),
@@ -178,6 +186,7 @@ _DESCRIPTIONS = OF_MODELS | {
     **OF_FINDINGS,
     **OF_CHECKPOINTS,
     **OF_LAUNCHING,
+    **OF_RECORDS,
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
     "compare": "Measures every backend with every number of replicas, in new processes, in turn and\n"
@@ -246,6 +255,12 @@ def _add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
         examples, home = ACTION_EXAMPLES[action], "isotrain.core.cli.checkpoint_commands"
         describe_action(action, _add(actions, action, summary, examples, home))
     group.commands = actions.choices
+
+
+def _add_records(commands: argparse._SubParsersAction[Parser]) -> None:
+    home = "isotrain.core.cli.record_commands"
+    describe_runs(_add(commands, "runs", "list runs and how far they came", RUNS_EXAMPLES, home))
+    describe_logs(_add(commands, "logs", "print what a rank has printed", LOGS_EXAMPLES, home))
 
 
 def _describe_plugins(command: argparse.ArgumentParser) -> None:

@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> None:
             launcher=options.launcher,
             resume=options.resume,
             max_restarts=options.max_restarts,
+            ranks=options.ranks,
         ),
     )
 
@@ -65,6 +66,7 @@ def resume(options: argparse.Namespace) -> None:
             port=options.port,
             launcher=options.launcher,
             max_restarts=options.max_restarts,
+            ranks=options.ranks,
         ),
     )
 

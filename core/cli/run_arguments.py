@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import choice, count_or_zero, port
+from isotrain.core.cli.argument_types import choice, count_or_zero, port, ranks
 from isotrain.core.cli.spec_arguments import describe_changes, describe_spec, describe_target
 
 RUN_EXAMPLES = """\
@@ -78,5 +78,12 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="start again from the last checkpoint after a failure, at most so often (default: 0)",
+    )
+    command.add_argument(
+        "--ranks",
+        type=ranks,
+        default=(0,),
+        metavar="N,...",
+        help="whose output to show, such as 0,3 (default: 0); all of it is in the run directory",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")

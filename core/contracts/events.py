@@ -236,14 +236,16 @@ class Finished(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Event):
-    """Rank 0 has printed something.
+    """A rank has printed something: rank 0, or another whose output was asked for.
 
     Attributes:
         text: What.
+        rank: Which.
     """
 
     kind = "output"
     text: str
+    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

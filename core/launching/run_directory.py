@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY
 from isotrain.core.contracts.events import EpochEnded, Event, ProcessEvent, Steps, read_event
@@ -26,6 +26,8 @@ PLAN_FILE = "plan.json"
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
 _LOCK_FILE = ".lock"
+_LOOK_SECONDS = 0.2
+"""Longer than anyone who only looks whether a run goes on keeps it from doing so."""
 
 
 class RunDirectory:
@@ -72,13 +74,22 @@ class RunDirectory:
             PlanError: Another one is in it.
         """
         with (self.path / _LOCK_FILE).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PlanError(
-                    f"a run goes on in {self.path}. Wait for its end, or end it, before you resume it."
-                ) from None
+            deadline = time.monotonic() + _LOOK_SECONDS
+            while not _locked(lock, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise PlanError(
+                        f"a run goes on in {self.path}. Wait for its end, or end it, before you resume it."
+                    )
+                time.sleep(_LOOK_SECONDS / 10)
             yield
+
+    def is_held(self) -> bool:
+        """Whether a run goes on in it."""
+        try:
+            with (self.path / _LOCK_FILE).open() as lock:
+                return not _locked(lock, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
 
     def rewind(self, step: int) -> None:
         """Forgets what the run told of steps from this one on: they are taken again.
@@ -220,6 +231,14 @@ def checkpoint_folder(spec: TrainingSpec, folder: Path) -> str:
 def log_of(folder: Path, rank: int) -> Path:
     """The file with the output of a rank."""
     return folder / f"rank-{rank}.log"
+
+
+def _locked(lock: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _exactly(path: Path) -> Path:

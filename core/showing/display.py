@@ -210,7 +210,7 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
 
     def show(event: Event) -> None:
         if isinstance(event, Output):
-            sys.stdout.write(event.text)
+            sys.stdout.write(_output(event))
             sys.stdout.flush()
             return
         before = story.phase
@@ -226,6 +226,13 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
     say(title(plan))
     say(story.phase)
     yield show
+
+
+def _output(event: Output) -> str:
+    """What a rank printed; lines of others than rank 0 say whose they are."""
+    if event.rank == 0:
+        return event.text
+    return "".join(f"rank {event.rank}: {line}" for line in event.text.splitlines(keepends=True))
 
 
 def _steps(story: Story) -> str:
@@ -256,7 +263,7 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
 
         def show(event: Event) -> None:
             if isinstance(event, Output):
-                sys.stdout.write(event.text)
+                sys.stdout.write(_output(event))
                 return
             line = story.note(event)
             if line:

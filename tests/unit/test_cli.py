@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+from in_process import command as in_process
 from interrupts import heed_signals
 
 from isotrain.core.cli import commands
@@ -334,6 +335,23 @@ def test_run_in_plain_lines(folder: Path) -> None:
         "epoch 2/2",
     ]
     assert found.stdout.startswith("making the data\nfinal loss ")
+
+
+def test_other_ranks_are_shown_too_and_the_run_is_listed(folder: Path) -> None:
+    arguments = ["--backend", "reference", "--replicas", "2", "--run-dir", "runs/two"]
+    found = isotrain("run", "small.json", *arguments, "--ranks", "1", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    assert "rank 1: making the data\n" in found.stdout
+    assert not found.stdout.startswith("making the data")
+    log = in_process("logs", "runs/two", "--rank", "1", folder=folder)
+    assert "making the data\n" in log.stdout
+    (listed,) = json.loads(in_process("runs", "--json", folder=folder).stdout)["runs"]
+    assert listed["step"] == listed["total_steps"] == 6
+    result = json.loads((folder / "runs" / "two" / "result.json").read_text())
+    assert (listed["state"], listed["loss"]) == ("finished", result["final_loss"])
+    refused = in_process("run", "small.json", *arguments[:4], "--ranks", "0,2", folder=folder)
+    assert refused.returncode == ExitCode.USAGE
+    assert "ranks: 2 is no rank of this run; expected 0 to 1" in refused.stderr
 
 
 def test_a_failed_run(folder: Path) -> None:

@@ -62,7 +62,7 @@ def test_who_tells_it_comes_before_what() -> None:
         ("call", "start"),
         ("pid", 12),
     ]
-    assert events.Output(text="hello").to_dict() == {"event": "output", "text": "hello"}
+    assert events.Output(text="hello").to_dict() == {"event": "output", "text": "hello", "rank": 0}
 
 
 def test_what_a_newer_peer_adds_is_passed_over() -> None:

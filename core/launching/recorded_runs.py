@@ -1,0 +1,141 @@
+"""What run directories tell of their runs: how far each came, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from isotrain.core.contracts.events import Finished, Ready, RunFailed
+from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.launching.run_directory import (
+    EVENTS_FILE,
+    PLAN_FILE,
+    SPEC_FILE,
+    STEPS_FILE,
+    RunDirectory,
+    read_events,
+    read_fields,
+)
+
+State = Literal["running", "finished", "failed", "stopped", "damaged"]
+"""`stopped`: nobody is in it, and it says nothing of its end, as after a kill or Ctrl-C; `damaged`: its files
+cannot be read."""
+_RESULT_FILE = "result.json"
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run directory.
+
+    Attributes:
+        directory: Where it is.
+        state: What became of the run.
+        why: The first line of the failure, or what is damaged.
+        plan: Its `plan.json`, and empty where that is damaged.
+        started: When its first process started, in seconds since 1970; None before.
+        done: Steps taken, as far as they were written down.
+        total_steps: Of the run; None until known, and for a run without an end.
+        loss: Of the last of these steps.
+    """
+
+    directory: Path
+    state: State
+    why: str | None
+    plan: Mapping[str, Any]
+    started: float | None
+    done: int
+    total_steps: int | None
+    loss: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What listings have of it, as plain JSON values."""
+        names = ("run", "backend", "collective", "strategy", "launcher", "replicas")
+        return {
+            "directory": str(self.directory),
+            "state": self.state,
+            "why": self.why,
+            **{name: self.plan.get(name) for name in names},
+            "started": self.started,
+            "step": self.done,
+            "total_steps": self.total_steps,
+            "loss": self.loss,
+        }
+
+
+def runs_in(folder: str | os.PathLike[str]) -> list[RecordedRun]:
+    """Every run whose directory is in a folder, or is this folder, in the order in which they started.
+
+    Raises:
+        PlanError: There is no such folder.
+    """
+    top = Path(folder)
+    if not top.is_dir():
+        raise PlanError(
+            f"there is no folder {folder}. Expected one with run directories, as `isotrain run` makes them"
+            " in runs/, or a run directory."
+        )
+    found = [path for path in (top, *top.iterdir()) if (path / SPEC_FILE).is_file()]
+    runs = [recorded_run(path) for path in found]
+    return sorted(runs, key=lambda run: (run.started or float("inf"), str(run.directory)))
+
+
+def recorded_run(folder: Path) -> RecordedRun:
+    """Reads a run directory; one that is damaged says so."""
+    try:
+        plan = read_fields(folder, PLAN_FILE)
+        started, measured = _beginning(folder / EVENTS_FILE)
+        done, loss = _progress(folder / STEPS_FILE)
+        state, why = _state(folder)
+    except (IsotrainError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return RecordedRun(folder, "damaged", str(error), {}, None, 0, None, None)
+    total = plan.get("total_steps") or measured.get("total_steps")
+    return RecordedRun(folder, state, why, plan, started, done, total, loss)
+
+
+def _beginning(events: Path) -> tuple[float | None, Mapping[str, Any]]:
+    """When the first event was, and the plan completed with what was measured."""
+    started = None
+    for event in read_events(events):
+        started = started or event.time
+        if isinstance(event, Ready) and event.plan:
+            return started, event.plan
+    return started, {}
+
+
+def _progress(steps: Path) -> tuple[int, float | None]:
+    line = _last_line(steps)
+    if line is None:
+        return 0, None
+    block = json.loads(line)
+    return block["first"] + len(block["losses"]), float(block["losses"][-1])
+
+
+def _state(folder: Path) -> tuple[State, str | None]:
+    if RunDirectory(folder).is_held():
+        return "running", None
+    if (folder / _RESULT_FILE).exists():
+        return "finished", None
+    last = json.loads(_last_line(folder / EVENTS_FILE) or b"{}")
+    if last.get("event") == RunFailed.kind:
+        return "failed", str(last["message"]).partition("\n")[0]
+    return ("finished" if last.get("event") == Finished.kind else "stopped"), None
+
+
+def _last_line(path: Path) -> bytes | None:
+    """The last line that has an end; None: there is none. The file may be long, and be written to."""
+    if not path.exists():
+        return None
+    with path.open("rb") as stream:
+        position = stream.seek(0, os.SEEK_END)
+        tail = b""
+        while position and tail.count(b"\n") < 2:
+            size = min(_CHUNK, position)
+            position = stream.seek(position - size)
+            tail = stream.read(size) + tail
+    lines = tail.split(b"\n")[:-1]
+    return lines[-1] if lines else None

@@ -1,0 +1,189 @@
+"""What run directories and logs tell: lists of runs, and output as it comes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import main
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Event,
+    Finished,
+    Output,
+    Ready,
+    RunFailed,
+    Started,
+    Steps,
+)
+from isotrain.core.errors import PlanError
+from isotrain.core.launching import recorded_runs
+from isotrain.core.launching.recorded_runs import recorded_run, runs_in
+from isotrain.core.launching.run_directory import RunDirectory, log_of
+from isotrain.core.launching.shown_ranks import shown_ranks
+
+PLAN = {
+    "run": "digits",
+    "backend": "torch-ddp",
+    "collective": "gloo",
+    "strategy": "data-parallel",
+    "launcher": "local",
+    "replicas": 2,
+    "total_steps": None,
+}
+
+
+def directory(path: Path, *events: Event, plan: dict[str, Any] = PLAN) -> RunDirectory:
+    """The directory of a run that has told these events."""
+    made = RunDirectory.create("digits", path)
+    made.write("spec.json", {})
+    made.write("plan.json", plan)
+    for event in events:
+        made.append_event(event)
+    return made
+
+
+def steps(first: int, *losses: float) -> Steps:
+    return Steps(first=first, losses=losses, learning_rates=[0.1] * len(losses))
+
+
+def test_a_run_tells_how_far_it_came(tmp_path: Path) -> None:
+    told = (
+        Started(pid=1, time=100.0),
+        Ready(plan={"total_steps": 8}, time=101.0),
+        steps(0, 3.0, 2.0),
+        steps(2, 1.5),
+    )
+    run = directory(tmp_path / "run", *told)
+    with run.held():
+        found = recorded_run(run.path)
+        assert (found.state, found.done, found.total_steps, found.loss) == ("running", 3, 8, 1.5)
+        assert (found.started, found.why) == (100.0, None)
+    assert recorded_run(run.path).state == "stopped"
+    run.append_event(RunFailed(time=102.0, message="rank 1 died\nits traceback"))
+    failed = recorded_run(run.path)
+    assert (failed.state, failed.why) == ("failed", "rank 1 died")
+    run.append_event(Finished(time=103.0))
+    assert recorded_run(run.path).state == "finished"
+
+
+def test_a_result_means_that_it_finished(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run")
+    run.write("result.json", {})
+    found = recorded_run(run.path)
+    assert (found.state, found.done, found.loss, found.started) == ("finished", 0, None, None)
+
+
+def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run", steps(0, 3.0, 2.0))
+    with (run.path / "steps.jsonl").open("a") as stream:
+        stream.write('{"event": "steps", "first": 2, "los')
+    assert (recorded_run(run.path).done, recorded_run(run.path).loss) == (2, 2.0)
+
+
+def test_the_last_line_of_a_long_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_runs, "_CHUNK", 7)
+    blocks = [steps(first, float(first), first + 0.5) for first in range(0, 40, 2)]
+    run = directory(tmp_path / "run", *blocks)
+    assert (recorded_run(run.path).done, recorded_run(run.path).loss) == (40, 38.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("plan.json", "{"), ("events.jsonl", "what\n"), ("steps.jsonl", "{}\n")]
+)
+def test_what_is_damaged_hides_no_other(tmp_path: Path, name: str, text: str) -> None:
+    directory(tmp_path / "sound", Started(pid=1, time=5.0))
+    directory(tmp_path / "torn")
+    (tmp_path / "torn" / name).write_text(text)
+    (tmp_path / "no run").mkdir()
+    sound, torn = runs_in(tmp_path)
+    assert (sound.directory.name, sound.state) == ("sound", "stopped")
+    assert (torn.directory.name, torn.state) == ("torn", "damaged")
+    assert torn.why
+
+
+def test_runs_are_listed_as_they_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == ExitCode.USAGE
+    assert "there is no folder runs" in capsys.readouterr().err
+    directory(Path("runs/b"), Started(pid=1, time=100.0), steps(0, 2.0))
+    directory(
+        Path("runs/a"), Started(pid=1, time=200.0), RunFailed(time=201.0, message="it broke\nthere")
+    )
+    assert main(["runs", "--json"]) == ExitCode.OK
+    first, second = json.loads(capsys.readouterr().out)["runs"]
+    assert (first["directory"], first["step"], first["loss"]) == ("runs/b", 1, 2.0)
+    assert (first["backend"], first["launcher"], first["replicas"]) == ("torch-ddp", "local", 2)
+    assert (second["state"], second["why"]) == ("failed", "it broke")
+    assert main(["runs"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert "| runs/b        | stopped | torch-ddp:gloo | local    | 2 " in text
+    assert "runs/a  it broke" in text
+    assert main(["runs", "runs/a"]) == ExitCode.OK
+    assert "runs/b" not in capsys.readouterr().out
+
+
+def test_someone_who_looks_keeps_no_run_from_starting(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run")
+    with run.held(), pytest.raises(PlanError, match="a run goes on in"), run.held():
+        pass
+    assert not run.is_held()
+    with run.held():
+        assert run.is_held()
+
+
+def test_a_log_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = directory(tmp_path / "run")
+    log_of(run.path, 0).write_text("zero\n")
+    log_of(run.path, 3).write_text("three\nunfinished")
+    assert main(["logs", str(run.path), "--rank", "3", "--follow"]) == ExitCode.OK
+    assert capsys.readouterr().out == "three\nunfinished\n"
+    assert main(["logs", str(run.path), "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out) == {"event": "output", "rank": 0, "text": "zero\n"}
+    assert main(["logs", str(run.path), "--rank", "1"]) == ExitCode.USAGE
+    assert "has no output of this rank. Available: 0, 3." in capsys.readouterr().err
+    assert main(["logs", str(tmp_path)]) == ExitCode.USAGE
+    assert "is no run directory" in capsys.readouterr().err
+
+
+def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.01)
+
+
+def test_chosen_ranks_are_shown_as_they_print(tmp_path: Path) -> None:
+    log_of(tmp_path, 2).write_text("of an earlier run\n")
+    seen: list[Event] = []
+    with shown_ranks(tmp_path, [2, 3], seen.append) as show:
+        show(Output(text="of rank 0\n"))
+        show(EpochEnded(epoch=0, done=1, loss=None, metrics={}))
+        with log_of(tmp_path, 2).open("a") as log:
+            log.write("now\nand unfin")
+        until(lambda: len(seen) == 2)
+        with log_of(tmp_path, 2).open("a") as log:
+            log.write("ished\nlast")
+        until(lambda: len(seen) == 3)
+        log_of(tmp_path, 3).write_text("at the end\n")
+    told = [each for each in seen if isinstance(each, Output)]
+    assert [(each.rank, each.text) for each in told[:2]] == [(2, "now\n"), (2, "and unfinished\n")]
+    assert sorted((each.rank, each.text) for each in told[2:]) == [
+        (2, "last\n"),
+        (3, "at the end\n"),
+    ]
+
+
+def test_rank_0_alone_is_shown_unless_others_are_chosen(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    with shown_ranks(tmp_path, [0], seen.append) as show:
+        show(Output(text="of rank 0\n"))
+    assert seen == [Output(text="of rank 0\n", rank=0)]
