@@ -17,6 +17,8 @@ from isotrain.core.cli.checkpoint_arguments import (
 from isotrain.core.cli.checkpoint_arguments import DESCRIPTIONS as OF_CHECKPOINTS
 from isotrain.core.cli.checkpoint_arguments import EXAMPLES as CHECKPOINT_EXAMPLES
 from isotrain.core.cli.compare_arguments import describe_compare, describe_report
+from isotrain.core.cli.config_arguments import CONFIG_EXAMPLES, describe_config
+from isotrain.core.cli.config_arguments import DESCRIPTIONS as OF_CONFIG
 from isotrain.core.cli.finding_arguments import (
     CHECK_EXAMPLES,
     PARITY_EXAMPLES,
@@ -93,6 +95,7 @@ _DOCTOR_EXAMPLES = """\
 examples:
   isotrain doctor
   isotrain doctor --backend horovod-torch
+  isotrain doctor --launcher slurm
   isotrain doctor --json > machine.json"""
 _CONFORMANCE_EXAMPLES = """\
 examples:
@@ -155,6 +158,15 @@ def parser() -> argparse.ArgumentParser:
     _add(commands, "backends", "list the backends", _BACKENDS_EXAMPLES)
     _add(commands, "strategies", "list which strategy runs on which backend", _STRATEGIES_EXAMPLES)
     _add_records(commands)
+    describe_config(
+        _add(
+            commands,
+            "config",
+            "write a script that launches a training",
+            CONFIG_EXAMPLES,
+            home="isotrain.core.cli.config_command",
+        )
+    )
     for name, summary, examples in (
         ("launchers", "list what starts which backend", LAUNCHERS_EXAMPLES),
         ("place", "say which process of which engine this one is", PLACE_EXAMPLES),
@@ -186,6 +198,7 @@ _DESCRIPTIONS = OF_MODELS | {
     **OF_FINDINGS,
     **OF_CHECKPOINTS,
     **OF_LAUNCHING,
+    **OF_CONFIG,
     **OF_RECORDS,
     "plan": "Resolves a run without training: who runs where, the collective that will really be used,\n"
     "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
@@ -296,6 +309,12 @@ def _describe_doctor(command: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="what to load; may be repeated (default: every backend)",
+    )
+    command.add_argument(
+        "--launcher",
+        action="append",
+        metavar="NAME",
+        help="look at this launcher instead, and say what it lacks here; may be repeated",
     )
 
 

@@ -266,6 +266,9 @@ def doctor(options: argparse.Namespace) -> None:
     from isotrain.core.plugins.host import plugin_host
 
     host = plugin_host()
+    if options.launcher:
+        _examine_launchers(host, options)
+        return
     names = options.backend or host.backends.names()
     with _waiting(f"loading {', '.join(names)}"):
         found = examine(host, names)
@@ -275,6 +278,18 @@ def doctor(options: argparse.Namespace) -> None:
     from isotrain.core.showing import texts
 
     sys.stdout.write(texts.doctor(found))
+
+
+def _examine_launchers(host: PluginHost, options: argparse.Namespace) -> None:
+    from isotrain.core.launching.launcher_doctor import examine_launcher
+
+    found = [examine_launcher(host, name) for name in options.launcher]
+    if options.json:
+        print(json_page({"format": FORMAT, "launchers": found}))
+        return
+    from isotrain.core.showing import launching_texts
+
+    sys.stdout.write("\n".join(launching_texts.examined(each) for each in found))
 
 
 def new_plugin(options: argparse.Namespace) -> None:

@@ -51,6 +51,33 @@ def launchers(
     return "\n".join(parts)
 
 
+def examined(found: Mapping[str, Any]) -> str:
+    """What there is to say of one launcher here."""
+    why = "; ".join(filter(None, (found["reason"], found["hint"])))
+    rows = [
+        ("usable here", "yes" if found["usable"] else f"no: {why}"),
+        ("allocation", _allocation(found)),
+        ("this process", found["no_place"] or _rank(found["place"])),
+        ("options", text_of(found["options"])),
+    ]
+    for name, pair in found["backends"].items():
+        rows.append((name, "yes" if pair["supported"] else f"no: {pair['reason']}"))
+    return facts(found["name"], rows)
+
+
+def _rank(place: Mapping[str, Any]) -> str:
+    return f"rank {place['rank']} of {place['world_size']}, by {place['engine']}"
+
+
+def _allocation(found: Mapping[str, Any]) -> str:
+    if found["allocation"] is None:
+        return str(found["no_allocation"])
+    shares = [(share["host"] or "any host", share["slots"]) for share in found["allocation"]]
+    return ", ".join(
+        f"{host} ({slots} process{'' if slots == 1 else 'es'})" for host, slots in shares
+    )
+
+
 def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, int]) -> str:
     """A table of which of these fits which backend.
 

@@ -1,0 +1,43 @@
+"""The arguments of `isotrain config`."""
+
+from __future__ import annotations
+
+import argparse
+
+from isotrain.core.cli.argument_types import count
+
+CONFIG_EXAMPLES = """\
+examples:
+  isotrain config
+  isotrain config --backend torch-ddp --replicas 2 --directory digits
+  isotrain config --backend tf-multiworker:ring --launcher slurm --spec digits.yaml"""
+DESCRIPTIONS = {
+    "config": "Asks a few questions, where options do not answer them, and writes a script that launches a\n"
+    "training, and the skeleton of its spec. Outside of a terminal nothing is asked: defaults are taken.",
+}
+
+
+def describe_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--backend",
+        metavar="NAME[:COLLECTIVE]",
+        help="what to run on; `isotrain backends` lists all",
+    )
+    command.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help="what starts the processes; `isotrain launchers` lists all",
+    )
+    command.add_argument(
+        "--replicas", type=count, metavar="N", help="how many copies of the model train together"
+    )
+    command.add_argument("--precision", metavar="TYPE", help="such as float32 or bfloat16")
+    command.add_argument(
+        "--spec", metavar="SPEC", help="a spec that is there already; no skeleton is written then"
+    )
+    command.add_argument(
+        "--directory",
+        default=".",
+        metavar="DIR",
+        help="where to write launch.sh and train.yaml (default: here)",
+    )

@@ -1,0 +1,73 @@
+"""What `isotrain config` does; `config_arguments` has its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.json_text import FORMAT, json_page
+from isotrain.core.plugins.host import PluginHost, plugin_host
+
+
+def config(options: argparse.Namespace) -> None:
+    """Asks, and writes what launches a training."""
+    from isotrain.core.launching.new_launch import Launch, write_launch
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+    host, asks = plugin_host(), sys.stdin.isatty() and not options.json
+    precisions = get_args(TrainingSpec.model_fields["precision"].annotation)
+    launch = Launch(
+        backend=_chosen("backend", options.backend, host.backends.names(), _usable(host), asks),
+        launcher=_chosen("launcher", options.launcher, host.launchers.names(), LOCAL, asks),
+        replicas=options.replicas or (_number("replicas") if asks else None),
+        precision=_chosen("precision", options.precision, precisions, precisions[0], asks),
+        spec=None if options.spec is None else str(Path(options.spec).resolve()),
+    )
+    files = [str(path) for path in write_launch(launch, Path(options.directory))]
+    if options.json:
+        print(json_page({"format": FORMAT, "files": files, "command": launch.command}))
+        return
+    print(*files, sep="\n")
+
+
+def _usable(host: PluginHost) -> str:
+    """The first backend that is installed; the first of all where none is."""
+    names = host.backends.names()
+    return next((name for name in names if host.backend(name).usability().usable), names[0])
+
+
+def _chosen(what: str, given: str | None, known: Sequence[str], default: str, asks: bool) -> str:
+    """One of the known names: as an option gives it, as a person answers, or the default."""
+    if given is not None:
+        return _checked(what, given, known)
+    while asks:
+        answer = input(f"{what} ({', '.join(known)}) [{default}]: ").strip() or default
+        try:
+            return _checked(what, answer, known)
+        except IsotrainError as error:
+            print(error)
+    return default
+
+
+def _checked(what: str, name: str, known: Sequence[str]) -> str:
+    own = split_backend(name)[0] if what == "backend" else name
+    if own not in known:
+        raise IsotrainError(unknown_name(what, own, known))
+    return name
+
+
+def _number(what: str) -> int | None:
+    """A whole number of at least 1, as a person answers; None: one for each device."""
+    while True:
+        answer = input(f"{what} [one for each usable device]: ").strip()
+        if not answer:
+            return None
+        if answer.isascii() and answer.isdecimal() and int(answer) > 0:
+            return int(answer)
+        print(f"{what}: expected a whole number of at least 1, received {answer!r}.")

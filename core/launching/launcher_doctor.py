@@ -1,0 +1,63 @@
+"""Finding out whether a launcher could start runs from here, and what is missing; starts nothing."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import asdict
+from typing import Any
+
+from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.errors import IsotrainError
+from isotrain.core.launching.engine_launcher import EngineLauncher
+from isotrain.core.planning import launchable
+from isotrain.core.planning.places import place_of
+from isotrain.core.plugins.host import PluginHost
+
+
+def examine_launcher(host: PluginHost, name: str) -> dict[str, Any]:
+    """What there is to say of a launcher here, as plain values.
+
+    Returns:
+        As `launchable.launchers` describes it; besides its `options` with their defaults, the `allocation`
+        that it has here without options, or why it has none, and the `place` of this process.
+
+    Raises:
+        IsotrainError: There is no launcher of that name.
+    """
+    launcher = host.launcher(name)
+    (described,) = (each for each in launchable.launchers(host) if each["name"] == name)
+    allocation, why_none = _allocation(launcher)
+    place, unclear = _place(host)
+    return {
+        **described,
+        "options": _options(type(launcher)),
+        "allocation": allocation,
+        "no_allocation": why_none,
+        "place": place,
+        "no_place": unclear,
+    }
+
+
+def _options(kind: type[Launcher]) -> dict[str, Any]:
+    if kind.__init__ is object.__init__:
+        return {}
+    parameters = list(inspect.signature(kind).parameters.values())
+    return {each.name: None if each.default is each.empty else each.default for each in parameters}
+
+
+def _allocation(launcher: Launcher) -> tuple[list[dict[str, Any]] | None, str | None]:
+    if not isinstance(launcher, EngineLauncher):
+        return None, "it starts processes on this machine alone"
+    try:
+        return [asdict(share) for share in launcher.allocation().shares], None
+    except IsotrainError as error:
+        return None, str(error)
+
+
+def _place(host: PluginHost) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        found = place_of(os.environ, host)
+    except IsotrainError as error:
+        return None, str(error)
+    return (None, "no engine started this process") if found is None else (asdict(found), None)
