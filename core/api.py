@@ -7,23 +7,28 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.events import Event
 from isotrain.core.contracts.events import OnEvent as OnEachEvent
-from isotrain.core.contracts.job import Work
+from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import PlanError
+from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
+from isotrain.core.plugins import choice as plugin_choice
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.restarts import Restarts
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
@@ -37,6 +42,7 @@ from isotrain.core.system.versions import versions
 
 if TYPE_CHECKING:
     from isotrain.core.checkpoints.checkpoint import Checkpoint
+    from isotrain.core.joining.party import Party
     from isotrain.core.running.session import Session
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
@@ -84,11 +90,14 @@ def run(
         *(spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts),
         ranks,
     )
-    with _launched(train, asked) as (returned, directory, audience, restarts):
-        result = result_from_dict({**returned[0], "restarts": restarts}, directory.path)
-        directory.write(PLAN_FILE, result.plan)
-        directory.write(RESULT_FILE, result.to_dict())
-        audience.result = result.to_dict()
+    with _started(train, asked) as ended:
+        result = result_from_dict(
+            {**ended.returned[0], "restarts": ended.restarts}, ended.directory.path
+        )
+        if ended.audience is not None:
+            ended.directory.write(PLAN_FILE, result.plan)
+            ended.directory.write(RESULT_FILE, result.to_dict())
+            ended.audience.result = result.to_dict()
     return result
 
 
@@ -134,8 +143,8 @@ def launch(
         *(spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts),
         ranks,
     )
-    with _launched(work, asked) as (returned, _, _, _):
-        return returned
+    with _started(work, asked) as ended:
+        return ended.returned
 
 
 def resume(
@@ -278,6 +287,11 @@ class _Asked:
     max_restarts: int
     ranks: Sequence[int]
 
+    def loaded(self) -> tuple[TrainingSpec, PluginHost]:
+        """The spec, and the host with its plugins."""
+        given = load_spec(self.spec)
+        return given, plugin_host(given.plugins)
+
 
 @dataclass(frozen=True)
 class _Attempt:
@@ -288,8 +302,14 @@ class _Attempt:
     host: PluginHost
     directory: RunDirectory
     port: int | None
+    party: Party | None
 
     def __call__(self, plan: Plan, start: str | None, on_event: OnEachEvent) -> list[Any]:
+        launcher = None
+        if self.party is not None:
+            from isotrain.core.joining.first import First
+
+            launcher = First(self.party)
         return run_job(
             self.work,
             self.spec,
@@ -299,19 +319,71 @@ class _Attempt:
             on_event=on_event,
             resume=start,
             first_port=self.port,
+            launcher=launcher,
         )
 
 
-_Ended = tuple[list[Any], RunDirectory, Audience, list[dict[str, Any]]]
-"""What `work` returned by rank, where the run was, who will be told how it ended, and its restarts."""
+@dataclass(frozen=True)
+class _Ended:
+    """A run that has ended well.
+
+    Attributes:
+        returned: What `work` returned, by rank.
+        directory: Where the run was.
+        audience: Will be told how it ended; None where another process does that.
+        restarts: See `RunResult`.
+    """
+
+    returned: list[Any]
+    directory: RunDirectory
+    audience: Audience | None = None
+    restarts: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
-    """Plans and launches."""
-    given = load_spec(asked.spec)
-    host = plugin_host(given.plugins)
-    planned = functools.partial(_planned, given, host, asked)
+def _started(work: Work, asked: _Asked) -> Iterator[_Ended]:
+    """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
+    place = None if asked.launcher != LOCAL else place_to_join()
+    if place is None:
+        with _launched(work, asked, *asked.loaded(), None) as ended:
+            yield ended
+        return
+    from isotrain.core.joining.other import attend  # these import NumPy
+    from isotrain.core.joining.party import gather
+
+    _require_no_restarts(asked, place)
+    party = gather(
+        place, asked.loaded, backend=asked.backend, replicas=asked.replicas, port=asked.port
+    )
+    if party.rank == 0:
+        with (
+            party.meeting.telling(),
+            _launched(work, asked, party.spec, party.host, party) as ended,
+        ):
+            yield ended
+        return
+    with party.meeting.telling():
+        plan = _planned(party.spec, party.host, asked, party.layout, asked.replicas)
+    job = Job(work, party.spec, plan, b"", plugin_choice.current())
+    returned, directory = attend(party, job)
+    yield _Ended(returned, RunDirectory(Path(directory)))
+
+
+def _require_no_restarts(asked: _Asked, place: Place) -> None:
+    if asked.max_restarts:
+        raise PlanError(
+            f"max_restarts: this process was started by {place.engine}, which alone can start it again."
+            " Ask it to, and say --resume auto (resume= in Python)."
+        )
+
+
+@contextlib.contextmanager
+def _launched(
+    work: Work, asked: _Asked, given: TrainingSpec, host: PluginHost, party: Party | None
+) -> Iterator[_Ended]:
+    """Plans and launches; in the first process of a party, does its part and watches the others."""
+    layout = None if party is None else party.layout
+    planned = functools.partial(_planned, given, host, asked, layout)
     resolved = planned(asked.replicas)
     _require_ranks(asked.ranks, resolved)
     loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
@@ -336,9 +408,9 @@ def _launched(work: Work, asked: _Asked) -> Iterator[_Ended]:
             restarts = Restarts(
                 asked.max_restarts, folder, checkpoint, records, given.min_replicas, planned
             )
-            attempt = _Attempt(work, given, host, directory, asked.port)
+            attempt = _Attempt(work, given, host, directory, asked.port, party)
             returned = restarts.run(attempt, resolved)
-        yield returned, directory, audience, restarts.made
+        yield _Ended(returned, directory, audience, restarts.made)
 
 
 def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
@@ -350,9 +422,20 @@ def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
             )
 
 
-def _planned(spec: TrainingSpec, host: PluginHost, asked: _Asked, replicas: int | None) -> Plan:
+def _planned(
+    spec: TrainingSpec,
+    host: PluginHost,
+    asked: _Asked,
+    layout: Layout | None,
+    replicas: int | None,
+) -> Plan:
     return make_plan(
-        spec, backend=asked.backend, replicas=replicas, host=host, launcher=asked.launcher
+        spec,
+        backend=asked.backend,
+        replicas=replicas,
+        host=host,
+        launcher=asked.launcher,
+        layout=layout,
     )
 
 

@@ -19,6 +19,8 @@ from isotrain.core.errors import EndedError
 HEARTBEAT_SECONDS = 0.5
 BETWEEN_CALLS = "between calls"
 """What a process does while the person's own code runs."""
+AWAITING_OTHERS = "await the others"
+"""What a process does that is ready before the others are."""
 VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")
@@ -110,6 +112,7 @@ class Reporter:
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
+        self._is_closed = threading.Event()
         self.enter("start")
         if descriptor is not None:
             threading.Thread(target=self._beat, name="isotrain-heartbeat", daemon=True).start()
@@ -141,6 +144,10 @@ class Reporter:
         if self.call != "step":
             self.enter(self.call)
 
+    def end_soon(self) -> None:
+        """Makes the thread that does the work raise when its next call begins."""
+        self._is_asked_to_end = True
+
     @property
     def wishes(self) -> Wishes:
         """What was asked of this process's run: an end, or a checkpoint since this was looked at last."""
@@ -160,7 +167,14 @@ class Reporter:
             return
         told = replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)
         with self._lock:
-            _write_all(self._descriptor, told.to_line())
+            if self._descriptor is not None:
+                _write_all(self._descriptor, told.to_line())
+
+    def close(self) -> None:
+        """Tells nothing any more, of what goes on in this process."""
+        self._is_closed.set()
+        with self._lock:
+            self._descriptor = None
 
     def wait_for_others(self) -> None:
         """Returns once all processes with a session have finished; their launcher watches those it waits for.
@@ -172,9 +186,8 @@ class Reporter:
 
     def _beat(self) -> None:
         try:
-            while True:
+            while not self._is_closed.wait(HEARTBEAT_SECONDS):
                 self.emit(Heartbeat())
-                time.sleep(HEARTBEAT_SECONDS)
         except OSError:
             end_own_group()
 

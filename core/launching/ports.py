@@ -8,7 +8,7 @@ import socket
 from isotrain.core.contracts.process import LOCALHOST, Address
 from isotrain.core.errors import PlanError
 
-_PORTS = range(15000, 32000)
+PORTS = range(15000, 32000)
 """Below the range from which systems take ports of outgoing connections."""
 _HIGHEST = 65535
 
@@ -40,12 +40,12 @@ class Ports:
             if not 0 < first <= _HIGHEST + 1 - count:
                 raise PlanError(f"port: expected 1 to {_HIGHEST + 1 - count}, received {first}.")
             return tuple(self._exactly(port) for port in range(first, first + count))
-        start = secrets.randbelow(len(_PORTS))
-        candidates = (*_PORTS[start:], *_PORTS[:start])
+        start = secrets.randbelow(len(PORTS))
+        candidates = (*PORTS[start:], *PORTS[:start])
         taken = (port for port in candidates if self._lease(port) is None)
         found = tuple(port for _, port in zip(range(count), taken, strict=False))
         if len(found) < count:
-            raise PlanError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}.")
+            raise PlanError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}.")
         return found
 
     def _exactly(self, port: int) -> int:

@@ -1,8 +1,9 @@
-"""How what a process returned travels back: JSON values, and NumPy arrays beside them."""
+"""How what a process returned travels: JSON values, and NumPy arrays beside them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,32 @@ def load_value(folder: Path, name: str) -> Any:
         return _restored(plain, archive)
 
 
+def packed_value(value: Any) -> tuple[Any, list[np.ndarray]]:
+    """A value made of JSON types and NumPy arrays as JSON values, and its arrays.
+
+    Raises:
+        IsotrainError: Something in it is of another type.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    plain = _plain(value, arrays)
+    return plain, list(arrays.values())
+
+
+def unpacked_value(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """The value of which `packed_value` made these."""
+    return _restored(plain, {_key(number): array for number, array in enumerate(arrays)})
+
+
 _ARRAY = "__array__"
+
+
+def _key(number: int) -> str:
+    return f"a{number}"
 
 
 def _plain(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, np.ndarray):
-        key = f"a{len(arrays)}"
+        key = _key(len(arrays))
         arrays[key] = value
         return {_ARRAY: key}
     if isinstance(value, np.generic):

@@ -6,7 +6,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, RunFailed
 from isotrain.core.contracts.job import Job, Work
@@ -18,6 +19,15 @@ from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _KEY_BYTES = 32
+
+
+class Starting(Protocol):
+    """What runs a job in the place of a launcher."""
+
+    def launch(
+        self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
+    ) -> list[Any]:
+        """See `Launcher.launch`."""
 
 
 def _ignored(event: Event) -> None:
@@ -34,6 +44,7 @@ def run_job(
     on_event: OnEvent = _ignored,
     first_port: int | None = None,
     resume: str | None = None,
+    launcher: Starting | None = None,
 ) -> list[Any]:
     """Runs `work` on every process of a plan; none of them is left when this returns.
 
@@ -46,6 +57,7 @@ def run_job(
         on_event: Called here with every event, as it arrives.
         first_port: Use this port and those after it.
         resume: A checkpoint that every session goes on from.
+        launcher: What has started the processes, where it is not the one of the plan that is to start them.
 
     Returns:
         What `work` returned, by rank.
@@ -63,8 +75,8 @@ def run_job(
         on_event(event)
 
     with _told_as_failure(directory):
-        launcher = host.launcher(plan.launcher)
-        return launcher.launch(job, directory.path, on_event=record, first_port=first_port)
+        given = host.launcher(plan.launcher) if launcher is None else launcher
+        return given.launch(job, directory.path, on_event=record, first_port=first_port)
 
 
 def _keep(event: Event, directory: RunDirectory) -> None:

@@ -7,16 +7,26 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from isotrain.core.errors import EndedError, RunFailedError
-from isotrain.core.launching.rank_process import RankProcess
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+class Saving(Protocol):
+    """A process that can be asked for a checkpoint."""
+
+    @property
+    def heeds_wishes(self) -> bool:
+        """Whether its loop looks for wishes."""
+
+    def ask_for_checkpoint(self, *, and_end: bool) -> None:
+        """Tells it that a checkpoint is wanted, and whether the run is to end after that."""
+
+
 @contextlib.contextmanager
-def saving_on_signals(processes: Sequence[RankProcess]) -> Iterator[None]:
+def saving_on_signals(processes: Sequence[Saving]) -> Iterator[None]:
     """Within it, SIGUSR1 asks the run for a checkpoint; SIGINT and SIGTERM ask it to end after one.
 
     When the run has ended before its last step, the signal that asked for it is raised anew, and does what it

@@ -19,7 +19,7 @@ from isotrain.core.contracts.events import (
     WorkerLost,
     read_event,
 )
-from isotrain.core.contracts.reporter import BETWEEN_CALLS
+from isotrain.core.contracts.reporter import AWAITING_OTHERS, BETWEEN_CALLS
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.diagnosis import (
     PEERS_FAILED,
@@ -291,7 +291,7 @@ class Supervisor:
             self._poll(left)
 
 
-def _progress(watched: Watched) -> tuple[int, bool]:
+def _progress(watched: Watched) -> tuple[int, bool, bool]:
     """Orders processes by how far they are; one in user code is behind those that wait for it."""
     step, _, call = watched.process.status
-    return -1 if step is None else step, call != BETWEEN_CALLS
+    return -1 if step is None else step, call != BETWEEN_CALLS, call == AWAITING_OTHERS

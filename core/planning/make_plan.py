@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.placement import Seat
 from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
 from isotrain.core.contracts.process import LOCALHOST
+from isotrain.core.contracts.start import Start
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
 from isotrain.core.planning.launchable import require_launchable
+from isotrain.core.planning.layouts import devices_for, placed, replicas_for
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
@@ -29,8 +32,9 @@ def make_plan(
     replicas: int | None,
     host: PluginHost,
     launcher: str = LOCAL,
+    layout: Layout | None = None,
 ) -> Plan:
-    """Resolves a run on this machine.
+    """Resolves a run on this machine, or on those of its layout.
 
     Args:
         spec: What to train.
@@ -38,6 +42,7 @@ def make_plan(
         replicas: How many; None for one per usable GPU, or one.
         host: Knows the backends, strategies, launchers, models and loggers.
         launcher: What will start the processes.
+        layout: Where they are, if they have been started.
 
     Raises:
         PlanError: Spec, backend, strategy and replicas do not fit together.
@@ -46,13 +51,18 @@ def make_plan(
     name, requested = split_backend(backend)
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
-    _require_usable("launcher", launcher, host.launcher(launcher).usability())
-    require_launchable(host.launcher(launcher), adapter)
+    if layout is None:
+        _require_usable("launcher", launcher, host.launcher(launcher).usability())
+        require_launchable(host.launcher(launcher), adapter)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
     with_named_model(spec, host)
-    device, count, device_remarks = _devices(spec, adapter, replicas)
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
+    if layout is None:
+        device, count, device_remarks = _devices(spec, adapter, replicas)
+    else:
+        count = replicas_for(layout, adapter, strategy, replicas)
+        device, device_remarks = devices_for(layout, adapter, spec)
     _require_capabilities(strategy, adapter)
     options = adapter.check_options(spec)
     remarks = [*device_remarks, *_compiling(spec, strategy, adapter)]
@@ -64,7 +74,13 @@ def make_plan(
         remarks.append(
             f"{strategy.name}: {placement.name} runs exchange over {collective}, and not by {requested}"
         )
+    processes = _processes(placement.seats(adapter, count))
     threads = spec.threads or max(1, hardware.cores() // count)
+    start = resolve_start(adapter, launcher, spec, device)
+    if layout is not None:
+        launcher, processes = layout.engine, placed(processes, layout)
+        threads = spec.threads or layout.cores
+        start = Start(why_fresh=f"{launcher} has started each process")
     global_batch = spec.resolve_global_batch(count)
     factor = spec.scaling.factor(global_batch)
     plan = Plan(
@@ -78,8 +94,8 @@ def make_plan(
         device=device,
         replicas=count,
         threads=threads,
-        processes=_processes(placement.seats(adapter, count)),
-        start=resolve_start(adapter, host.launcher(launcher), spec, device),
+        processes=processes,
+        start=start,
         environment=adapter.environment(device=device, threads=threads, replicas=count),
         precision=spec.precision,
         global_batch=global_batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import LOCAL, Launcher
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError
@@ -16,9 +16,7 @@ VARIABLE = "ISOTRAIN_START"
 _WAYS = ("forked", "fresh")
 
 
-def resolve_start(
-    adapter: Adapter, launcher: Launcher, spec: TrainingSpec, device: DeviceKind
-) -> Start:
+def resolve_start(adapter: Adapter, launcher: str, spec: TrainingSpec, device: DeviceKind) -> Start:
     """Has processes forked where launcher, system and backend can, unless the person said no.
 
     Raises:
@@ -29,7 +27,7 @@ def resolve_start(
         raise PlanError(f"{VARIABLE}: expected one of {', '.join(_WAYS)}, received {asked!r}.")
     if asked == "fresh":
         return Start(why_fresh=f"{VARIABLE}=fresh")
-    if launcher.name != LOCAL:
-        return Start(why_fresh=f"launcher {launcher.name!r} starts each process by itself")
+    if launcher != LOCAL:
+        return Start(why_fresh=f"launcher {launcher!r} starts each process by itself")
     obstacle = forking.obstacle()
     return adapter.preload(spec, device=device) if obstacle is None else Start(why_fresh=obstacle)

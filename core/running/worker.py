@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -71,17 +72,20 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
         reporter.enter("read job")
         job, host = _read_job(arrays)
         adapter = host.backend(job.plan.backend)
-        _do_job(job, host, context, reporter)
+        value = do_job(job, host, context, reporter)
+        if context.has_session:
+            _save(value, context, reporter)
         reporter.emit(Finished())
         if context.has_session:
             reporter.wait_for_others()
         return 0
     except BaseException as error:  # whatever ends a process must be reported
-        _report_failure(error, reporter, adapter)
+        report_failure(error, reporter, adapter)
         return _exit_code(error)
 
 
-def _report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
+def report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
+    """Tells of an error that has ended the work of this process."""
     lines = traceback.format_exception(error)
     text = "".join(traceback.format_exception_only(error)).strip()
     message = text.removeprefix(f"{type(error).__module__}.")
@@ -142,10 +146,27 @@ def _read_job(arrays: int) -> tuple[Job, PluginHost]:
     return job, plugin_host(job.spec.plugins)
 
 
-def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Reporter) -> None:
+def do_job(
+    job: Job,
+    host: PluginHost,
+    context: ProcessContext,
+    reporter: Reporter,
+    on_ready: Callable[[], None] | None = None,
+) -> Any:
+    """Does this process's part of a run.
+
+    Args:
+        job: What to do.
+        host: Knows the backend.
+        context: This process's place.
+        reporter: Tells whoever watches.
+        on_ready: Called when data and model are there, before the work begins.
+
+    Returns:
+        What the work has returned; None in a process that has no session.
+    """
     from isotrain.core.contracts.service import Service
     from isotrain.core.json_text import json_page
-    from isotrain.core.launching.returned import save_value
     from isotrain.core.plugins.named_model import with_named_model
     from isotrain.core.running.initial_weights import REPORT_FILE
     from isotrain.core.running.session import Session
@@ -157,7 +178,7 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
         strategy = host.strategy(job.plan.strategy, job.plan.strategy_options)
         adapter = host.backend(job.plan.backend)
         strategy.placement.serve(adapter, spec, job.plan.setting, service)
-        return
+        return None
     session = Session(job.spec, job.plan, context, host, reporter, service)
     if session.is_main and session.initial_weights is not None:
         report = json_page(session.initial_weights.to_dict())
@@ -167,8 +188,16 @@ def _do_job(job: Job, host: PluginHost, context: ProcessContext, reporter: Repor
     measured = session.plan
     plan = measured.to_dict() if session.is_main else None
     reporter.emit(Ready(samples=measured.samples, plan=plan))
-    value: Any = job.work(session)
+    if on_ready is not None:
+        on_ready()
+    value = job.work(session)
     session.close()
+    return value
+
+
+def _save(value: Any, context: ProcessContext, reporter: Reporter) -> None:
+    from isotrain.core.launching.returned import save_value
+
     reporter.enter("save what was returned")
     save_value(value, Path(context.run_directory), f"rank-{context.rank}-returned")
 

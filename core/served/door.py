@@ -79,6 +79,7 @@ class Door:
 
     Attributes:
         address: Host and port.
+        refused: How many were turned away so far.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Door:
             patience: Seconds in which a caller must have proved that it has the key.
             places: So many callers are heard at once; more wait until a place is free.
         """
+        self.refused = 0
         self._key = key
         self._patience = patience
         self._places = places
@@ -162,6 +164,7 @@ class Door:
             self._drop(descriptor)
 
     def _drop(self, descriptor: int) -> None:
+        self.refused += 1
         self._callers.pop(descriptor).connection.close()
 
     def arrivals(self) -> list[tuple[int, Wire]]:

@@ -16,9 +16,8 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
+from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, Inbox
 
-_LENGTH = struct.Struct("!Q")
-_HEADER_LIMIT = 1 << 24
 _RETRY_SECONDS = 0.05
 
 
@@ -43,12 +42,14 @@ class Wire:
         Raises:
             WireError: The other end is gone.
         """
+        kinds = [
+            [array.dtype.str, array.shape] for array in arrays
+        ]  # before a number becomes a row
         arrays = [np.ascontiguousarray(array) for array in arrays]
-        kinds = [[array.dtype.str, array.shape] for array in arrays]
         text = json.dumps({**header, "arrays": kinds}).encode()
         views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
         with _told(OSError):
-            self._socket.sendall(_LENGTH.pack(len(text)) + text)
+            self._socket.sendall(LENGTH.pack(len(text)) + text)
             for view in views:
                 self._socket.sendall(view)
 
@@ -67,12 +68,31 @@ class Wire:
         return header, arrays
 
     def _receive_text(self) -> bytes:
-        (length,) = _LENGTH.unpack(_receive_exactly(self._socket, _LENGTH.size))
-        if length > _HEADER_LIMIT:
+        (length,) = LENGTH.unpack(_receive_exactly(self._socket, LENGTH.size))
+        if length > HEADER_LIMIT:
             raise WireError(
-                f"a message of {length} bytes was announced, at most {_HEADER_LIMIT} are right"
+                f"a message of {length} bytes was announced, at most {HEADER_LIMIT} are right"
             )
         return _receive_exactly(self._socket, length)
+
+    @property
+    def here(self) -> str:
+        """The address of this end."""
+        return str(self._socket.getsockname()[0])
+
+    def inbox(self) -> Inbox:
+        """What comes in, to be read without waiting, and not by `receive` any more."""
+        return Inbox(self._socket)
+
+    def limit_sending(self, seconds: float) -> None:
+        """Has `send` give up when the other end takes nothing in for so long."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def say_no_more(self) -> None:
+        """Lets the other end read what was sent, and then notice that nothing will follow."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Ends the connection; the other end notices at once."""
@@ -118,7 +138,7 @@ def connect(service: Service) -> Wire:
     connection = _reached(service.door)
     deadline = time.monotonic() + service.start_timeout
     try:
-        while not _is_let_in(connection, service):
+        while not shake_hands(connection, service.key, service.context.rank):
             connection.close()
             if time.monotonic() > deadline:
                 raise WireError(f"it let nobody in for {service.start_timeout:g} s")
@@ -138,20 +158,25 @@ def _reached(address: tuple[str, int]) -> socket.socket:
             time.sleep(_RETRY_SECONDS)
 
 
-def _is_let_in(connection: socket.socket, service: Service) -> bool:
-    """Shakes hands; False where the other end hung up before that was done.
+def shake_hands(connection: socket.socket, key: bytes, rank: int) -> bool:
+    """Proves that this process has the key; False where the other end hung up before that was done.
+
+    Args:
+        connection: To rank 0.
+        key: Of the run.
+        rank: Of this process.
 
     Raises:
-        WireError: It is no coordinator of this run.
+        WireError: It is no rank 0 of this run.
     """
     try:
         greeting = _receive_exactly(connection, handshake.GREETING_BYTES)
-        answer = handshake.answer_to(greeting, service.key, service.context.rank)
+        answer = handshake.answer_to(greeting, key, rank)
         connection.sendall(answer)
         confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
     except (WireError, OSError):
         return False
-    if not handshake.is_confirmed(confirmation, greeting, answer, service.key):
+    if not handshake.is_confirmed(confirmation, greeting, answer, key):
         raise WireError("it does not have the key")
     return True
 

@@ -12,10 +12,9 @@ from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.local import LocalLauncher
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.spec.files import load_spec
 from isotrain.core.system import forking
@@ -34,14 +33,6 @@ SPEC = load_spec(
 ADAPTERS = (TorchDDP, TFMirrored, TFMultiWorker, HorovodTorch, HorovodTF)
 
 
-class OneByOne(Launcher):
-    name = "one-by-one"
-    summary = "starts each by itself"
-
-    def launch(self, job: Any, directory: Any, **options: Any) -> list[Any]:
-        return []
-
-
 class SaysNothing(TorchDDP):
     name = "says-nothing"
     preload = Adapter.preload
@@ -57,17 +48,17 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
     adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
-    start = resolve_start(adapter(), LocalLauncher(), SPEC, "cpu")
+    start = resolve_start(adapter(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("forked", None)
     assert start.imports[:2] == (adapter.framework, "keras")
-    assert "GPU" in str(resolve_start(adapter(), LocalLauncher(), SPEC, "gpu").why_fresh)
+    assert "GPU" in str(resolve_start(adapter(), LOCAL, SPEC, "gpu").why_fresh)
 
 
 @pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
 def test_a_native_torch_model_needs_no_keras(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
     native = SPEC.replace(model={"torch": dict})
-    imports = resolve_start(adapter(), LocalLauncher(), native, "cpu").imports
+    imports = resolve_start(adapter(), LOCAL, native, "cpu").imports
     assert "torch" in imports
     assert not any("keras" in name for name in imports)
 
@@ -82,25 +73,25 @@ def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
-    silent = resolve_start(SaysNothing(), LocalLauncher(), SPEC, "cpu")
+    silent = resolve_start(SaysNothing(), LOCAL, SPEC, "cpu")
     assert silent == Start(why_fresh="backend 'says-nothing' does not say that it can be forked")
-    alone = resolve_start(TorchDDP(), OneByOne(), SPEC, "cpu")
+    alone = resolve_start(TorchDDP(), "one-by-one", SPEC, "cpu")
     assert alone.why_fresh == "launcher 'one-by-one' starts each process by itself"
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert "darwin" in str(forking.obstacle())
-    assert resolve_start(TorchDDP(), LocalLauncher(), SPEC, "cpu").way == "fresh"
+    assert resolve_start(TorchDDP(), LOCAL, SPEC, "cpu").way == "fresh"
 
 
 def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_START", "fresh")
-    start = resolve_start(TorchDDP(), LocalLauncher(), SPEC, "cpu")
+    start = resolve_start(TorchDDP(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("fresh", "ISOTRAIN_START=fresh")
     monkeypatch.setenv("ISOTRAIN_START", "slowly")
     with pytest.raises(PlanError, match="expected one of forked, fresh, received 'slowly'"):
-        resolve_start(TorchDDP(), LocalLauncher(), SPEC, "cpu")
+        resolve_start(TorchDDP(), LOCAL, SPEC, "cpu")
 
 
 def test_an_ending_by_a_signal_without_a_name() -> None:

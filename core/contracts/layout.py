@@ -1,0 +1,43 @@
+"""Where the processes of a run are that an engine has started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where one process is.
+
+    Attributes:
+        host: The name of its machine.
+        local_rank: Among the processes of its host.
+    """
+
+    host: str
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the processes of a run are, and what each has there.
+
+    Attributes:
+        engine: That has started them.
+        spots: Of each process, by rank.
+        cores: That each may use.
+        gpus: That each can see.
+        is_secret: Whether their key is made from something that nobody else knows.
+    """
+
+    engine: str
+    spots: tuple[Spot, ...]
+    cores: int
+    gpus: int
+    is_secret: bool
+
+    @property
+    def most_on_a_host(self) -> int:
+        """Processes on the host that has most."""
+        hosts = [spot.host for spot in self.spots]
+        return max(map(hosts.count, {*hosts}))

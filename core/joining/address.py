@@ -1,0 +1,61 @@
+"""Which address of this machine the other processes of a run reach it by."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+from isotrain.core.errors import PlanError
+
+VARIABLE = "ISOTRAIN_INTERFACE"
+"""The network interface, by its name or address, over which the processes of a joined run talk."""
+
+
+def chosen_address(variables: Mapping[str, str]) -> str | None:
+    """The address of the interface that was asked for; None where none was.
+
+    Raises:
+        PlanError: This machine has no such interface.
+    """
+    asked = variables.get(VARIABLE, "").strip()
+    if not asked:
+        return None
+    found = {
+        name: [each.address for each in addresses if each.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    if found.get(asked):
+        return found[asked][0]
+    if is_own(asked):
+        return asked
+    known = "; ".join(f"{name}: {', '.join(each)}" for name, each in found.items() if each)
+    raise PlanError(
+        f"{VARIABLE}: expected the name or address of a network interface of {socket.gethostname()},"
+        f" received {asked!r}. It has {known}."
+    )
+
+
+def is_own(address: str) -> bool:
+    """Whether this machine has an address: one can listen on it."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches it."""
+    return address.startswith("127.")
+
+
+def own_address_of(host: str) -> str | None:
+    """The address that a host's name stands for, if it is one of this machine that others may reach."""
+    try:
+        found = socket.gethostbyname(host)
+    except OSError:
+        return None
+    return found if is_own(found) else None

@@ -1,0 +1,132 @@
+"""Rank 0's part in a joined run: it watches all, keeps the run's files, and tells the others how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.contracts.events import OnEvent
+from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.process import runs_the_loop
+from isotrain.core.errors import EndedError, RunFailedError
+from isotrain.core.joining.channel import Channel
+from isotrain.core.joining.leaving import END_SECONDS, leave_for_sure
+from isotrain.core.joining.meeting import Chair, as_message
+from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.joining.party import Party
+from isotrain.core.joining.watched import OwnProcess, RemoteProcess
+from isotrain.core.joining.work import Working
+from isotrain.core.launching.returned import packed_value
+from isotrain.core.launching.saving_on_signals import saving_on_signals
+from isotrain.core.launching.supervisor import Supervisor
+from isotrain.core.system.variables import variables_set
+
+_BEAT_SECONDS = 0.5
+
+
+class First:
+    """What rank 0 has in the place of a launcher: all processes are there already."""
+
+    def __init__(self, party: Party) -> None:
+        self._party = party
+
+    def launch(
+        self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
+    ) -> list[Any]:
+        """Does this process's part of a job, and watches the others.
+
+        Args:
+            job: The same as theirs.
+            directory: Where the run keeps its files.
+            on_event: Called with every event.
+            first_port: Of no use here: the ports were chosen when the processes met.
+
+        Returns:
+            What the job's function returned, by rank, of the processes with a session.
+
+        Raises:
+            RunFailedError: A process died, raised, or fell silent.
+        """
+        meeting = self._party.meeting
+        assert isinstance(meeting, Chair)
+        agreed = self._party.agree(job.plan, directory, job.resume)
+        meeting.close_door()
+        job = replace(job, key=meeting.key.derived("served run"))
+        line = OwnLine(0)
+        own = OwnProcess(line, agreed.context.own, directory)
+        channels = meeting.channels
+        others = [
+            RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
+        ]
+        returned: list[Any] = []
+        work = Working(job, self._party.host, agreed.context, line.reporter, returned.append)
+
+        def let_begin() -> None:
+            work.begin()
+            for channel in channels.values():
+                channel.send({"do": "begin"})
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(line.close)
+            if job.spec.checkpoint is not None:
+                stack.enter_context(saving_on_signals([line]))
+            stack.enter_context(variables_set(job.plan.environment))
+            stack.enter_context(_beating(line, list(channels.values())))
+            supervisor = Supervisor([own, *others], job.plan.timeouts, on_event, let_begin)
+            work.start()
+            try:
+                failure = supervisor.run()
+                if failure is not None:
+                    raise failure
+            except BaseException as error:
+                _tell_end(error, list(channels.values()))
+                if not work.end(END_SECONDS):
+                    leave_for_sure()
+                meeting.close()
+                raise
+            supervisor.drain()
+            work.join()
+            values = [
+                *returned,
+                *(each.returned for each in others if runs_the_loop(each.peer.role)),
+            ]
+            plain, arrays = packed_value(values)
+            for channel in channels.values():
+                channel.send({"do": "leave", "returned": plain}, arrays)
+            meeting.close()
+        return values
+
+
+def _tell_end(error: BaseException, channels: Sequence[Channel]) -> None:
+    known = isinstance(error, RunFailedError)
+    told = error if known else EndedError(f"the run was ended on rank 0: {_words(error)}")
+    for channel in channels:
+        channel.send({"do": "fail", **as_message(told)})
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip(": ")
+
+
+@contextlib.contextmanager
+def _beating(line: OwnLine, channels: Sequence[Channel]) -> Any:
+    """Within it, the others hear all the time that this process lives, and where it is."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(_BEAT_SECONDS):
+            step, _, call = line.status
+            for channel in channels:
+                channel.send({"do": "beat", "step": step, "call": call})
+
+    thread = threading.Thread(target=beat, name="isotrain-beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

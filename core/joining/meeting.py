@@ -1,0 +1,237 @@
+"""The meeting of a joined run's processes: each tells its facts, rank 0 judges, all get its decision."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from isotrain.core import errors
+from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.process import LOCALHOST
+from isotrain.core.errors import IsotrainError, PeerLostError, RunFailedError
+from isotrain.core.joining.channel import Channel, finish
+from isotrain.core.joining.key import RunKey
+from isotrain.core.joining.welcome import Welcome
+
+Facts = Mapping[str, Any]
+"""What a process tells of itself: JSON values."""
+Judge = Callable[[Sequence[Facts]], dict[str, Any]]
+"""Makes a decision of all processes' facts, by rank; raises where they do not fit."""
+
+_LOOK_SECONDS = 0.02
+_LATE_SECONDS = 5.0
+"""For so long rank 0 tells those who come late that the run has failed."""
+_MARGIN_SECONDS = 10.0
+"""How much longer than rank 0 the others wait: it can say who did not come."""
+
+
+class Meeting(ABC):
+    """Where the processes of a joined run agree before it begins.
+
+    Every process calls the same methods in the same order.
+
+    Attributes:
+        place: Of this process.
+        key: Of the run.
+        seconds: That each step of it may take.
+    """
+
+    def __init__(self, place: Place, key: RunKey, seconds: float) -> None:
+        self.place = place
+        self.key = key
+        self.seconds = seconds
+        self._has_failed = False
+
+    @abstractmethod
+    def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
+        """Gives every process the same decision.
+
+        Args:
+            facts: Of this process.
+            judge: Called on rank 0.
+
+        Raises:
+            IsotrainError: On every process the same: what the judge found, or which process failed.
+        """
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Tells the others that this process cannot go on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the connections, once what was sent has been read."""
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tells the others of any error within."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self.fail(error)
+            raise
+
+
+class Chair(Meeting):
+    """Rank 0's part.
+
+    Attributes:
+        channels: To the others, by rank.
+    """
+
+    def __init__(self, place: Place, key: RunKey, seconds: float, welcome: Welcome) -> None:
+        super().__init__(place, key, seconds)
+        self.channels: dict[int, Channel] = {}
+        self._welcome = welcome
+        self._names: dict[int, str] = {}
+        """Rank to its host, as far as it has told."""
+
+    def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
+        with self.telling():
+            told = self._gathered()
+            decision = judge([facts, *(told[rank] for rank in sorted(told))])
+        for channel in self.channels.values():
+            channel.send({"decision": decision})
+        return decision
+
+    def _gathered(self) -> dict[int, Facts]:
+        """What each of the others tells in this round.
+
+        Raises:
+            IsotrainError: One has failed, did not come or left.
+        """
+        told: dict[int, Facts] = {}
+        deadline = time.monotonic() + self.seconds
+        while missing := [rank for rank in range(1, self.place.world_size) if rank not in told]:
+            self._let_in()
+            for rank in missing:
+                facts = self._heard(rank)
+                if facts is not None:
+                    told[rank] = facts
+                    self._names[rank] = str(facts.get("host", self._names.get(rank, "")))
+            if time.monotonic() > deadline:
+                raise PeerLostError(self._who_did_not_come(missing))
+            time.sleep(_LOOK_SECONDS)
+        return told
+
+    def _let_in(self) -> None:
+        for rank, wire in self._welcome.arrivals():
+            if not 0 < rank < self.place.world_size or rank in self.channels:
+                wire.close()
+                raise IsotrainError(
+                    f"two processes say that they are rank {rank} of the run's {self.place.world_size}."
+                    f" Look at what the engine, {self.place.engine}, was told to start."
+                )
+            self.channels[rank] = Channel(wire)
+
+    def _heard(self, rank: int) -> Facts | None:
+        channel = self.channels.get(rank)
+        messages = [] if channel is None else channel.read()
+        if messages is None:
+            raise PeerLostError(
+                f"{self._name(rank)} left before the run began: its connection to rank 0 was closed. Its"
+                f" own output, which {self.place.engine} has, says more."
+            )
+        if channel is None or not messages:
+            return None
+        (message, _), *others = messages
+        channel.put_back(others)
+        if "error" in message:
+            raise error_of(message, f"{self._name(rank)}: ")
+        facts: Facts = message["facts"]
+        return facts
+
+    def _name(self, rank: int) -> str:
+        host = self._names.get(rank)
+        return f"rank {rank} on {host}" if host else f"rank {rank}"
+
+    def _who_did_not_come(self, missing: Sequence[int]) -> str:
+        known = [rank for rank in missing if rank in self.channels]
+        silent = ", ".join(map(self._name, known))
+        absent = ", ".join(str(rank) for rank in missing if rank not in known)
+        if known:
+            return f"{silent} said nothing for {self.seconds:g} s before the run began."
+        return (
+            f"rank {absent} of {self.place.world_size} never came to {self._welcome.shown}, in"
+            f" {self.seconds:g} s (timeouts.start). Was it started, can its host reach this one there, and"
+            f" has it the same key? {self._welcome.refused} callers were turned away."
+        )
+
+    def reached_at(self, told: Sequence[Facts]) -> str:
+        """The own address by which the others have called, those on other hosts above all."""
+        others = [rank for rank in self.channels if told[rank]["host"] != told[0]["host"]]
+        return self.channels[min(others)].here if others else LOCALHOST
+
+    def fail(self, error: BaseException) -> None:
+        message = as_message(error)
+        deadline = time.monotonic() + (0 if isinstance(error, PeerLostError) else _LATE_SECONDS)
+        informed: set[int] = set()
+        while True:
+            with contextlib.suppress(IsotrainError):
+                self._let_in()
+            for rank in self.channels.keys() - informed:
+                self.channels[rank].send(message)
+                informed.add(rank)
+            if len(informed) == self.place.world_size - 1 or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        self.close_door()
+        finish(self.channels.values())
+
+    def close_door(self) -> None:
+        """Lets nobody in any more."""
+        self._welcome.close()
+
+
+class Member(Meeting):
+    """The part of any other process.
+
+    Attributes:
+        channel: To rank 0.
+    """
+
+    def __init__(self, place: Place, key: RunKey, seconds: float, channel: Channel) -> None:
+        super().__init__(place, key, seconds)
+        self.channel = channel
+
+    def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
+        self.channel.send({"facts": dict(facts)})
+        message = self.channel.wait(self.seconds + _MARGIN_SECONDS)
+        if message is None:
+            raise PeerLostError("rank 0 is gone, or says nothing, before the run began.")
+        header, _ = message
+        if "error" in header:
+            raise error_of(header)
+        decision: dict[str, Any] = header["decision"]
+        return decision
+
+    def fail(self, error: BaseException) -> None:
+        self.channel.send(as_message(error))
+        self.close()
+
+    def close(self) -> None:
+        finish([self.channel])
+
+
+def as_message(error: BaseException) -> dict[str, str]:
+    """An error as JSON values."""
+    kind = type(error).__name__
+    is_own = isinstance(error, IsotrainError)
+    return {"error": kind, "text": str(error) if is_own else f"{kind}: {error}".strip(": ")}
+
+
+def error_of(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
+    """The error that another process has told of."""
+    kind = getattr(errors, str(message["error"]), None)
+    text = prefix + str(message["text"])
+    if isinstance(kind, type) and issubclass(kind, IsotrainError):
+        return kind(text)
+    return RunFailedError(text)

@@ -1,0 +1,48 @@
+"""What a process of a joined run prints: into a file, of which rank 0 is sent what is new."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+_MOST_BYTES = 1 << 16
+
+
+class Tail:
+    """Reads what is written to a file, as it grows."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._position = 0
+
+    def read(self) -> str:
+        """What is new, or the first part of it."""
+        chunk = os.pread(self._descriptor, _MOST_BYTES, self._position)
+        self._position += len(chunk)
+        return chunk.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def sent_to_file() -> Iterator[Tail]:
+    """Within it, standard output and error go to a file, whoever writes to them."""
+    with tempfile.TemporaryFile() as log:
+        _flush()
+        kept = [os.dup(number) for number in (1, 2)]
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+        try:
+            yield Tail(log.fileno())
+        finally:
+            _flush()
+            for number, own in zip((1, 2), kept, strict=True):
+                os.dup2(own, number)
+                os.close(own)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

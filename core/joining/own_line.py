@@ -1,0 +1,57 @@
+"""What a process tells of itself, as it reads it itself: the pipe and the status page of its reporter."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from isotrain.core.contracts.reporter import (
+    PAGE_BYTES,
+    Reporter,
+    Status,
+    ask_for_checkpoint,
+    heeds_wishes,
+    read_status,
+)
+from isotrain.core.launching.lines import Lines
+
+
+class OwnLine:
+    """A reporter, and the other ends of what it writes to.
+
+    Attributes:
+        events: A descriptor that becomes readable when it has told something.
+        reporter: Of this process.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.events, self._writing = os.pipe()
+        self._lines = Lines(self.events)
+        self._status = os.memfd_create("isotrain-status")
+        os.truncate(self._status, PAGE_BYTES)
+        self._page = mmap.mmap(self._status, PAGE_BYTES)
+        self.reporter = Reporter(rank, self._writing, self._status)
+
+    def read_lines(self) -> list[bytes] | None:
+        """The events that were told, a line each, without waiting."""
+        return self._lines.read()
+
+    @property
+    def status(self) -> Status:
+        """Where this process is."""
+        return read_status(self._page)
+
+    def ask_for_checkpoint(self, *, and_end: bool) -> None:
+        """Tells the loop that a checkpoint is wanted, and whether the run is to end after that."""
+        ask_for_checkpoint(self._page, and_end=and_end)
+
+    @property
+    def heeds_wishes(self) -> bool:
+        """Whether the loop looks for wishes."""
+        return heeds_wishes(self._page)
+
+    def close(self) -> None:
+        """Ends the heartbeat. What is still told is lost."""
+        self.reporter.close()
+        os.close(self._writing)
+        os.close(self.events)

@@ -1,0 +1,119 @@
+"""The processes of a joined run, as rank 0 watches them: itself, and those at the other end of a channel."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.contracts.process import Peer
+from isotrain.core.contracts.reporter import Status
+from isotrain.core.joining.channel import Channel
+from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.launching.effort import effort
+from isotrain.core.launching.returned import unpacked_value
+from isotrain.core.launching.run_directory import log_of
+
+
+class OwnProcess:
+    """Rank 0 itself.
+
+    Attributes:
+        peer: Who it is.
+        log: The file with its output.
+    """
+
+    output: int | None = None
+    is_gone = False
+    exit_code: int | None = None
+    is_stopped = False
+
+    def __init__(self, line: OwnLine, peer: Peer, directory: Path) -> None:
+        self.peer = peer
+        self.log = log_of(directory, peer.rank)
+        self.events = line.events
+        self._line = line
+
+    def read_lines(self) -> list[bytes] | None:
+        """The events that it has told, a line each, without waiting."""
+        return self._line.read_lines()
+
+    @property
+    def status(self) -> Status:
+        """Where it is."""
+        return self._line.status
+
+    @property
+    def effort(self) -> float:
+        """Grows with what it does."""
+        return effort(os.getpid())
+
+    def ask_for_stacks(self) -> None:
+        """Writes where each thread is to the log."""
+        with self.log.open("a", encoding="utf-8") as log:
+            faulthandler.dump_traceback(log, all_threads=True)
+
+    def end(self) -> None:
+        """It ends by itself, when it has told the others."""
+
+
+class RemoteProcess:
+    """Another process of the run.
+
+    Attributes:
+        peer: Who it is.
+        log: The file here with what it has sent of its output.
+        returned: What its work has returned.
+    """
+
+    output: int | None = None
+    exit_code: int | None = None
+    is_stopped = False
+    effort = 0.0
+
+    def __init__(self, channel: Channel, peer: Peer, directory: Path) -> None:
+        self.peer = peer
+        self.log = log_of(directory, peer.rank)
+        self.events = channel.fileno()
+        self.returned: Any = None
+        self.is_gone = False
+        self.status = Status(None, time.monotonic(), "start")
+        self._channel = channel
+        self.log.touch()
+
+    def read_lines(self) -> list[bytes] | None:
+        """The events that it has told, a line each, without waiting; None when no more will come."""
+        messages = self._channel.read()
+        if messages is None:
+            self.is_gone = True
+            return None
+        lines = []
+        for message, arrays in messages:
+            if "status" in message:
+                self._note(message)
+            if "event" in message:
+                lines.append(str(message["event"]).encode())
+            elif "output" in message:
+                self._keep(message["output"])
+            elif "returned" in message:
+                self.returned = unpacked_value(message["returned"], arrays)
+        return lines
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        step, age, call = message["status"]
+        self.status = Status(step, time.monotonic() - age, call)
+
+    def _keep(self, text: str) -> None:
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(text)
+
+    def ask_for_stacks(self) -> None:
+        """Makes it write where each of its threads is to its log."""
+        self._channel.send({"do": "stacks"})
+
+    def end(self) -> None:
+        """Makes it end at once."""
+        self._channel.send({"do": "end"})

@@ -1,0 +1,121 @@
+"""Where rank 0 of a joined run lets the others in, and how they find it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+
+from isotrain.core.contracts.process import Address
+from isotrain.core.errors import PeerLostError, PlanError
+from isotrain.core.served.door import Door
+from isotrain.core.served.wire import Wire, WireError, shake_hands
+
+_HANDSHAKE_SECONDS = 5.0
+_LAST_SECONDS = 1.0
+"""For a call when the time is over: it may just begin to be answered."""
+_BETWEEN_ROUNDS_SECONDS = 0.1
+
+
+class Welcome:
+    """Rank 0's door, at the first of some ports that is free.
+
+    Attributes:
+        shown: Where it is, for messages.
+    """
+
+    def __init__(self, address: str, ports: Sequence[int], key: bytes) -> None:
+        """Listens.
+
+        Args:
+            address: To listen on; empty for all of this machine's.
+            ports: To try, in order.
+            key: Of the run.
+
+        Raises:
+            PlanError: None of them is free.
+        """
+        self._door = _opened(address, ports, key)
+        self.shown = f"port {self._door.address[1]} of {address or socket.gethostname()}"
+
+    @property
+    def refused(self) -> int:
+        """Callers that could not prove that they have the key."""
+        return self._door.refused
+
+    def arrivals(self) -> list[tuple[int, Wire]]:
+        """Ranks and connections of those who came since the last call."""
+        return self._door.arrivals()
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._door.close()
+
+
+def _opened(address: str, ports: Sequence[int], key: bytes) -> Door:
+    problems = {}
+    for port in ports:
+        try:
+            return Door((address, port), key)
+        except OSError as error:
+            problems[port] = (error.strerror or str(error)).lower()
+    told = "; ".join(f"{port}: {problem}" for port, problem in problems.items())
+    raise PlanError(
+        f"rank 0 can listen on none of the ports where the others look for it, on"
+        f" {address or 'this machine'}: {told}. Choose another with --port (port= in Python)."
+    )
+
+
+def reached(
+    host: str, ports: Sequence[int], key: bytes, rank: int, seconds: float, source: str = ""
+) -> Wire:
+    """Calls at rank 0's door until it lets this process in.
+
+    Args:
+        host: Of rank 0.
+        ports: One of which it listens on.
+        key: Of the run.
+        rank: Of this process.
+        seconds: To keep trying.
+        source: The own address to call from; empty: the system's choice.
+
+    Raises:
+        PeerLostError: Nobody there let it in.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        problems: dict[str, None] = {}
+        for port in ports:
+            left = deadline - time.monotonic()
+            found = _tried((host, port), key, rank, (source, 0) if source else None, left)
+            if isinstance(found, Wire):
+                return found
+            problems[found] = None
+        if time.monotonic() > deadline:
+            listed = ", ".join(map(str, ports))
+            raise PeerLostError(
+                f"rank {rank} did not find rank 0 at {host}, ports {listed}, in {seconds:g} s"
+                f" (timeouts.start): {'; '.join(problems)}. Was rank 0 started, can this host,"
+                f" {socket.gethostname()}, reach it there, and has it the same key?"
+            )
+        time.sleep(_BETWEEN_ROUNDS_SECONDS)
+
+
+def _tried(
+    address: Address, key: bytes, rank: int, source: Address | None, left: float
+) -> Wire | str:
+    """A connection, or why there is none."""
+    limit = max(_LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
+    try:
+        connection = socket.create_connection(address, limit, source)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    try:
+        if shake_hands(connection, key, rank):
+            connection.settimeout(None)
+            return Wire(connection)
+        problem = "who listens there turned this process away"
+    except WireError:
+        problem = "who listens there has another key"
+    connection.close()
+    return problem

@@ -1,0 +1,81 @@
+"""The work of this process in a joined run: on a thread of its own, while the main thread watches."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from isotrain.core.contracts.events import Finished, Started
+from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.reporter import AWAITING_OTHERS, Reporter
+from isotrain.core.errors import EndedError
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.running.worker import do_job, report_failure
+
+_LOOK_SECONDS = 0.1
+
+
+class Working(threading.Thread):
+    """Does a job; what becomes of it is told to the reporter."""
+
+    def __init__(
+        self,
+        job: Job,
+        host: PluginHost,
+        context: ProcessContext,
+        reporter: Reporter,
+        hand_over: Callable[[Any], None],
+    ) -> None:
+        """Prepares.
+
+        Args:
+            job: To do.
+            host: Knows its backend.
+            context: Of this process.
+            reporter: Of it.
+            hand_over: Called with what the work has returned, before its end is told.
+        """
+        super().__init__(name="isotrain-work", daemon=True)
+        self._job = job
+        self._host = host
+        self._context = context
+        self._reporter = reporter
+        self._hand_over = hand_over
+        self._may_begin = threading.Event()
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """Does the job."""
+        reporter = self._reporter
+        reporter.emit(Started(pid=os.getpid()))
+        adapter = self._host.backend(self._job.plan.backend)
+        try:
+            value = do_job(self._job, self._host, self._context, reporter, self._await_others)
+            self._hand_over(value)
+            reporter.emit(Finished())
+        except BaseException as error:  # whatever ends it must be reported
+            report_failure(error, reporter, adapter)
+
+    def begin(self) -> None:
+        """Lets it take its first step: all others are ready too."""
+        self._may_begin.set()
+
+    def _await_others(self) -> None:
+        self._reporter.enter(AWAITING_OTHERS)
+        while not self._may_begin.wait(_LOOK_SECONDS):
+            if self._is_over.is_set():
+                raise EndedError("the run has ended before its first step")
+
+    def end(self, seconds: float) -> bool:
+        """Makes it end at its next call; gives up after some seconds.
+
+        Returns:
+            Whether it has ended.
+        """
+        self._is_over.set()
+        self._reporter.end_soon()
+        self.join(seconds)
+        return not self.is_alive()

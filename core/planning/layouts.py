@@ -1,0 +1,87 @@
+"""Fits a plan to processes that an engine has started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.layout import Layout
+from isotrain.core.contracts.plan import DeviceKind, ProcessPlan
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def replicas_for(layout: Layout, adapter: Adapter, strategy: Strategy, asked: int | None) -> int:
+    """How many replicas make as many processes as there are.
+
+    Args:
+        layout: Of the processes.
+        adapter: Of the backend.
+        strategy: Of the run.
+        asked: As many as were asked for, if any were.
+
+    Raises:
+        UnsupportedError: The backend declares that it does not join processes.
+        PlanError: No number does, or another was asked for.
+    """
+    count = len(layout.spots)
+    reason = adapter.why_not_joined()
+    if reason:
+        raise UnsupportedError(
+            f"{layout.engine} has started {count} processes, and backend {adapter.name!r} does not join"
+            f" them to a run: {reason}. `isotrain launchers` lists every pair."
+        )
+    for replicas in range(count, 0, -1):
+        placement = strategy.placement.for_replicas(replicas)
+        if len(placement.seats(adapter, replicas)) == count:
+            break
+    else:
+        raise PlanError(
+            f"strategy {strategy.name!r}: no number of replicas takes the {count} processes that"
+            f" {layout.engine} has started. Start another number of them."
+        )
+    if asked is not None and asked != replicas:
+        raise PlanError(
+            f"replicas: {asked} were asked for, and {layout.engine} has started {count} processes, which"
+            f" are {replicas} replicas. Leave --replicas out (replicas= in Python), or start as many"
+            " processes."
+        )
+    return replicas
+
+
+def devices_for(
+    layout: Layout, adapter: Adapter, spec: TrainingSpec
+) -> tuple[DeviceKind, list[str]]:
+    """Whether each process has a GPU, and what to say about that.
+
+    Raises:
+        PlanError: GPUs were asked for, and are too few.
+    """
+    gpus = 0 if spec.device == "cpu" else min(adapter.accelerators(), layout.gpus)
+    needed = layout.most_on_a_host
+    secret = [] if layout.is_secret else [_NO_SECRET]
+    if gpus >= needed:
+        return "gpu", secret
+    if spec.device == "gpu":
+        raise PlanError(
+            f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
+            " Let each process see all GPUs of its host, start fewer, or use device: cpu."
+        )
+    few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
+    return "cpu", [few, *secret] if gpus else secret
+
+
+_NO_SECRET = (
+    "the processes know each other by the engine's name for the job, which is no secret: set ISOTRAIN_KEY"
+    " for all of them where others can reach the network"
+)
+
+
+def placed(processes: Sequence[ProcessPlan], layout: Layout) -> tuple[ProcessPlan, ...]:
+    """The processes of a plan where they are."""
+    return tuple(
+        replace(process, host=spot.host, local_rank=spot.local_rank)
+        for process, spot in zip(processes, layout.spots, strict=True)
+    )

@@ -1,0 +1,73 @@
+"""Receiving messages of a wire as they come in, without waiting."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from typing import Any
+
+import numpy as np
+
+Message = tuple[dict[str, Any], list[np.ndarray]]
+"""A header of JSON values, and arrays."""
+
+LENGTH = struct.Struct("!Q")
+HEADER_LIMIT = 1 << 24
+_CHUNK = 1 << 18
+
+
+class Inbox:
+    """Puts messages together from what has come in so far."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unread = bytearray()
+
+    def read(self) -> list[Message] | None:
+        """The messages that are whole; None when the connection has ended, and no more will come.
+
+        Raises:
+            ValueError: It is no message.
+        """
+        has_ended = not self._take_in()
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return None if has_ended and not messages else messages
+
+    def _take_in(self) -> bool:
+        """Reads what there is; whether more may come."""
+        while True:
+            try:
+                chunk = self._connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not chunk:
+                return False
+            self._unread += chunk
+
+    def _next(self) -> Message | None:
+        if len(self._unread) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._unread)
+        if length > HEADER_LIMIT:
+            raise ValueError(f"{length} bytes were announced, at most {HEADER_LIMIT} are right")
+        start = LENGTH.size + length
+        if len(self._unread) < start:
+            return None
+        header = json.loads(self._unread[LENGTH.size : start])
+        kinds = [(np.dtype(kind), tuple(shape)) for kind, shape in header.pop("arrays")]
+        sizes = [kind.itemsize * math.prod(shape) for kind, shape in kinds]
+        if len(self._unread) < start + sum(sizes):
+            return None
+        arrays = []
+        for (kind, shape), size in zip(kinds, sizes, strict=True):
+            flat = np.frombuffer(bytes(self._unread[start : start + size]), kind)
+            arrays.append(flat.reshape(shape))
+            start += size
+        del self._unread[:start]
+        return header, arrays

@@ -1,0 +1,112 @@
+"""A script as a person starts it with `torchrun` or `srun`: the same on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isotrain
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+
+STEP = 3
+HEARD_SECONDS = 0.5
+"""Until then rank 0 knows at which step this process is."""
+
+
+def network() -> Network:
+    return Network([Dense(4, 2)])
+
+
+def portable() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+MODEL = {"reference": network, "torch": portable, "tensorflow": portable}
+
+
+def data() -> isotrain.DataSet:
+    """As long as this rank was told: other lengths than the others' are a mistake that is to be noticed."""
+    asked = json.loads(sys.argv[1]) if sys.argv[1:2] and sys.argv[1].startswith("{") else {}
+    samples = asked.get("samples", {}).get(
+        os.environ.get("RANK", os.environ.get("SLURM_PROCID")), 64
+    )
+    inputs = np.linspace(-1, 1, 4 * samples).reshape(samples, 4)
+    return isotrain.DataSet((inputs, inputs[:, :2]), (inputs, inputs[:, :2]))
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": "joined", "model": MODEL, "data": data, "threads": 1}
+    fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
+    fields |= {"global_batch": 8, "epochs": 2, "precision": "float64"}
+    return fields | {"plugins": ["isotrain.testing.reference"]} | changes
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raise_error() -> None:
+    raise ValueError("a deliberate mistake")
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+DEEDS = {deed.__name__: deed for deed in (kill, stop, raise_error, hang)}
+
+
+def work(session: isotrain.Session) -> Any:
+    """A loop in which a rank may do something bad; gives its part of what is compared."""
+    asked = json.loads(sys.argv[1])
+    for batch in session.batches():
+        session.step(batch)
+        if session.rank == asked.get("rank") and batch.step == STEP:
+            time.sleep(HEARD_SECONDS)
+            Path(asked["moment"]).write_text(str(time.time()))
+            DEEDS[asked["deed"]]()
+        time.sleep(asked.get("pause", 0))
+    print("printed by rank", session.rank)
+    return {"rank": session.rank, "loss": session.last_loss, **session.read_state()}
+
+
+def shown(returned: dict[str, Any]) -> str:
+    """Loss and weights in a line, to the bit."""
+    parts = {name: np.asarray(part).tolist() for name, part in returned.items() if name != "rank"}
+    return json.dumps(parts)
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    fields = spec(**asked.get("spec", {}))
+    own = asked.get("of", {}).get(os.environ.get("RANK", os.environ.get("SLURM_PROCID")), {})
+    where = {"backend": asked["backend"], "run_directory": asked["run"]}
+    returned = isotrain.launch(work, {**fields, **own}, on_event=lambda event: None, **where)
+    assert [each["rank"] for each in returned] == list(range(len(returned)))
+    print(
+        json.dumps(
+            {
+                n: v.tolist() if hasattr(v, "tolist") else v
+                for n, v in returned[0].items()
+                if n != "rank"
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

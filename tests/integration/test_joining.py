@@ -1,0 +1,251 @@
+"""Processes that an engine has started take their places in one run, and end it together."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.joined_program import STEP
+
+import isotrain
+
+pytestmark = pytest.mark.slow
+PROGRAM = Path(__file__).with_name("joined_program.py")
+LIMIT_SECONDS = 15.0
+Variables = Mapping[str, str]
+
+
+def torchrun(rank: int, size: int, job: str) -> dict[str, str]:
+    """What torchrun sets on one host."""
+    own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    others = {"GROUP_RANK": 0, "MASTER_PORT": 29500, "TORCHELASTIC_RESTART_COUNT": 0}
+    told = {name: str(value) for name, value in {**own, **others}.items()}
+    elastic = {"TORCHELASTIC_RUN_ID": job, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return {**told, **elastic, "MASTER_ADDR": "127.0.0.1"}
+
+
+def slurm(rank: int, size: int, job: str) -> dict[str, str]:
+    """What `srun` sets for one task on each of several hosts, which are addresses of this machine."""
+    hosts = [f"127.0.0.{number}" for number in range(1, size + 1)]
+    numbers = {"PROCID": rank, "LOCALID": 0, "NODEID": rank, "STEP_NUM_TASKS": size, "STEP_ID": 0}
+    told = {f"SLURM_{name}": str(value) for name, value in numbers.items()}
+    step = {"SLURM_STEP_NODELIST": ",".join(hosts), "SLURM_STEP_TASKS_PER_NODE": f"1(x{size})"}
+    own = {"SLURMD_NODENAME": hosts[rank], "ISOTRAIN_INTERFACE": hosts[rank]}
+    return {**told, **step, **own, "SLURM_JOB_ID": job}
+
+
+ENGINES = {"torchrun": torchrun, "slurm": slurm}
+
+
+class Started:
+    """The processes of a run, as an engine starts them."""
+
+    def __init__(self, engine: str, size: int, command: Sequence[str], folder: Path) -> None:
+        job = f"{folder.name}-{time.time_ns()}"
+        self._folder = folder
+        self.processes = [
+            self._start(rank, command, ENGINES[engine](rank, size, job)) for rank in range(size)
+        ]
+
+    def _start(
+        self, rank: int, command: Sequence[str], variables: Variables
+    ) -> subprocess.Popen[bytes]:
+        with (self._folder / f"out-{rank}").open("w") as out:
+            return subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, **variables},
+                cwd=self._folder,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def ended(self, *, but: Sequence[int] = ()) -> list[int | None]:
+        """Exit codes; those of `but` are killed once the others have ended."""
+        try:
+            for rank, process in enumerate(self.processes):
+                if rank not in but:
+                    process.wait(100)
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        return [process.returncode for process in self.processes]
+
+    def said(self, rank: int) -> str:
+        return (self._folder / f"out-{rank}").read_text()
+
+
+def script(engine: str, folder: Path, size: int = 2, **asked: Any) -> Started:
+    asked = {"backend": "reference", "run": str(folder / "run"), **asked}
+    asked["moment"] = str(folder / "moment")
+    return Started(engine, size, [str(PROGRAM), json.dumps(asked)], folder)
+
+
+def local(folder: Path, size: int = 2, backend: str = "reference", **spec: Any) -> dict[str, Any]:
+    """The weights and the loss of the same run, all on this machine."""
+    asked = {"backend": backend, "run": str(folder / "local"), "spec": spec}
+    program = (
+        "import joined_program, isotrain, json, sys; asked = json.loads(sys.argv[1]);"
+        " returned = isotrain.launch(joined_program.work, joined_program.spec(**asked['spec']),"
+        f" backend={backend!r}, replicas={size}, run_directory=asked['run'],"
+        " on_event=lambda event: None); print(joined_program.shown(returned[0]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(asked)],
+        env={**os.environ, "PYTHONPATH": f"{PROGRAM.parent}:{os.environ['PYTHONPATH']}"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def last_line(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("engine", "size"), [("torchrun", 2), ("slurm", 3)])
+def test_a_joined_run_ends_with_the_bits_of_a_local_one(
+    engine: str, size: int, tmp_path: Path
+) -> None:
+    started = script(engine, tmp_path, size)
+    codes = started.ended()
+    assert codes == [0] * size, started.said(0) + started.said(1)
+    expected = local(tmp_path, size)
+    for rank in range(size):
+        assert last_line(started.said(rank)) == expected
+    run = tmp_path / "run"
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for kind in ("started", "ready", "finished"):
+        assert sorted(e["rank"] for e in events if e["event"] == kind) == list(range(size))
+    assert f"printed by rank {size - 1}" in (run / f"rank-{size - 1}.log").read_text()
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["launcher"], plan["replicas"]) == (engine, size)
+    assert len({each["host"] for each in plan["processes"]}) == (1 if engine == "torchrun" else 3)
+
+
+@pytest.mark.parametrize(
+    ("deed", "rank", "expected"),
+    [
+        ("kill", 1, "rank 1 of 2 on 127.0.0.2 is gone: its connection to rank 0 was closed "),
+        ("raise_error", 1, f"rank 1 of 2 on 127.0.0.2 raised ValueError after step {STEP}, "),
+        ("raise_error", 0, f"rank 0 of 2 on 127.0.0.1 raised ValueError after step {STEP}, "),
+        ("stop", 1, "rank 1 of 2 on 127.0.0.2 fell silent: nothing was heard of it for "),
+        ("hang", 1, "rank 1 of 2 on 127.0.0.2 made no progress for "),
+        ("kill", 0, "rank 0 is gone: its connection was closed. It was "),
+        ("stop", 0, "rank 0 fell silent: nothing was heard of it for "),
+    ],
+)
+def test_who_ends_a_run_is_named_by_all_in_time(
+    deed: str, rank: int, expected: str, tmp_path: Path
+) -> None:
+    timeouts = {"silence": 5.0, "progress": 5.0}
+    fields = {"timeouts": timeouts, "epochs": 2000}
+    started = script("slurm", tmp_path, deed=deed, rank=rank, spec=fields, pause=0.05)
+    others = [1 - rank]
+    codes = started.ended(but=[] if deed in ("raise_error", "hang") else [rank])
+    assert time.time() - float((tmp_path / "moment").read_text()) < LIMIT_SECONDS
+    assert codes[others[0]] == 1
+    text = started.said(others[0])
+    assert expected in text
+    assert "in call 'between calls'" in text or rank == 0
+    if deed == "raise_error":
+        assert "ValueError: a deliberate mistake" in text
+        assert expected in started.said(rank)
+    if rank and deed != "hang":
+        assert f"after step {STEP}, in call 'between calls'." in text
+
+
+def test_what_one_rank_was_told_otherwise_is_named_by_all(tmp_path: Path) -> None:
+    other = {"optimizer": {"name": "sgd", "lr": 0.5}}
+    started = script("slurm", tmp_path, of={"1": other})
+    assert started.ended() == [1, 1]
+    for rank in range(2):
+        assert "rank 1: spec.optimizer.lr is 0.5, on rank 0 0.125" in started.said(rank)
+
+
+def test_one_whose_data_are_longer_is_named_before_the_first_step(tmp_path: Path) -> None:
+    started = script("slurm", tmp_path, samples={"1": 72})
+    assert started.ended() == [1, 1]
+    for rank in range(2):
+        text = started.said(rank)
+        assert "rank 1 of 2 on 127.0.0.2 has 72 samples to train on where rank 0 has 64" in text
+        assert "before its first step" in text
+
+
+FIELDS: dict[str, Any] = {
+    "name": "joined",
+    "model": {"reference": f"{PROGRAM}:network"},
+    "data": f"{PROGRAM}:data",
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "precision": "float64",
+    "global_batch": 8,
+    "plugins": ["isotrain.testing.reference"],
+}
+COMMAND = ["-m", "isotrain", "run", "spec.json", "--backend", "reference"]
+
+
+def test_the_command_line_joins_checkpoints_and_goes_on(tmp_path: Path) -> None:
+    fields = {**FIELDS, "checkpoint": {"every_steps": 2}}
+    losses = []
+    for epochs in (1, 2):
+        (tmp_path / "spec.json").write_text(json.dumps({**fields, "epochs": epochs}))
+        more = ["--run-dir", "run", "--resume", "auto"]
+        started = Started("torchrun", 2, [*COMMAND, *more], tmp_path)
+        assert started.ended() == [0, 0], started.said(0) + started.said(1)
+        losses.append(isotrain.read_result(tmp_path / "run").final_loss)
+    assert "resumed after step 8" in started.said(0)
+    assert losses[1] == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
+    more = ["--max-restarts", "1"]
+    started = Started("torchrun", 2, [*COMMAND, *more], tmp_path)
+    assert started.ended() == [2, 2]
+    assert "was started by torchrun, which alone can start it again" in started.said(1)
+
+
+def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
+    policy = {"every_steps": 10_000_000}
+    (tmp_path / "spec.json").write_text(
+        json.dumps({**FIELDS, "epochs": 10**6, "checkpoint": policy})
+    )
+    started = Started("torchrun", 2, [*COMMAND, "--run-dir", "run"], tmp_path)
+    steps = tmp_path / "run" / "steps.jsonl"
+    deadline = time.monotonic() + 60
+    while not steps.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in started.processes:
+        process.send_signal(signal.SIGINT)
+    assert started.ended() == [130, 130], started.said(0) + started.said(1)
+    assert list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+BACKENDS = ("torch-ddp", "tf-multiworker", "horovod-torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_real_backend_joins(backend: str, tmp_path: Path) -> None:
+    started = script("torchrun", tmp_path, backend=backend)
+    assert started.ended() == [0, 0], started.said(0) + started.said(1)
+    expected = local(tmp_path, backend=backend)
+    for rank in range(2):
+        assert last_line(started.said(rank)) == expected
+
+
+def test_a_mirrored_backend_says_that_it_does_not(tmp_path: Path) -> None:
+    started = script("torchrun", tmp_path, backend="tf-mirrored")
+    assert started.ended() == [1, 1]
+    for rank in range(2):
+        assert re.search("backend 'tf-mirrored' does not join", started.said(rank))

@@ -1,0 +1,281 @@
+"""How the processes of a joined run meet: who is let in, what they agree on, and what they are told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.layout import Layout, Spot
+from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
+from isotrain.core.joining.channel import Channel
+from isotrain.core.joining.facts import Facts, Seating, require_equal
+from isotrain.core.joining.key import RunKey
+from isotrain.core.joining.meeting import Chair, Meeting, Member
+from isotrain.core.joining.welcome import Welcome, reached
+from isotrain.core.launching.ports import Ports
+from isotrain.core.planning.layouts import replicas_for
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.served.wire import Wire
+
+LOCAL = "127.0.0.1"
+LONG = 30.0
+Part = Callable[[Meeting], Any]
+
+
+def place(rank: int, size: int, job: str = "job") -> Place:
+    return Place("torchrun", ("RANK",), rank, size, job, host=f"n{rank}")
+
+
+def key(job: str = "job", number: int = 0, **variables: str) -> RunKey:
+    return RunKey.of(place(0, 2, job), variables, number)
+
+
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    with contextlib.closing(Ports()) as ports:
+        yield ports.take(1)[0]
+
+
+def meet(parts: Mapping[int, Part], size: int, *, seconds: float = LONG) -> dict[int, Any]:
+    """What came of each rank's part, an error too; each on a thread. Ranks without a part never come."""
+    found: dict[int, Any] = {}
+
+    def attend(rank: int, port: int) -> None:
+        own = key()
+        try:
+            with contextlib.closing(opened(rank, size, own, port, seconds)) as meeting:
+                found[rank] = parts[rank](meeting)
+        except IsotrainError as error:
+            found[rank] = error
+
+    with free_port() as port:
+        threads = [threading.Thread(target=attend, args=(rank, port)) for rank in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def opened(rank: int, size: int, own: RunKey, port: int, seconds: float) -> Meeting:
+    if rank == 0:
+        return Chair(place(0, size), own, seconds, Welcome(LOCAL, [port], own.secret))
+    wire = reached(LOCAL, [port], own.secret, rank, seconds)
+    return Member(place(rank, size), own, seconds, Channel(wire))
+
+
+def settling(judge: Any = lambda told: {"ranks": [each["rank"] for each in told]}) -> Part:
+    def part(meeting: Meeting) -> Any:
+        with meeting.telling():
+            rank = meeting.place.rank
+            return meeting.settle({"rank": rank, "host": f"n{rank}"}, judge)
+
+    return part
+
+
+def test_all_get_what_rank_0_decides_of_what_all_have_told() -> None:
+    found = meet(dict.fromkeys(range(4), settling()), 4)
+    assert [found[rank] for rank in range(4)] == [{"ranks": [0, 1, 2, 3]}] * 4
+
+
+def test_all_raise_what_rank_0_finds() -> None:
+    def refuse(told: Sequence[Facts]) -> dict[str, Any]:
+        raise PlanError(f"{len(told)} are too many")
+
+    for error in meet(dict.fromkeys(range(3), settling(refuse)), 3).values():
+        assert isinstance(error, PlanError)
+        assert str(error) == "3 are too many"
+
+
+def test_who_fails_before_the_run_is_named_by_all_with_its_host() -> None:
+    def broken(meeting: Meeting) -> Any:
+        meeting.settle({"host": "n2"}, dict)
+        with meeting.telling():
+            raise UnsupportedError("there is no such thing here")
+
+    def twice(meeting: Meeting) -> Any:
+        with meeting.telling():
+            meeting.settle({"host": "n"}, lambda told: {})
+            return meeting.settle({}, lambda told: {})
+
+    found = meet({0: twice, 1: twice, 2: broken}, 3)
+    for rank in (0, 1):
+        assert isinstance(found[rank], UnsupportedError)
+        assert str(found[rank]) == "rank 2 on n2: there is no such thing here"
+
+
+def test_who_leaves_before_the_run_is_named() -> None:
+    def leave(meeting: Meeting) -> Any:
+        assert isinstance(meeting, Member)
+        meeting.channel.close()
+
+    found = meet({0: settling(), 1: leave, 2: settling()}, 3)
+    for rank in (0, 2):
+        assert "rank 1 left before the run began" in str(found[rank])
+
+
+def test_who_never_comes_is_named_when_the_start_limit_is_over() -> None:
+    found = meet({0: settling(), 1: settling()}, 4, seconds=0.5)
+    for error in found.values():
+        assert isinstance(error, PeerLostError)
+        assert str(error).startswith("rank 2, 3 of 4 never came to port ")
+        assert "in 0.5 s (timeouts.start)" in str(error)
+
+
+def test_without_rank_0_the_others_say_where_they_looked() -> None:
+    text = str(meet({1: settling()}, 2, seconds=0.5)[1])
+    assert text.startswith("rank 1 did not find rank 0 at 127.0.0.1, ports ")
+    assert "connection refused" in text
+
+
+def test_who_has_another_key_stays_outside_and_both_say_so() -> None:
+    with free_port() as port, contextlib.closing(Welcome(LOCAL, [port], key().secret)) as welcome:
+        with pytest.raises(PeerLostError, match="who listens there turned this process away"):
+            reached(LOCAL, [port], key(ISOTRAIN_KEY="other").secret, 1, seconds=0.0)
+        assert welcome.refused
+        assert not welcome.arrivals()
+
+
+def test_strangers_at_the_door_do_not_disturb() -> None:
+    """Whatever they say, and though they say nothing: it is read as a handshake, and as nothing else."""
+    bombs = [b"GET / HTTP/1.1\r\n\r\n", pickle.dumps(print), b"", bytes(4096), b"isotrain"]
+
+    def call(port: int) -> None:
+        for bomb in bombs:
+            with socket.create_connection((LOCAL, port)) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(bomb)
+
+    own = key()
+    with free_port() as port:
+        chair = opened(0, 2, own, port, LONG)
+        call(port)
+        member = opened(1, 2, own, port, LONG)
+        with contextlib.closing(chair), contextlib.closing(member):
+            thread = threading.Thread(target=settling(), args=(member,))
+            thread.start()
+            call(port)
+            assert settling()(chair) == {"ranks": [0, 1]}
+            thread.join()
+
+
+def test_two_that_say_they_are_the_same_rank_are_refused() -> None:
+    own = key()
+    with contextlib.ExitStack() as stack, free_port() as port:
+        chair = opened(0, 2, own, port, LONG)
+        for _ in range(2):
+            stack.enter_context(contextlib.closing(opened(1, 2, own, port, LONG)))
+        with pytest.raises(IsotrainError, match="two processes say that they are rank 1"):
+            settling()(chair)
+
+
+def test_what_differs_is_named_with_its_rank() -> None:
+    def compare(meeting: Meeting) -> None:
+        rate = 0.5 if meeting.place.rank == 2 else 0.25
+        parts = {"spec": {"optimizer": {"lr": rate}, "data": [1, 2]}, "versions": {"numpy": "2"}}
+        with meeting.telling():
+            require_equal(meeting, parts)
+
+    for error in meet(dict.fromkeys(range(3), compare), 3).values():
+        assert isinstance(error, PlanError)
+        assert "\n  rank 2: spec.optimizer.lr is 0.5, on rank 0 0.25\n" in str(error)
+        assert "rank 1:" not in str(error)
+
+
+def test_keys_are_the_same_for_one_run_and_differ_between_runs() -> None:
+    assert key().secret == key().secret
+    others = [key("another"), key(number=1), key(ISOTRAIN_KEY="mine")]
+    assert len({each.secret for each in (key(), *others)}) == 4
+    assert [each.is_secret for each in others] == [False, False, True]
+    assert key().numbers(8, 1000) == key().numbers(8, 1000)
+    assert len({*key().numbers(8, 10)}) == 8
+
+
+def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int] = (0, 1)) -> Facts:
+    own = {"host": host, "address": address, "local_rank": local, "port": 7, "cpus": [*cpus]}
+    return {**own, "gpus": 0}
+
+
+def seats(*told: Facts) -> list[tuple[Any, ...]]:
+    found = Seating(lambda told: "10.0.0.1")(told)["seats"]
+    return [(each["host"], each["local_rank"], each["address"]) for each in found]
+
+
+def test_everybody_gets_an_address_that_all_can_reach() -> None:
+    """Who called from rank 0's own host may have called by the loopback address."""
+    told = (facts("a", ""), facts("a", "127.0.0.1"), facts("b", "10.0.0.2"), facts("b", "10.0.0.2"))
+    assert seats(*told) == [
+        ("a", 0, "10.0.0.1"),
+        ("a", 1, "10.0.0.1"),
+        ("b", 0, "10.0.0.2"),
+        ("b", 1, "10.0.0.2"),
+    ]
+
+
+def test_local_ranks_are_the_engine_s_where_they_make_sense() -> None:
+    assert [s[1] for s in seats(facts("a", "", 1), facts("a", "", 0))] == [1, 0]
+    assert [s[1] for s in seats(facts("a", "", 0), facts("a", "", 0))] == [0, 1]
+
+
+def test_cores_are_shared_by_those_who_share_them() -> None:
+    bound = [facts("a", "", cpus=(0, 1)), facts("a", "", cpus=(2, 3))]
+    free = [facts("a", "", cpus=range(8)), facts("a", "", cpus=range(8))]
+    assert Seating(lambda told: LOCAL)(bound)["cores"] == 2
+    assert Seating(lambda told: LOCAL)(free)["cores"] == 4
+
+
+def replicas(backend: str, strategy: str, processes: int, asked: int | None = None) -> int:
+    host = plugin_host()
+    layout = Layout("slurm", tuple(Spot("n", rank) for rank in range(processes)), 1, 0, False)
+    return replicas_for(layout, host.backend(backend), host.strategy(strategy, {}), asked)
+
+
+def test_replicas_are_what_the_processes_make() -> None:
+    assert replicas("torch-ddp", "data-parallel", 4) == 4
+    assert replicas("torch-ddp", "parameter-server", 4) == 3  # and a coordinator
+    with pytest.raises(PlanError, match="3 were asked for, and slurm has started 4"):
+        replicas("torch-ddp", "data-parallel", 4, 3)
+    with pytest.raises(UnsupportedError, match="backend 'tf-mirrored' does not join them"):
+        replicas("tf-mirrored", "data-parallel", 2)
+
+
+def test_messages_are_read_as_they_come_and_no_longer_than_they_may_be() -> None:
+    one, other = connected()
+    with one, other:
+        read_them(one, other)
+
+
+def read_them(one: socket.socket, other: socket.socket) -> None:
+    inbox = Wire(one).inbox()
+    array = np.arange(6.0).reshape(2, 3)
+    sender = Wire(other)
+    assert inbox.read() == []
+    sender.send({"a": 1}, [array])
+    sender.send({"b": None})
+    (first, arrays), (second, none) = whole(inbox, 2)
+    assert (first, second, none) == ({"a": 1}, {"b": None}, [])
+    np.testing.assert_array_equal(arrays[0], array)
+    other.sendall((1 << 40).to_bytes(8, "big") + json.dumps({}).encode())
+    with pytest.raises(ValueError, match="were announced"):
+        whole(inbox, 1)
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((LOCAL, 0)) as server:
+        calling = socket.create_connection(server.getsockname())
+        return server.accept()[0], calling
+
+
+def whole(inbox: Any, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        found += inbox.read()
+    return found
