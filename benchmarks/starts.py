@@ -1,9 +1,9 @@
 """How long N replicas take to their first step and what memory each takes, forked and fresh.
 
 `python -m benchmarks.starts`: prints a table, the ways in alternation. Seconds are from the call of
-`isotrain.launch` to the end of the first step in the slowest replica; memory is the proportional set
-size (PSS, in which a page that n processes share counts 1/n for each) of all processes of the run,
-its template included.
+`isotrain.launch` to the end of the first step in the slowest replica; "work" is the processor time that
+a replica has taken by then, the mean of all; memory is the proportional set size (PSS, in which a page that
+n processes share counts 1/n for each) of all processes of the run, its template included.
 """
 
 from __future__ import annotations
@@ -41,27 +41,29 @@ def main() -> None:
 
 
 def _report(backend: str, counts: Sequence[int], repeats: int) -> None:
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    found: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     for _ in range(repeats):
         for count in counts:
             for way in WAYS:
                 found.setdefault((way, count), []).append(_measured(backend, count, way))
-    print(f"{backend}\n{'':8}  replicas  first step  of one  PSS in all  per more")
+    print(f"{backend}\n{'':8}  replicas  first step  of one      work  PSS in all  per more")
     for way in WAYS:
-        seconds = {n: statistics.median(s for s, _ in found[way, n]) for n in counts}
-        memory = {n: statistics.median(m for _, m in found[way, n]) for n in counts}
+        seconds, memory, work = (
+            {n: statistics.median(figures[place] for figures in found[way, n]) for n in counts}
+            for place in range(3)
+        )
         first = counts[0]
         for n in counts:
             more = (memory[n] - memory[first]) / (n - first) if n > first else 0.0
             print(
                 f"{way:8}{n:10}{seconds[n]:10.2f} s{seconds[n] / seconds[first]:8.2f}"
-                f"{memory[n]:8.0f} MiB{more:6.0f} MiB",
+                f"{work[n]:8.2f} s{memory[n]:8.0f} MiB{more:6.0f} MiB",
                 flush=True,
             )
 
 
-def _measured(backend: str, replicas: int, way: str) -> tuple[float, float]:
-    """Seconds to the first step, and MiB after it."""
+def _measured(backend: str, replicas: int, way: str) -> tuple[float, float, float]:
+    """Seconds to the first step, MiB after it, and a replica's processor time before."""
     os.environ["ISOTRAIN_START"] = "fresh" if way == "fresh" else "forked"
     if way != "warm":
         OF_THIS_PROGRAM.retire()
@@ -70,7 +72,8 @@ def _measured(backend: str, replicas: int, way: str) -> tuple[float, float]:
             _launch(backend, replicas, Path(folder) / "before")
         began = time.monotonic()
         ranks = _launch(backend, replicas, Path(folder) / "run")
-    return max(end for end, _ in ranks) - began, ranks[0][1]
+    ends, memory, work = zip(*ranks, strict=True)
+    return max(ends) - began, memory[0], statistics.mean(work)
 
 
 def _launch(backend: str, replicas: int, folder: Path) -> list[Any]:
@@ -84,16 +87,16 @@ def _launch(backend: str, replicas: int, folder: Path) -> list[Any]:
     )
 
 
-def _first_step(session: Any) -> tuple[float, float]:
-    """When the first step has ended, and the memory of all processes of the run then."""
+def _first_step(session: Any) -> tuple[float, float, float]:
+    """When the first step has ended, the memory of all processes of the run then, and the own work."""
     for batch in session.batches():
         float(session.step(batch))
         break
-    end = time.monotonic()
+    end, work = time.monotonic(), time.process_time()
     session.barrier()
     memory = _memory(session.replicas) if session.is_main else 0.0
     session.barrier()
-    return end, memory
+    return end, memory, work
 
 
 def _memory(replicas: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import probe
-from isotrain.testing.launching import attempt
-from isotrain.testing.series import PATIENT, SpecFields, next_session
+from isotrain.testing.launching import SpecFields
+from isotrain.testing.series import launched_in_turn
 
 REPLICAS = 2
 """The sum of two is the same in any order; that of more need not be, to the bit."""
@@ -47,10 +47,7 @@ def cases(adapter: Adapter, backend: str) -> Cases:
             "optimizer": {"name": "adam", "lr": 2.0**-6},
         },
     }
-    given = {
-        name: probe.spec(adapter, data=noisy_data, timeouts=PATIENT, **own)
-        for name, own in changes.items()
-    }
+    given = {name: probe.spec(adapter, data=noisy_data, **own) for name, own in changes.items()}
     return {name: spec for name, spec in given.items() if _is_supported(spec, backend)}
 
 
@@ -83,7 +80,7 @@ def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFi
     seats = host.strategy(name, dict(options)).placement.seats(adapter, REPLICAS)
     has_workers = any(seat.role == "worker" for seat in seats)
     data = probe.data if has_workers else noisy_data  # what workers draw is their own
-    return probe.spec(adapter, data=data, timeouts=PATIENT, strategy=chosen)
+    return probe.spec(adapter, data=data, strategy=chosen)
 
 
 def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, str]:
@@ -97,9 +94,9 @@ def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, 
         replicas: How many; with more than two it is not asked that the same group can go back, whose
             exchange may by then add up in another order.
     """
-    first = _launched(specs, whole, backend, replicas)
-    states = [_of_each(specs, rank) for rank in first]
-    second = _launched(specs, rest, backend, replicas, states)
+    first = launched_in_turn(specs, _whole, backend, replicas)
+    states = [{name: rank[name]["kept"] for name in specs} for rank in first]
+    second = launched_in_turn(specs, functools.partial(_rest, states=states), backend, replicas)
     looked_at = _ALL if replicas <= REPLICAS else _ALL[1:]
     return {
         name: " ".join(
@@ -111,39 +108,12 @@ def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, 
     }
 
 
-def _of_each(specs: Cases, found: Mapping[str, Any]) -> dict[str, Taken]:
-    return {name: found[name]["kept"] for name in specs}
+def _whole(session: Session, name: str) -> Taken:
+    return whole(session)
 
 
-def _launched(
-    specs: Cases,
-    work: Callable[..., Taken],
-    backend: str,
-    replicas: int,
-    states: Sequence[Mapping[str, Taken]] | None = None,
-) -> list[dict[str, Any]]:
-    """What each process found in each case, of one run."""
-    in_turn = functools.partial(_in_turn, specs=specs, work=work, states=states)
-    run = attempt(in_turn, next(iter(specs.values())), backend, replicas)
-    assert run.failure is None, run.failure
-    return run.returned
-
-
-def _in_turn(
-    session: Session,
-    specs: Cases,
-    work: Callable[..., Taken],
-    states: Sequence[Mapping[str, Taken]] | None,
-) -> dict[str, Any]:
-    found = {}
-    for number, (name, spec) in enumerate(specs.items()):
-        given = () if states is None else (states[session.rank][name],)
-        if number == 0:
-            found[name] = work(session, *given)
-            continue
-        with next_session(session, f"case-{number}", spec) as session:
-            found[name] = work(session, *given)
-    return found
+def _rest(session: Session, name: str, states: Sequence[Mapping[str, Taken]]) -> Taken:
+    return rest(session, states[session.rank][name])
 
 
 def whole(session: Session) -> Taken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -13,8 +12,7 @@ from isotrain.core.contracts.state import StateKind
 from isotrain.core.data.batches import Batch
 from isotrain.core.running.loop import fit
 from isotrain.core.running.session import Session
-from isotrain.testing.launching import attempt
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.series import launched_in_turn
 
 Weights = Mapping[str, np.ndarray]
 Loop = Callable[[Weights], Weights]
@@ -48,12 +46,9 @@ def trained_in_turn(
     Raises:
         AssertionError: The run failed, or its processes end with different weights.
     """
-    first, *others = specs.values()
-    spec = {**first, "timeouts": PATIENT} if others else first
-    run = attempt(functools.partial(_train_all, specs=dict(specs)), spec, backend, replicas)
-    assert run.failure is None, run.failure
-    found: dict[str, dict[str, Any]] = run.returned[0]
-    for rank, other in enumerate(run.returned):
+    by_rank = launched_in_turn(specs, _train, backend, replicas)
+    found: dict[str, dict[str, Any]] = by_rank[0]
+    for rank, other in enumerate(by_rank):
         for name, own in found.items():
             for weight, value in own["weights"].items():
                 same = np.array_equal(value, other[name]["weights"][weight])
@@ -61,15 +56,8 @@ def trained_in_turn(
     return found
 
 
-def _train_all(
-    session: Session, specs: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    first, *others = specs
-    found = {first: train(session)}
-    for name in others:
-        with next_session(session, name, specs[name]) as session:
-            found[name] = train(session)
-    return found
+def _train(session: Session, name: str) -> dict[str, Any]:
+    return train(session)
 
 
 class _Noted:

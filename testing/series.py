@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 from isotrain.testing.board import Board
+from isotrain.testing.launching import SpecFields, attempt
 
-SpecFields = Mapping[str, Any]
+Work = Callable[[Session, str], Any]
+"""What every process does in the session of a spec, whose name it is told."""
 
 PATIENT: SpecFields = {"progress": 280.0}
 """Time-outs of a run whose processes take up one session after the other: only the first reports steps."""
@@ -46,6 +49,49 @@ def next_session(
     here = dataclasses.replace(context, run_directory=str(folder))
     with Session(given, plan, here, host, Reporter(here.rank)) as session:
         yield session
+
+
+def in_turn(session: Session, specs: Mapping[str, SpecFields], work: Work) -> dict[str, Any]:
+    """Does work in a session of each spec, one after the other; a run's work.
+
+    Args:
+        session: Of the first spec.
+        specs: By name.
+        work: What is done.
+
+    Returns:
+        What it gave, by name.
+    """
+    first, *others = specs
+    found = {first: work(session, first)}
+    for number, name in enumerate(others):
+        with next_session(session, f"turn-{number}", specs[name]) as session:
+            found[name] = work(session, name)
+    return found
+
+
+def launched_in_turn(
+    specs: Mapping[str, SpecFields], work: Work, backend: str, replicas: int
+) -> list[dict[str, Any]]:
+    """Launches one run whose processes do work in a session of each spec.
+
+    Args:
+        specs: By name.
+        work: What is done.
+        backend: `NAME` or `NAME:COLLECTIVE`.
+        replicas: How many.
+
+    Returns:
+        By rank and name, what it gave.
+
+    Raises:
+        AssertionError: The run failed.
+    """
+    spec = {**next(iter(specs.values())), "timeouts": PATIENT}
+    turns = functools.partial(in_turn, specs=dict(specs), work=work)
+    run = attempt(turns, spec, backend, replicas)
+    assert run.failure is None, run.failure
+    return run.returned
 
 
 def _meet(closed: Session, folder: Path) -> None:

@@ -374,6 +374,18 @@ CHECKS = (
     native_compression,
 )
 NAMES = tuple(check.__name__ for check in CHECKS)
+OF_BACKENDS = (
+    "equal_data_parallel",
+    "gossip_mixes_by_its_matrix",
+    "elastic_averaging_follows_its_equations",
+    "error_feedback_conserves_the_sum",
+    "short_types_round",
+    *ON_THE_WIRE,
+)
+"""Those in which every strategy takes its steps and makes all of its exchanges: a backend may spoil them.
+
+The others are about what a strategy does around its steps, in which no backend has a part of its own.
+"""
 
 
 def run_checks(session: Session, names: Sequence[str] = NAMES) -> dict[str, str]:

@@ -11,7 +11,6 @@ from shared import once
 from isotrain.testing import native
 
 SPECS: dict[str, dict[str, Any]] = {
-    "adam-float64": cases.spec("adam", "float64"),
     "adamw-float64": cases.spec("adamw", "float64", drop_remainder=True, **cases.CLIPPED),
     **{f"{name}-float32": cases.spec(name, "float32") for name in ("sgd", "adam")},
     **{f"{name}-keras": cases.spec(name, "float32", record=False) for name in ("sgd", "adam")},
@@ -19,17 +18,13 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 """What can be trained, by name."""
 
-FLOAT64 = ("adam-float64", "adamw-float64")
-PORTABLE = (*FLOAT64, "adam-float32")
-TENSORFLOW = ("tf-mirrored", "tf-multiworker", "horovod-tf")
+FLOAT64 = "adamw-float64"
+PORTABLE = (FLOAT64, "adam-float32")
 TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
-    ("torch-ddp", 1): FLOAT64,
     ("torch-ddp", 2): (*PORTABLE, "adam-keras", "adam-torch"),
     ("torch-ddp", 3): ("sgd-keras", "sgd-torch"),
     ("horovod-torch", 2): (*PORTABLE, "adam-torch"),
-    ("horovod-torch", 3): ("sgd-torch",),
-    **{(backend, 2): PORTABLE for backend in TENSORFLOW},
-    **{(backend, 3): ("sgd-float32",) for backend in TENSORFLOW},
+    **{(backend, 2): PORTABLE for backend in ("tf-mirrored", "tf-multiworker", "horovod-tf")},
 }
 """The cases that a run's processes train one after the other, by backend and replicas; others train alone."""
 

@@ -10,30 +10,27 @@ from conformance import runs
 from conformance.backends import BACKENDS
 from conformance.nearness import EXACT, NEAR, assert_equal_runs
 
-CASES = ("adam-float64", "adamw-float64")
 PAIRS = list(itertools.combinations(BACKENDS, 2))
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-@pytest.mark.parametrize("case", CASES)
-def test_two_backends_agree(case: str, one: str, other: str) -> None:
+def test_two_backends_agree(one: str, other: str) -> None:
     """In float64, to the rounding of sums."""
-    assert_equal_runs(runs.trained(one, 2, case), runs.trained(other, 2, case), EXACT)
+    here, there = (runs.trained(name, 2, runs.FLOAT64) for name in (one, other))
+    assert_equal_runs(here, there, EXACT)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_replicas_agree_with_one(case: str) -> None:
+def test_two_replicas_agree_with_one() -> None:
     """In float64; the other backends follow by their agreement with this one."""
-    alone, two = runs.trained("torch-ddp", 1, case), runs.trained("torch-ddp", 2, case)
+    alone, two = (runs.trained("torch-ddp", replicas, runs.FLOAT64) for replicas in (1, 2))
     assert_equal_runs(two, alone, EXACT)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_training_gets_somewhere(case: str) -> None:
+def test_training_gets_somewhere() -> None:
     """The comparison means something: the loss falls, and every weight moves."""
-    alone = runs.trained("torch-ddp", 1, case)
+    alone = runs.trained("torch-ddp", 1, runs.FLOAT64)
     assert alone["loss"][-2] < alone["loss"][0]
     still = [n for n, v in alone["weights"].items() if np.array_equal(v, alone["start"][n])]
     assert not still
@@ -42,7 +39,7 @@ def test_training_gets_somewhere(case: str) -> None:
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_backends_start_alike(one: str, other: str) -> None:
     """From initial weights that are equal to the bit."""
-    here, there = (runs.trained(name, 2, "adam-float64")["start"] for name in (one, other))
+    here, there = (runs.trained(name, 2, runs.FLOAT64)["start"] for name in (one, other))
     assert set(here) == set(there)
     for name, value in here.items():
         assert np.array_equal(value, there[name]), name

@@ -12,23 +12,16 @@ from conformance.backends import BACKENDS, param
 from isotrain.testing.launching import Run, attempt
 
 NEUTRAL = tuple(name for name in check_strategies.NAMES if name not in check_strategies.ON_THE_WIRE)
-AT_LENGTH = ("reference", "torch-ddp", "tf-multiworker")
-"""Where strategies are trained until they converge: in NumPy and once on each framework."""
-
-
-def names(backend: str) -> tuple[str, ...]:
-    """The checks on a backend."""
-    return tuple(
-        name for name in check_strategies.NAMES if name != "converge" or backend in AT_LENGTH
-    )
-
-
 CELLS = {
     ("reference", 4): NEUTRAL,
-    **{(backend, 2): names(backend) for backend in BACKENDS},
+    **dict.fromkeys([(backend, 2) for backend in BACKENDS], check_strategies.OF_BACKENDS),
+    ("torch-ddp", 2): check_strategies.NAMES,
     ("torch-ddp", 4): check_strategies.ON_THE_WIRE,
 }
-"""What strategies do with more than two replicas needs no framework, but for what it costs on the wire."""
+"""What strategies do is asked in NumPy and of one framework; of the others, what is theirs.
+
+With more than two replicas it needs no framework, but for what it costs on the wire.
+"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference")]
 

@@ -1,9 +1,9 @@
 """Opens exported models where there is no isotrain, and predicts: a program of its own.
 
-    python exported_models.py FOLDER NAME...
+    python exported_models.py FOLDER [PART/]NAME...
 
-FOLDER has `samples.npy` and the exported files; the predictions of NAME go to `NAME.npy` there. The variable
-KERAS_BACKEND says which framework Keras runs on.
+FOLDER has `samples.npy`, and the exported files or folders of them; the predictions of NAME go to `NAME.npy`
+beside its file. The variable KERAS_BACKEND says which framework Keras runs on.
 """
 
 from __future__ import annotations
@@ -126,5 +126,6 @@ WAYS: dict[str, Callable[[Path, np.ndarray], Any]] = {
 if __name__ == "__main__":
     sys.modules["isotrain"] = None  # type: ignore[assignment]
     where = Path(sys.argv[1])
-    for name in sys.argv[2:]:
-        np.save(where / f"{name}.npy", WAYS[name](where, np.load(where / "samples.npy")))
+    for wanted in map(where.joinpath, sys.argv[2:]):
+        found = WAYS[wanted.name](wanted.parent, np.load(where / "samples.npy"))
+        np.save(wanted.with_suffix(".npy"), found)

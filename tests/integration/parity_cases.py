@@ -132,18 +132,18 @@ def trace_right(session: Session, steps: int = STEPS) -> dict[str, Any]:
 SGD = {"name": "sgd", "lr": 0.125, "momentum": 0.875}
 RMSPROP = {"name": "rmsprop", "lr": 2.0**-7, "rho": 0.875, "epsilon": 2.0**-13}
 CLEAN: list[tuple[int, dict[str, Any]]] = [
-    (2, spec(seed=1)),
     (2, spec(model=attention, optimizer={**ADAM, "name": "adamw", "weight_decay": 0.0625})),
-    (2, spec(model=attention, optimizer=SGD, precision="float64", seed=2)),
     (2, spec(accumulate=2, optimizer=SGD, clip={"norm": 0.25}, seed=3)),
+    (2, spec(optimizer={**ADAM, "name": "lamb"}, precision="float64", seed=2)),
     (1, spec(model=convolutional, seed=4)),
-    (1, spec(model=convolutional, optimizer={**SGD, "nesterov": True}, seed=5)),
-    (1, spec(model=convolutional, precision="float64", seed=6)),
+    (
+        1,
+        spec(model=convolutional, optimizer={**SGD, "nesterov": True}, precision="float64", seed=6),
+    ),
     (1, spec(optimizer=RMSPROP, clip={"value": 2.0**-6}, seed=7)),
     (1, spec(optimizer={"name": "adagrad", "lr": 0.125, "epsilon": 2.0**-13}, seed=8)),
-    (1, spec(model=attention, optimizer={**ADAM, "name": "lamb"}, seed=9)),
 ]
-"""Ten specs in which nothing is wrong, and on how many replicas they are compared with one."""
+"""Specs in which nothing is wrong, and on how many replicas they are compared with one."""
 
 
 def other_precision(precision: str) -> str:

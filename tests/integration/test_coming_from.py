@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_process import script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 BLOCKS: list[tuple[str, str]] = re.findall(
@@ -22,26 +23,32 @@ PAIRS = {
 
 
 def loss_of(folder: Path, block: str) -> float:
-    """Runs a block as a program of its own, as the one process of a group where it needs one."""
+    """Runs a block in a folder: one of isotrain here, another as a program of its own."""
     folder.mkdir()
-    script = folder / "script.py"
-    script.write_text(f"{block}\nprint('loss', loss)\n", encoding="utf-8")
+    file = folder / "block.py"
+    file.write_text(f"{block}\nprint('loss', loss)\n", encoding="utf-8")
+    ours = "import isotrain" in block
+    printed = script(file, folder=folder).stdout if ours else program(file)
+    return float(printed.rpartition("loss ")[2])
+
+
+def program(file: Path) -> str:
+    """What a program prints that is the one process of a group, where it needs one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     alone = {"RANK": "0", "WORLD_SIZE": "1", "KERAS_BACKEND": "torch"}
-    variables = os.environ if "import isotrain" in block else os.environ | group | alone
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)],
-        cwd=folder,
-        env=variables,
+        [sys.executable, "-W", "ignore", str(file)],
+        cwd=file.parent,
+        env=os.environ | group | alone,
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return float(done.stdout.rpartition("loss ")[2])
+    return done.stdout
 
 
 def test_each_has_both_sides() -> None:

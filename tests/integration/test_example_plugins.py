@@ -120,7 +120,7 @@ def test_the_backend_passes_its_own_tests(with_jax: Variables) -> None:
     assert "the backend has no bfloat16-exchange" in told
 
 
-@pytest.mark.parametrize("name", check_strategies.NAMES)
+@pytest.mark.parametrize("name", check_strategies.OF_BACKENDS)
 def test_strategies_keep_their_promises_on_the_backend(found: dict[str, Any], name: str) -> None:
     """Those that come with isotrain, with 2 replicas."""
     assert [failures[name] for failures in found["strategies"]] == ["", ""]

@@ -111,7 +111,7 @@ def test_native_digits(tmp_path: Path, backend: str) -> None:
 def test_an_own_loop_prints_the_same_under_two_frameworks(tmp_path: Path) -> None:
     texts = [
         example(tmp_path / backend, "digits_own_loop.py", *on(backend))
-        for backend in ("horovod-torch", "tf-multiworker")
+        for backend in ("torch-ddp", "tf-mirrored")
     ]
     assert texts[0] == texts[1]
     epochs, last = texts[0].splitlines()[:-1], texts[0].splitlines()[-1]
@@ -134,9 +134,8 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
-def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path, backend: str) -> None:
-    printed = example(tmp_path / "run", "fine_tuning.py", *on(backend, 2))
+def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> None:
+    printed = example(tmp_path / "run", "fine_tuning.py", *on("torch-ddp"))
     tuned, from_nothing = map(float, re.findall(r"validation accuracy (\S+)", printed)[-2:])
     assert tuned > from_nothing + 0.05
     assert "6 are frozen: features_edges/kernel" in printed
@@ -314,10 +313,10 @@ def test_a_missing_or_incomplete_folder_shows_the_layout(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_cifar_trains(tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "data", python2_pickle)
-    options = ["--data", folder, "--image-size", "32", "--batch", "10", "--epochs", "1"]
+    options = ["--data", folder, "--image-size", "32", "--batch", "20", "--epochs", "1"]
     example(tmp_path / "run", "cifar10_resnet50v2.py", *on("torch-ddp", 1), *options)
     found = losses(result(tmp_path / "run"))
-    assert len(found) == 2
+    assert len(found) == 1  # a second step would be recorded, which takes longer than all the rest
     assert np.isfinite(found).all()
 
 
@@ -327,8 +326,8 @@ def test_cifar_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
     """With every backend: one spec, and the same losses."""
-    command = [EXAMPLES / "demo.py", "--json", "--epochs", "1", "--replicas", "2", "--backends"]
-    found = json.loads(execute(tmp_path, *command, *BACKENDS))
+    asked = ("--json", "--epochs", "1", "--replicas", "2", "--backends", *BACKENDS)
+    found = json.loads(example(tmp_path / "run", "demo.py", *asked))
     cells = found["cells"]
     assert [cell["backend"] for cell in cells] == list(BACKENDS)
     assert [cell["replicas"] for cell in cells] == [2] * len(BACKENDS)
@@ -339,8 +338,10 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backend_that_is_missing_is_a_failure_of_the_demo(tmp_path: Path) -> None:
-    command = [EXAMPLES / "demo.py", "--epochs", "1", "--replicas", "1", "--repeat", "1"]
-    printed = execute(tmp_path, *command, "--backends", "torch-ddpp", "torch-ddp", code=1)
+    asked = ("--epochs", "1", "--replicas", "1", "--backends", "torch-ddpp", "torch-ddp")
+    done = script(EXAMPLES / "demo.py", *asked, folder=tmp_path)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 1, printed
     assert "unknown backend 'torch-ddpp'" in printed
     assert "1 of 2 cells failed" in " ".join(printed.split())
     (page,) = tmp_path.glob("comparisons/*/report.html")

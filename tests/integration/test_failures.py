@@ -164,7 +164,6 @@ WAYS = ("forked", "fresh")
 CASES = [
     *(("reference", deed, way) for deed in DEEDS for way in WAYS),
     *((backend, raise_error, "forked") for backend in BACKENDS),
-    ("horovod-tf", kill, "forked"),
 ]
 EVERYDAY = [
     *(("reference", deed, "forked") for deed in DEEDS),
@@ -422,7 +421,6 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directo
         (signal.SIGKILL, "reference", "none", "fresh"),
         (signal.SIGKILL, "reference", "stop", "forked"),
         (signal.SIGKILL, "reference", "stop", "fresh"),
-        pytest.param(signal.SIGINT, "horovod-torch", "none", "forked", marks=SLOW),
         pytest.param(signal.SIGKILL, "tf-multiworker", "none", "forked", marks=SLOW),
     ],
 )

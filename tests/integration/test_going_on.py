@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.backends import BACKENDS, param
 from integration import native_going_on, portable_going_on
 
 import isotrain
@@ -55,19 +54,27 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hierarchical": ("hierarchical", {}),
 }
 """On `torch-ddp`: those that keep something, and those that exchange in a way of their own."""
-EVERYWHERE = ("local-sgd, momenta", "compressed, topk", "elastic-averaging")
-"""On the other backends: one for each kind of what is kept, of processes, of replicas and of weights."""
+ELSEWHERE = {
+    "tf-mirrored": ("local-sgd, momenta", "compressed, topk", "elastic-averaging"),
+    "tf-multiworker": ("compressed, topk",),
+    "horovod-torch": ("local-sgd, momenta",),
+    "horovod-tf": ("elastic-averaging",),
+}
+"""On the other backends: each kind of what is kept, of processes, replicas and weights, on each framework."""
 CELLS = [("torch-ddp", name) for name in STRATEGIES] + [
-    (backend, name) for backend in BACKENDS if backend != "torch-ddp" for name in EVERYWHERE
+    (backend, name) for backend, names in ELSEWHERE.items() for name in names
 ]
+FEW = ("adam", "lamb, accumulated", "float16")
+NATIVE_CELLS = [("torch-ddp", 2, name) for name in NATIVE] + [
+    (backend, replicas, name)
+    for backend, replicas in (("torch-ddp", 3), ("horovod-torch", 2))
+    for name in FEW
+]
+"""What is exchanged in another way has what comes after the exchange in common."""
 SERVED = ("torch-ddp", "tf-multiworker")
 """Backends of each framework that have served runs."""
 
 Specs = Mapping[str, dict[str, Any]]
-
-
-def native() -> Specs:
-    return {name: native_going_on.spec(**changes) for name, changes in NATIVE.items()}
 
 
 def portable() -> Specs:
@@ -76,7 +83,9 @@ def portable() -> Specs:
 
 @functools.cache
 def with_native_models(backend: str, replicas: int) -> dict[str, str]:
-    return going_on.problems(native(), backend, replicas)
+    names = [name for *run, name in NATIVE_CELLS if run == [backend, replicas]]
+    specs = {name: native_going_on.spec(**NATIVE[name]) for name in names}
+    return going_on.problems(specs, backend, replicas)
 
 
 @functools.cache
@@ -91,11 +100,7 @@ def with_strategies(backend: str) -> dict[str, str]:
     return going_on.problems(specs, backend)
 
 
-@pytest.mark.parametrize("name", NATIVE)
-@pytest.mark.parametrize(
-    ("backend", "replicas"),
-    [param("torch-ddp", 2), param("torch-ddp", 3), param("horovod-torch", 2)],
-)
+@pytest.mark.parametrize(("backend", "replicas", "name"), NATIVE_CELLS)
 def test_native_models(backend: str, replicas: int, name: str) -> None:
     """With three replicas, gradients are added up in the order in which the other run did."""
     told = with_native_models(backend, replicas)[name]

@@ -59,6 +59,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "precision": "float64",
         "global_batch": 7,
         "epochs": 2,
+        "threads": 1,
         "device": "cpu",
     }
     return fields | changes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 from conformance.backends import param
 
 import isotrain
+from isotrain.core.running.loop import fit
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -113,38 +114,41 @@ def trained(data: Any, backend: str, replicas: int, folder: Path) -> Any:
     )
 
 
+CASES = {
+    ("torch-ddp", 2): (torch_loader, generator),
+    ("tf-mirrored", 2): (tf_dataset,),
+    ("tf-multiworker", 2): (tf_dataset, keras_dataset, generator),
+    ("horovod-tf", 2): (tf_dataset,),
+    ("torch-ddp", 1): (torch_loader, tf_dataset, keras_dataset),
+}
+
+
+def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
+    metrics = fit(session)
+    return {"final loss": session.last_loss, "metrics": metrics}
+
+
 @functools.cache
-def of_arrays(backend: str, replicas: int) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        return trained(arrays, backend, replicas, Path(folder) / "run")
-
-
-CASES = [
-    ("torch-ddp", 2, torch_loader, generator),
-    ("tf-mirrored", 2, tf_dataset),
-    ("tf-multiworker", 2, tf_dataset, keras_dataset, generator),
-    ("horovod-tf", 2, tf_dataset),
-    ("torch-ddp", 1, torch_loader, tf_dataset, keras_dataset),
-]
+def results(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
+    """By kind of data: all that a backend is given, in one run."""
+    specs = {data.__name__: spec(data) for data in (arrays, *CASES[backend, replicas])}
+    return launched_in_turn(specs, fitted, backend, replicas)[0]
 
 
 @pytest.mark.parametrize(
     ("backend", "replicas", "kind"),
     [
         param(backend, replicas, data.__name__)
-        for backend, replicas, *all_data in CASES
-        for data in all_data
+        for (backend, replicas), kinds in CASES.items()
+        for data in kinds
     ],
 )
-def test_the_same_result_as_of_arrays(
-    backend: str, replicas: int, kind: str, tmp_path: Path
-) -> None:
-    data = globals()[kind]
-    expected = of_arrays(backend, replicas)
-    found = trained(data, backend, replicas, tmp_path)
-    assert found.final_loss == expected.final_loss
-    if data is not generator:
-        assert found.metrics == expected.metrics
+def test_the_same_result_as_of_arrays(backend: str, replicas: int, kind: str) -> None:
+    found, expected = (results(backend, replicas)[name] for name in (kind, "arrays"))
+    assert found["final loss"] == expected["final loss"]
+    assert ("validation_loss" in found["metrics"]) == (kind != "generator")
+    if kind != "generator":
+        assert found["metrics"] == expected["metrics"]
 
 
 def test_processes_that_see_other_samples_end_the_run(tmp_path: Path) -> None:

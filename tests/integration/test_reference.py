@@ -52,6 +52,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "precision": "float64",
         "global_batch": 7,
         "epochs": 2,
+        "threads": 1,
     }
     return fields | changes
 

@@ -21,9 +21,10 @@ EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
 
 
 def data() -> isotrain.DataSet:
-    inputs = np.random.default_rng(2).standard_normal((29, 4))
-    labels = np.arange(29) % 3
-    return isotrain.DataSet((inputs, labels), (inputs[:11], labels[:11]))
+    """Four global batches, and one to evaluate on; all of one size, for which frameworks trace once."""
+    inputs = np.random.default_rng(2).standard_normal((28, 4))
+    labels = np.arange(28) % 3
+    return isotrain.DataSet((inputs, labels), (inputs[:7], labels[:7]))
 
 
 def model() -> Any:
@@ -51,7 +52,8 @@ def spec(**changes: Any) -> dict[str, Any]:
         "metrics": ["accuracy"],
         "optimizer": {"name": "adam", "lr": 0.0625, **EXACT},
         "global_batch": 7,
-        "steps": 13,
+        "steps": 9,
+        "threads": 1,
         "checkpoint": {"every_steps": 2},
     }
     return fields | changes
@@ -70,7 +72,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, backend: str) -> 
     whole = run(tmp_path / "whole", backend=backend, replicas=2, changes=changes)
     flag = tmp_path / "kill"
     flag.touch()
-    changes["transform"] = Killer(flag, 8)
+    changes["transform"] = Killer(flag, 7)
     found = run(tmp_path / "killed", backend=backend, replicas=2, changes=changes, max_restarts=1)
     assert len(found.restarts) == 1
     assert found.history == whole.history
@@ -79,16 +81,8 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, backend: str) -> 
         assert np.array_equal(found.weights[name], weight), name
 
 
-def every_pair(names: list[str]) -> list[str]:
-    """A way that begins anywhere and goes from each name to each other one once, found by Hierholzer."""
-    left = {name: [other for other in names if other != name] for name in names}
-    stack, way = [names[0]], []
-    while stack:
-        if left[stack[-1]]:
-            stack.append(left[stack[-1]].pop())
-        else:
-            way.append(stack.pop())
-    return way[::-1]
+WAY = ("torch-ddp", "horovod-torch", "tf-mirrored", "tf-multiworker", "horovod-tf", "torch-ddp")
+"""Each goes on from another, and another from it: within a framework and between them."""
 
 
 def one_step(session: isotrain.Session) -> Any:
@@ -105,16 +99,14 @@ def steps(session: isotrain.Session, most: int = 1000) -> Any:
     return session.read_state() if session.is_main else None
 
 
-def test_every_backend_goes_on_from_every_other(tmp_path: Path) -> None:
+def test_every_backend_goes_on_from_another(tmp_path: Path) -> None:
     """One run, which changes backend and number of replicas at each step, in the middle of epochs too."""
-    way = every_pair(BACKENDS)
-    assert len(set(itertools.pairwise(way))) == len(BACKENDS) * (len(BACKENDS) - 1)
-    given = spec(precision="float64", steps=len(way))
+    given = spec(precision="float64", steps=len(WAY))
     options = {"resume": "auto", "on_event": lambda event: None}
     whole = isotrain.launch(
         steps, given, backend="tf-mirrored", run_directory=tmp_path / "whole", **options
     )
-    for number, backend in enumerate(way):
+    for number, backend in enumerate(WAY):
         found = isotrain.launch(
             one_step,
             given,

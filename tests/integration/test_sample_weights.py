@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import isotrain
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
 DRAW = np.random.default_rng(2)
-X = DRAW.standard_normal((26, 6))
-CLASSES = DRAW.integers(3, size=26)
-NUMBERS = DRAW.standard_normal((26, 1))
-WEIGHTS = DRAW.integers(0, 5, size=26) / 2.0
-OTHERS = DRAW.integers(0, 5, size=26) / 4.0
-WORDS = np.where(np.arange(5) < DRAW.integers(1, 6, size=26)[:, None], 1, 0) * DRAW.integers(
-    1, 9, size=(26, 5)
+X = DRAW.standard_normal((27, 6))
+CLASSES = DRAW.integers(3, size=27)
+NUMBERS = DRAW.standard_normal((27, 1))
+WEIGHTS = DRAW.integers(0, 5, size=27) / 2.0
+OTHERS = DRAW.integers(0, 5, size=27) / 4.0
+WORDS = np.where(np.arange(5) < DRAW.integers(1, 6, size=27)[:, None], 1, 0) * DRAW.integers(
+    1, 9, size=(27, 5)
 )
-NEXT = DRAW.integers(3, size=(26, 5))
+NEXT = DRAW.integers(3, size=(27, 5))
 CROSS_ENTROPY = {"name": "sparse_categorical_crossentropy", "from_logits": True}
-BACKENDS = [("torch-ddp", 2, 2), ("tf-mirrored", 3, 1)]
+WHOLE = ("torch-ddp", 1, 1)
+BACKENDS = [("torch-ddp", 2, 2), ("tf-mirrored", 2, 1)]
 EVERY = [*BACKENDS, ("horovod-torch", 2, 1), ("tf-multiworker", 2, 2), ("horovod-tf", 2, 1)]
+"""Backend, replicas, and slices of each: the last global batch has three samples."""
 
 
 def classifier() -> Any:
@@ -184,27 +186,25 @@ def as_keras(loss: Any) -> Any:
     return classes[loss["name"]](**{n: option for n, option in loss.items() if n != "name"})
 
 
-def run(folder: Path, case: str, backend: str, replicas: int, accumulate: int) -> dict[str, Any]:
-    found = isotrain.launch(
-        functools.partial(trained, case=case),
-        {**spec_of(case), "accumulate": accumulate},
-        backend=backend,
-        replicas=replicas,
-        run_directory=folder,
-        on_event=lambda event: None,
-    )
-    first: dict[str, Any] = found[0]
-    return first
+ON_EVERY = ("places with a mask", "outputs with weights")
+"""The cases that all backends train; the others, one of each framework."""
+
+
+@functools.cache
+def results(backend: str, replicas: int, accumulate: int) -> dict[str, dict[str, Any]]:
+    """What the first process found in each case, which all have their turn in one run."""
+    names = CASES if (backend, replicas, accumulate) in (WHOLE, *BACKENDS) else ON_EVERY
+    specs = {name: {**spec_of(name), "accumulate": accumulate} for name in names}
+    return launched_in_turn(specs, trained, backend, replicas)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_as_keras_itself(tmp_path: Path, case: str) -> None:
-    whole = run(tmp_path / "whole", case, "torch-ddp", 1, 1)
+def test_as_keras_itself(case: str) -> None:
+    whole = results(*WHOLE)[case]
     np.testing.assert_allclose(whole["found"], whole["expected"], rtol=1e-12)
-    every = EVERY if case in ("places with a mask", "outputs with weights") else BACKENDS
-    for backend, replicas, accumulate in every:
-        split = run(tmp_path / backend, case, backend, replicas, accumulate)
-        np.testing.assert_allclose(split["found"], whole["found"], rtol=1e-12, err_msg=backend)
+    for split in EVERY if case in ON_EVERY else BACKENDS:
+        found = results(*split)[case]["found"]
+        np.testing.assert_allclose(found, whole["found"], rtol=1e-12, err_msg=split[0])
 
 
 def heads() -> Any:
@@ -229,7 +229,7 @@ def portable_heads() -> Any:
     return keras.Model(inputs, outputs)
 
 
-def from_zeros(session: isotrain.Session) -> list[float]:
+def from_zeros(session: isotrain.Session, name: str) -> list[float]:
     """The losses and metrics of a run whose weights begin at 0."""
     zeros = {n: np.zeros_like(w) for n, w in session.read_state(("trainable",)).items()}
     session.write_state(zeros)
@@ -237,20 +237,20 @@ def from_zeros(session: isotrain.Session) -> list[float]:
     return [*found, *session.metrics().values()]
 
 
-@pytest.mark.parametrize("ignored", [None, 1])
-def test_native_models_as_portable_ones(tmp_path: Path, ignored: int | None) -> None:
-    kind = CROSS_ENTROPY | ({} if ignored is None else {"ignore_class": ignored})
-    losses = {"loss": {"number": "mean_squared_error", "kind": kind}}
-    spec = {**spec_of("outputs with weights"), **losses}
-    found = [
-        isotrain.launch(
+def test_native_models_as_portable_ones() -> None:
+    kinds = {"all": CROSS_ENTROPY, "some": CROSS_ENTROPY | {"ignore_class": 1}}
+    losses = {n: {"number": "mean_squared_error", "kind": kind} for n, kind in kinds.items()}
+    portable, native = (
+        launched_in_turn(
+            {
+                n: spec_of("outputs with weights") | {"loss": losses[n], "model": model}
+                for n in losses
+            },
             from_zeros,
-            {**spec, "model": model},
-            backend="torch-ddp",
-            replicas=replicas,
-            run_directory=tmp_path / str(replicas),
-            on_event=lambda event: None,
+            "torch-ddp",
+            replicas,
         )[0]
         for model, replicas in ((portable_heads, 1), ({"torch": heads}, 2))
-    ]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+    )
+    for name in losses:
+        np.testing.assert_allclose(native[name], portable[name], rtol=1e-12, err_msg=name)

@@ -63,6 +63,7 @@ def spec(**fields: Any) -> dict[str, Any]:
         "optimizer": {"name": "sgd", "lr": 0.0625},
         "global_batch": 4,
         "epochs": 3,
+        "threads": 1,
         **fields,
     }
 

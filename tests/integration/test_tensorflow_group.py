@@ -111,13 +111,13 @@ def make_spec(**fields: Any) -> dict[str, Any]:
     return defaults | fields
 
 
-def regression(samples: int = 23, dtype: str = "float64") -> Any:
+def regression(samples: int = 21, dtype: str = "float64") -> Any:
     generator = np.random.default_rng(7)
     inputs = generator.standard_normal((samples, 4)).astype(dtype)
     return inputs, generator.standard_normal((samples, 3)).astype(dtype)
 
 
-def tokens(samples: int = 23) -> Any:
+def tokens(samples: int = 21) -> Any:
     """Few distinct tokens, so that indices occur often in one batch and across replicas."""
     generator = np.random.default_rng(5)
     return (

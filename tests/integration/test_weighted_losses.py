@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 import isotrain
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
 WEIGHTS = [0.25, 2.0, 1.0, 0.5]
-SPLITS = [(1, 2), (2, 1), (2, 2), (3, 1)]
-"""Numbers of replicas, and of slices of each."""
 
 
 def network() -> Any:
@@ -34,74 +33,25 @@ def samples() -> isotrain.DataSet:
 def ignoring() -> Any:
     import torch
 
-    return torch.nn.CrossEntropyLoss(ignore_index=1)
+    return {"torch": torch.nn.CrossEntropyLoss(ignore_index=1)}
 
 
 def both() -> Any:
     import torch
 
     weight = torch.tensor(WEIGHTS, dtype=torch.float64)
-    return torch.nn.CrossEntropyLoss(weight=weight, ignore_index=1)
+    return {"torch": torch.nn.CrossEntropyLoss(weight=weight, ignore_index=1)}
 
 
 def weighing() -> Any:
     import torch
 
-    return torch.nn.CrossEntropyLoss(weight=torch.tensor(WEIGHTS, dtype=torch.float64))
+    weight = torch.tensor(WEIGHTS, dtype=torch.float64)
+    return {"torch": torch.nn.CrossEntropyLoss(weight=weight)}
 
 
-LOSSES = {"ignoring": ignoring, "weighing": weighing, "both": both}
-NAMED = {"name": "sparse_categorical_crossentropy", "from_logits": True, "ignore_class": 1}
-
-
-def trained(session: isotrain.Session) -> list[float]:
-    losses = [float(session.step(batch)) for batch in session.batches()]
-    weights = session.read_state(("trainable",)).values()
-    return [*losses, session.evaluate()["loss"], *(float(np.abs(w).sum()) for w in weights)]
-
-
-def losses_of(
-    folder: Path, backend: str, replicas: int, accumulate: int, **changes: Any
-) -> list[float]:
-    spec = {
-        "model": {"torch": network},
-        "data": samples,
-        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-        "global_batch": 8,
-        "epochs": 2,
-        "accumulate": accumulate,
-        "precision": "float64",
-        "threads": 1,
-        **changes,
-    }
-    found: list[list[float]] = isotrain.launch(
-        trained,
-        spec,
-        backend=backend,
-        replicas=replicas,
-        run_directory=folder,
-        on_event=lambda event: None,
-    )
-    assert all(each == found[0] for each in found)
-    return found[0]
-
-
-@pytest.mark.parametrize("loss", [*LOSSES, "named"])
-def test_any_split_gives_the_same(tmp_path: Path, loss: str) -> None:
-    given = {"torch": LOSSES[loss]()} if loss in LOSSES else NAMED
-    whole = losses_of(tmp_path / "whole", "torch-ddp", 1, 1, loss=given)
-    assert np.isfinite(whole).all()
-    for replicas, accumulate in SPLITS:
-        folder = tmp_path / f"{replicas}-{accumulate}"
-        split = losses_of(folder, "torch-ddp", replicas, accumulate, loss=given)
-        np.testing.assert_allclose(split, whole, rtol=1e-12, err_msg=f"{replicas} {accumulate}")
-
-
-def test_horovod(tmp_path: Path) -> None:
-    given = {"torch": both()}
-    whole = losses_of(tmp_path / "whole", "torch-ddp", 1, 1, loss=given)
-    split = losses_of(tmp_path / "split", "horovod-torch", 2, 2, loss=given)
-    np.testing.assert_allclose(split, whole, rtol=1e-12)
+CROSS_ENTROPY = {"name": "sparse_categorical_crossentropy", "from_logits": True}
+NAMED = {**CROSS_ENTROPY, "ignore_class": 1}
 
 
 def masked() -> Any:
@@ -111,7 +61,9 @@ def masked() -> Any:
     inputs = keras.Input((5,))
     embedded = keras.layers.Embedding(9, 6, mask_zero=True)(inputs)
     added = keras.regularizers.L2(0.125)
-    hidden = keras.layers.LSTM(4, return_sequences=True, activity_regularizer=added)(embedded)
+    hidden = keras.layers.SimpleRNN(
+        4, return_sequences=True, activity_regularizer=added, recurrent_initializer="glorot_uniform"
+    )(embedded)
     return keras.Model(inputs, keras.layers.Dense(4)(hidden))
 
 
@@ -131,32 +83,65 @@ def sentences() -> isotrain.DataSet:
     return isotrain.DataSet(train=pair, validation=pair)
 
 
-CROSS_ENTROPY = {"name": "sparse_categorical_crossentropy", "from_logits": True}
-PORTABLE = {
+LOSSES = {"ignoring": ignoring, "weighing": weighing, "both": both, "named": lambda: NAMED}
+"""Of native models."""
+PORTABLE: dict[str, dict[str, Any]] = {
     "masked": {"model": masked, "data": sentences, "loss": CROSS_ENTROPY},
-    "both": {"model": masked, "data": sentences, "loss": NAMED},
-    "ignoring": {"model": plain, "loss": NAMED},
+    "masked, ignoring": {"model": masked, "data": sentences, "loss": NAMED},
+    "portable, ignoring": {"model": plain, "loss": NAMED},
 }
-FEW = [("torch-ddp", 3, 2), ("tf-mirrored", 2, 2)]
-ALL = [
-    *FEW,
-    ("torch-ddp", 2, 1),
-    ("horovod-torch", 2, 1),
-    ("tf-mirrored", 1, 2),
-    ("tf-mirrored", 3, 1),
-]
-ALL += [("tf-multiworker", 2, 2), ("horovod-tf", 3, 1)]
+CASES = (*PORTABLE, *LOSSES)
+WHOLE = ("torch-ddp", 1)
+RUNS: dict[tuple[str, int], list[tuple[str, int]]] = {
+    WHOLE: [*((name, 1) for name in CASES), *((name, 2) for name in LOSSES)],
+    ("torch-ddp", 2): [("masked, ignoring", 1), *((n, a) for n in LOSSES for a in (1, 2))],
+    ("torch-ddp", 3): [*((name, 2) for name in PORTABLE), *((name, 1) for name in LOSSES)],
+    ("horovod-torch", 2): [("masked, ignoring", 1), ("both", 2)],
+    ("tf-mirrored", 2): [(name, 2) for name in PORTABLE],
+    ("tf-multiworker", 2): [("masked, ignoring", 2)],
+    ("horovod-tf", 3): [("masked, ignoring", 1)],
+}
+"""What the processes of each run train in turn: cases, and into how many slices a replica's share is cut."""
 
 
-@pytest.mark.parametrize("which", PORTABLE)
-def test_portable_models(tmp_path: Path, which: str) -> None:
-    changes = PORTABLE[which]
-    whole = losses_of(tmp_path / "whole", "torch-ddp", 1, 1, **changes)
+def spec(name: str, accumulate: int) -> dict[str, Any]:
+    return {
+        "model": {"torch": network},
+        "data": samples,
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "global_batch": 8,
+        "epochs": 2,
+        "accumulate": accumulate,
+        "precision": "float64",
+        "threads": 1,
+        **(PORTABLE[name] if name in PORTABLE else {"loss": LOSSES[name]()}),
+    }
+
+
+def trained(session: isotrain.Session, name: str) -> list[float]:
+    losses = [float(session.step(batch)) for batch in session.batches()]
+    weights = session.read_state(("trainable",)).values()
+    return [*losses, session.evaluate()["loss"], *(float(np.abs(w).sum()) for w in weights)]
+
+
+@functools.cache
+def results(backend: str, replicas: int) -> dict[str, list[float]]:
+    """By case and slices: what every process of a run says alike."""
+    specs = {f"{name}, {count}": spec(name, count) for name, count in RUNS[backend, replicas]}
+    first, *others = launched_in_turn(specs, trained, backend, replicas)
+    assert all(other == first for other in others)
+    return first
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_split_gives_the_same(name: str) -> None:
+    whole = results(*WHOLE)[f"{name}, 1"]
     assert np.isfinite(whole).all()
-    for backend, replicas, accumulate in ALL if which == "both" else FEW:
-        folder = tmp_path / f"{backend}-{replicas}"
-        split = losses_of(folder, backend, replicas, accumulate, **changes)
-        np.testing.assert_allclose(split, whole, rtol=1e-12, err_msg=f"{backend} {replicas}")
+    splits = [(run, count) for run in RUNS for each, count in RUNS[run] if each == name][1:]
+    assert splits
+    for run, count in splits:
+        split = results(*run)[f"{name}, {count}"]
+        np.testing.assert_allclose(split, whole, rtol=1e-12, err_msg=f"{run}, {count} slices")
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])

@@ -68,8 +68,10 @@ def launched(folder: Path, backend: str, model: Any, **changes: Any) -> list[dic
     return found
 
 
-@pytest.mark.parametrize("start", ["forked", "fresh"])
-@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
+@pytest.mark.parametrize(
+    ("backend", "start"),
+    [("torch-ddp", "forked"), ("torch-ddp", "fresh"), ("horovod-torch", "forked")],
+)
 def test_no_keras(
     tmp_path: Path, backend: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

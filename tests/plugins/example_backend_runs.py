@@ -19,7 +19,7 @@ from isotrain.testing import digits, native, probe
 from isotrain.testing.launching import attempt
 from isotrain.testing.series import PATIENT, next_session
 
-CASE = "adam-float64"
+CASE = runs.FLOAT64
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
@@ -98,7 +98,9 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
         What is wrong with each of isotrain's own strategies, by check; what the case ends with; and loss
         and metrics of one epoch.
     """
-    found: dict[str, Any] = {"strategies": check_strategies.run_checks(session)}
+    found: dict[str, Any] = {
+        "strategies": check_strategies.run_checks(session, check_strategies.OF_BACKENDS)
+    }
     with next_session(session, "case", runs.SPECS[CASE]) as session:
         found["case"] = native.train(session)
     with next_session(session, "epoch", EPOCH) as session:
