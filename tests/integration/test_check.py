@@ -31,19 +31,25 @@ SPEC: dict[str, Any] = {
 }
 
 
-def portable(
-    rate: float = 0.0, synchronized: bool = False, frozen: bool = False, dtype: Any = None
-) -> Any:
+def portable(rate: float = 0.0, frozen: bool = False, dtype: Any = None) -> Any:
     import keras
 
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(5, dtype=dtype, name="narrow")(inputs)
-    normal = keras.layers.BatchNormalization(synchronized=synchronized, name="normal")
+    normal = keras.layers.BatchNormalization(name="normal")
     normal.trainable = not frozen
     inner = keras.Sequential([keras.layers.Dropout(rate, name="drop")], name="inner")
     steps = keras.layers.Reshape((5, 1))(inner(normal(hidden)))
     steps = keras.layers.LSTM(2, name="memory")(steps)
     return keras.Model(inputs, keras.layers.Dense(1)(steps))
+
+
+def synchronised() -> Any:
+    import keras
+
+    inputs = keras.Input((4,))
+    normal = keras.layers.BatchNormalization(synchronized=True, name="normal")
+    return keras.Model(inputs, keras.layers.Dense(1)(normal(keras.layers.Dense(5)(inputs))))
 
 
 def torch_net() -> Any:
@@ -232,7 +238,7 @@ def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf-mirrored", "horovod-tf"])
 def test_where_synchronised_normalisation_is_synchronised(backend: str) -> None:
-    spec = {**SPEC, "model": portable, "model_args": {"synchronized": True}}
+    spec = {**SPEC, "model": synchronised, "global_batch": 10}
     losses = [
         isotrain.run(spec, backend=backend, replicas=count, on_event=lambda event: None)
         for count in (1, 2)

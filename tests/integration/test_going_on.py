@@ -54,15 +54,11 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hierarchical": ("hierarchical", {}),
 }
 """On `torch-ddp`: those that keep something, and those that exchange in a way of their own."""
-ELSEWHERE = {
-    "tf-mirrored": ("local-sgd, momenta", "compressed, topk", "elastic-averaging"),
-    "tf-multiworker": ("compressed, topk",),
-    "horovod-torch": ("local-sgd, momenta",),
-    "horovod-tf": ("elastic-averaging",),
-}
-"""On the other backends: each kind of what is kept, of processes, replicas and weights, on each framework."""
-CELLS = [("torch-ddp", name) for name in STRATEGIES] + [
-    (backend, name) for backend, names in ELSEWHERE.items() for name in names
+SEVERAL = ("local-sgd, momenta", "compressed, topk", "elastic-averaging")
+"""On `tf-mirrored`, where a process has several replicas: one for each kind of what is kept."""
+CELLS = [
+    *(("torch-ddp", name) for name in STRATEGIES),
+    *(("tf-mirrored", name) for name in SEVERAL),
 ]
 FEW = ("adam", "lamb, accumulated", "float16")
 NATIVE_CELLS = [("torch-ddp", 2, name) for name in NATIVE] + [

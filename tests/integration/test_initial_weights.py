@@ -95,12 +95,11 @@ def test_a_frozen_part_stays_and_the_rest_is_trained(tuned: isotrain.RunResult) 
         ("reference", 3),
         ("torch-ddp", 2),
         pytest.param("tf-mirrored", 2, marks=pytest.mark.slow),
-        pytest.param("tf-multiworker", 2, marks=pytest.mark.slow),
         pytest.param("horovod-torch", 2, marks=pytest.mark.slow),
         pytest.param("horovod-tf", 2, marks=pytest.mark.slow),
     ],
 )
-def test_every_backend_starts_and_ends_alike(
+def test_every_framework_and_horovod_start_and_end_alike(
     source: Path, tuned: isotrain.RunResult, backend: str, replicas: int, tmp_path: Path
 ) -> None:
     wanted = {"source": source, "include": "backbone*", "freeze": ["backbone*"]}

@@ -132,7 +132,7 @@ def test_frozen_weights_keep_every_bit(tmp_path: Path, backend: str) -> None:
         return [before, session.read_state()]
 
     before, after = launch(
-        before_and_after, tmp_path, 3, backend, model_args={"frozen": True}, epochs=1
+        before_and_after, tmp_path, 2, backend, model_args={"frozen": True}, epochs=1
     )
     kernels = {name: name.endswith("first/kernel") for name in before if "kernel" in name}
     assert sorted(kernels.values()) == [False, True]
