@@ -156,12 +156,19 @@ def _require_built(model: keras.Layer) -> None:
         )
 
 
-def build_optimizer(spec: TrainingSpec, framework: str) -> keras.optimizers.Optimizer:
+def build_optimizer(
+    spec: TrainingSpec, framework: str, name: str | None = None
+) -> keras.optimizers.Optimizer:
     """Makes the spec's Keras optimizer, with its clipping and, in float16, its loss scaling.
 
     It must be given gradients that are already reduced over the replicas: it clips what it is given.
     In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
     numbers through float32 and the frameworks would part there.
+
+    Args:
+        spec: Names it.
+        framework: For which a person's own is chosen.
+        name: By which its state is named; left out, Keras gives it one that no other has.
     """
     settings = spec.optimizer
     number = float if spec.precision != "float64" else _through_float32
@@ -181,6 +188,8 @@ def build_optimizer(spec: TrainingSpec, framework: str) -> keras.optimizers.Opti
             )
     else:
         optimizer = _named_optimizer(spec, number)
+    if name is not None:
+        optimizer = optimizer.from_config({**optimizer.get_config(), "name": name})
     if spec.clip is not None:
         for field, attribute in _CLIPPING.items():
             bound = getattr(spec.clip, field)

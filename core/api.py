@@ -20,6 +20,7 @@ from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.errors import PlanError
 from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.look import look
@@ -266,7 +267,7 @@ def measured_plan(
     return with_measures(
         wanted,
         given,
-        Measured(**found),
+        Measured(**{**found, "model": ModelBytes(**found["model"])}),
         strategy=host.strategy(wanted.strategy, wanted.strategy_options),
         adapter=host.backend(wanted.backend),
     )

@@ -37,6 +37,7 @@ from isotrain.core.contracts.process import Peer as Peer
 from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import Role as Role
 from isotrain.core.contracts.rank_command import RankCommand as RankCommand
+from isotrain.core.contracts.reduction import Reduction as Reduction
 from isotrain.core.contracts.replica import Computation as Computation
 from isotrain.core.contracts.replica import Parts as Parts
 from isotrain.core.contracts.replica import ReduceOp as ReduceOp
@@ -51,6 +52,8 @@ from isotrain.core.contracts.state import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.state import MODEL_STATE as MODEL_STATE
 from isotrain.core.contracts.state import StateInfo as StateInfo
 from isotrain.core.contracts.state import StateKind as StateKind
+from isotrain.core.contracts.state_bytes import ModelBytes as ModelBytes
+from isotrain.core.contracts.state_bytes import StateBytes as StateBytes
 from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
@@ -94,6 +97,11 @@ from isotrain.core.served.wire import WireError as WireError
 from isotrain.core.served.wire import connect as connect
 from isotrain.core.served.workforce import Answer as Answer
 from isotrain.core.served.workforce import Workforce as Workforce
+from isotrain.core.sharding.capabilities import sharded_group as sharded_group
+from isotrain.core.sharding.partition import Bucket as Bucket
+from isotrain.core.sharding.partition import Partition as Partition
+from isotrain.core.sharding.partition import partition as partition
+from isotrain.core.sharding.placement import Sharded as Sharded
 from isotrain.core.spec import references as references
 from isotrain.core.spec.fields import ArgumentOrder as ArgumentOrder
 from isotrain.core.spec.fields import Component as Component

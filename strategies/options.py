@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,17 @@ def fraction(strategy: str, option: str, value: Any) -> float:
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise refused(strategy, option, "a number above 0 and up to 1", value)
+    return float(value)
+
+
+def positive(strategy: str, option: str, value: Any) -> float:
+    """A number above 0.
+
+    Raises:
+        PlanError: It is none.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise refused(strategy, option, "a number above 0", value)
     return float(value)
 
 

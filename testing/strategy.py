@@ -83,8 +83,16 @@ TRIALS = (
     Trial(trials.whole_training, {Check(strategy_checks.survives_one_replica): _always}, 1),
     Trial(
         trials.one_image,
-        {Check(strategy_checks.survives_empty_replicas): _always},
-        changes={"count": 1, "global_batch": 1, "epochs": 4},
+        {
+            Check(strategy_checks.survives_empty_replicas): _always,
+            Check(strategy_checks.holds_what_it_says, frozenset({Capability.NAMED_STATE})): _always,
+        },
+        changes={
+            "count": 1,
+            "global_batch": 1,
+            "epochs": 4,
+            "optimizer": {"name": "sgd", "lr": digits.RATE, "momentum": 0.5},
+        },
     ),
     Trial(
         trials.exchange_alone,

@@ -14,6 +14,8 @@ from isotrain.testing import digits, probe
 from isotrain.testing.digits import Oracle, Weights
 from isotrain.testing.trials import HALF, SMALL_RATE, WHOLE
 
+SCALARS = 64
+"""Bytes of the few numbers that an optimizer has besides its slots."""
 CLOSE = 1e-9
 """Difference that rounding and the order of sums explain in float64."""
 GROWTH = 1.5
@@ -117,6 +119,23 @@ def survives_empty_replicas(evidence: Evidence) -> None:
         for name in evidence.main["start"]
     ]
     assert any(moved), "no weight has changed"
+
+
+def holds_what_it_says(evidence: Evidence) -> None:
+    """Weights and slots take on the replica that has most what `state_bytes` says; no part is kept twice."""
+    for process in evidence.processes:
+        planned, held = process["planned"], process["held"]
+        assert planned is not None, "the plan has no state_bytes"
+        for what, kinds in (("weights", ("trainable", "non-trainable")), ("slots", ("optimizer",))):
+            taken, said = sum(held[kind] for kind in kinds), planned[what]
+            assert taken <= 1.1 * said + SCALARS, (
+                f"{what} take {taken} bytes, and {said} are planned"
+            )
+    most = max(process["held"]["optimizer"] for process in evidence.processes)
+    said = evidence.main["planned"]["slots"]
+    assert most >= 0.9 * said, f"slots take {most} bytes, and {said} are planned"
+    parts = [name for process in evidence.processes for name in process["parts"]]
+    assert len(set(parts)) == len(parts), f"kept twice: {sorted(parts)}"
 
 
 def keeps_parameter_mean(evidence: Evidence) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.state import MODEL_STATE
 from isotrain.core.data.batches import Batch, Slice
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
@@ -53,7 +55,18 @@ def one_image(session: Session) -> Found:
     """Trains on a single image: all replicas but one have nothing."""
     start = _weights(session)
     losses = [float(session.step(batch)) for batch in session.batches()]
-    return {"start": start, "losses": losses, "weights": _weights(session)}
+    held = {kind: session.group.describe_state((kind,)) for kind in MODEL_STATE}
+    planned = session.plan.state_bytes
+    return {
+        "start": start,
+        "losses": losses,
+        "weights": _weights(session),
+        "held": {kind: sum(i.nbytes for i in infos.values()) for kind, infos in held.items()},
+        "parts": [
+            name for infos in held.values() for name, i in infos.items() if i.offset is not None
+        ],
+        "planned": None if planned is None else asdict(planned),
+    }
 
 
 def exchange_alone(session: Session) -> Found:

@@ -16,6 +16,7 @@ NEEDS: Mapping[str, Capability] = {
     "synchronised_step": Capability.SYNCHRONISED_STEP,
     "local_step": Capability.LOCAL_STEP,
     "gradients": Capability.GRADIENTS,
+    "reduced_gradients": Capability.GRADIENTS_IN_BUCKETS,
     "apply": Capability.APPLY,
     "read_state": Capability.NAMED_STATE,
     "write_state": Capability.NAMED_STATE,
@@ -23,6 +24,8 @@ NEEDS: Mapping[str, Capability] = {
     "compute": Capability.COMPUTE,
     "all_reduce": Capability.COMPUTE,
     "served_step": Capability.SERVED_STEP,
+    "keep_slots_of": Capability.PARTIAL_UPDATE,
+    "update_own": Capability.PARTIAL_UPDATE,
     "served_account": Capability.SERVED_STEP,
 }
 """The methods of a replica group that take a capability; every backend has the others."""
@@ -31,10 +34,12 @@ REPLICA_NEEDS: Mapping[str, Capability] = {
     "send_receive": Capability.SEND_RECEIVE,
     "sum_within": Capability.SUBGROUPS,
     "broadcast_within": Capability.SUBGROUPS,
+    "read_weights": Capability.PARTIAL_UPDATE,
+    "write_weights": Capability.PARTIAL_UPDATE,
 }
 """The methods of a replica within a computation that take one besides `compute`."""
 
-_EXCHANGES = {"all_reduce", "all_gather", *REPLICA_NEEDS}
+_EXCHANGES = {"all_reduce", "all_gather", "sum_parts", "join_parts", *REPLICA_NEEDS}
 
 
 class Watched:
@@ -81,7 +86,7 @@ class _WatchedReplica:
             self._used.add(REPLICA_NEEDS[name])
 
         def exchange(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if "bfloat16" in str(tensor.dtype):
+            if "bfloat16" in str(getattr(tensor, "dtype", "")):
                 self._used.add(Capability.BFLOAT16_EXCHANGE)
             return found(tensor, *arguments, **options)
 

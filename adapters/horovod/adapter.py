@@ -14,6 +14,7 @@ from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
+    UNTRIED,
     tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
@@ -39,6 +40,7 @@ from isotrain.plugin import (
     Start,
     UnsupportedError,
     Usability,
+    sharded_group,
     visible_gpus,
 )
 
@@ -79,7 +81,11 @@ class _Horovod(ServedOverTcp):
         "nccl": "NVIDIA's collectives, where Horovod was built with NCCL",
     }
     replicas_per_process = "one"
-    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
+    capabilities = {
+        "replicated": _REPLICATED,
+        "served": SERVED_GROUP,
+        "sharded": sharded_group(_REPLICATED),
+    }
     options = {
         "compression": "none, or fp16: gradients travel as float16",
         "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",
@@ -264,6 +270,7 @@ class HorovodTF(_Horovod):
     """Horovod's grouped all-reduce inside TensorFlow's traced training step."""
 
     name = "horovod-tf"
+    capabilities = {**_Horovod.capabilities, "sharded": UNTRIED}
     framework = "tensorflow"
     packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
     exports = TENSORFLOW_EXPORTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ class HorovodExchange(Exchange):
         self.replicas = hvd.size()
         self.local_replicas = (hvd.rank(),)
         self._process_sets = runtime.ProcessSets(hvd, context, setting)
+        self._graph: Any = None
+        self._operations: Counter[str] = Counter()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         """One grouped all-reduce for each type among the tensors."""
@@ -73,6 +76,33 @@ class HorovodExchange(Exchange):
         row = tf.expand_dims(_sendable(tensor), 0)
         gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
         return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
+
+    def _own_name(self, kind: str) -> str:
+        """A name that no other operation of the traced graph has: several may be under way at once."""
+        graph = tf.compat.v1.get_default_graph()
+        if graph is not self._graph:
+            self._graph, self._operations = graph, Counter()
+        self._operations[kind] += 1
+        return f"isotrain_{kind}_{self._operations[kind]}"
+
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """One Horovod all-to-all; the sum is this replica's own."""
+        own = sizes[self.replica()]
+        received, _ = hvd.alltoall(
+            _sendable(vector),
+            splits=tf.constant(sizes, tf.int32),
+            name=self._own_name("sum_parts"),
+            ignore_name_scope=True,
+        )
+        rows = tf.reshape(received, [self.replicas, own])
+        return tf.cast(tf.reduce_sum(rows, axis=0), vector.dtype)
+
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """One Horovod all-gather, of parts of any sizes."""
+        whole = hvd.allgather(
+            _sendable(part), name=self._own_name("join_parts"), ignore_name_scope=True
+        )
+        return tf.cast(tf.ensure_shape(whole, [sum(sizes)]), part.dtype)
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -90,6 +90,19 @@ class HorovodExchange(Exchange):
         """One Horovod all-gather along a new first axis."""
         row = _sendable(value).unsqueeze(0)
         return hvd.allgather(row, name=_name("all_gather", value)).to(value.dtype)
+
+    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """One Horovod all-to-all; the sum is this replica's own."""
+        rows, _ = hvd.alltoall(
+            _sendable(vector),
+            torch.tensor(sizes, dtype=torch.int32),
+            name=_name("sum_parts", vector),
+        )
+        return rows.view(self.replicas, sizes[self.rank]).sum(0).to(vector.dtype)
+
+    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """One Horovod all-gather, of parts of any sizes."""
+        return hvd.allgather(_sendable(part), name=_name("join_parts", part)).to(part.dtype)
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""

@@ -59,6 +59,9 @@ _REPLICATED = Capabilities(
 )
 
 
+UNTRIED = Capabilities.none("in the graph of a TensorFlow step it is not tried yet")
+
+
 class _TensorFlowAdapter(Adapter):
     framework = "tensorflow"
     packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
@@ -172,6 +175,7 @@ class TFMirrored(_TensorFlowAdapter):
     capabilities = {
         "replicated": _REPLICATED,
         "served": Capabilities.none("all its replicas live in one process and step together"),
+        "sharded": Capabilities.none("a variable of a MirroredStrategy is on every replica alike"),
     }
     cpu_collective = "one-device"
 
@@ -216,7 +220,11 @@ class TFMultiWorker(_TensorFlowAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
     }
     replicas_per_process = "one"
-    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
+    capabilities = {
+        "replicated": _REPLICATED,
+        "served": SERVED_GROUP,
+        "sharded": UNTRIED,
+    }
     cpu_collective = "ring"
     served_over = "grpc"
 

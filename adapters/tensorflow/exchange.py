@@ -41,6 +41,16 @@ class Exchange(ABC):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """Sums a vector over all replicas, each of which gets its part."""
+        return tf.split(self.all_reduce([vector], "sum")[0], sizes)[self.replica()]
+
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """Joins the parts of all replicas into one vector."""
+        filled = tf.pad(part, [[0, max(sizes) - sizes[self.replica()]]])
+        rows = self.all_gather(filled)
+        return tf.concat([rows[place, :size] for place, size in enumerate(sizes)], axis=0)
+
     @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Sends to one replica while receiving a tensor of equal shape from another."""

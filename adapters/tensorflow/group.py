@@ -29,6 +29,7 @@ from isotrain.plugin import (
     ExportForm,
     LayerTrait,
     Phase,
+    Reduction,
     ReplicaGroup,
     StateInfo,
     StateKind,
@@ -44,6 +45,7 @@ Weights: TypeAlias = "tf.Tensor | None"
 """Shape `[local replicas, pieces]`; None when every weight is 1."""
 
 _CACHED_TENSORS = 256
+_OPTIMIZER = "optimizer/"
 
 
 class TensorFlowReplicaGroup(ReplicaGroup):
@@ -178,6 +180,61 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         with self._program.learning_rate(rate):
             self._on_replicas(replica)
 
+    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        (own,) = weights  # variables of several replicas in a process have the same slots on each
+        self._program.keep_slots_of(own)
+
+    def reduced_gradients(
+        self, batch: Batch, reduction: Reduction
+    ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+        def trace(holes: bool, pieces: Pieces, weights: Weights) -> Any:
+            return self._trace_reduced(reduction, holes, pieces, weights)
+
+        results = self._run_on_batch(f"reduced gradients, {reduction.each_slice}", trace, batch)
+        return [list(kept) for kept, _ in results], results[0][1]
+
+    def _trace_reduced(
+        self, reduction: Reduction, holes: bool, pieces: Pieces, weights: Weights
+    ) -> Any:
+        def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
+            seen, own = TensorFlowReplica(self._program, self._exchange), _row(weights, position)
+
+            def take(gradients: Gradients) -> Gradients:
+                dense, kept = self._program.unscaled(gradients), []
+                for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
+                    given = [dense[place] for place in bucket]
+                    kept += reduction.reduce(seen, given, static=static)
+                return kept
+
+            each = take if reduction.each_slice else list
+            loss, sums = self._program.contribution(
+                pieces[position], own, holes, self._total, take=each
+            )
+            return sums if reduction.each_slice else take(sums), self._mean(loss)
+
+        return self._on_replicas(replica, trains=True)
+
+    def update_own(
+        self,
+        gradients: Sequence[Sequence[tf.Tensor]],
+        learning_rate: float,
+        norms: Sequence[tf.Tensor] | None,
+    ) -> None:
+        self._set_rate(learning_rate)
+        given = [list(own) for own in gradients]
+        function = self._function("update own", lambda: self._trace_update_own)
+        function(given, None if norms is None else list(norms), self._rate_tensor)
+
+    def _trace_update_own(
+        self, gradients: list[list[tf.Tensor]], norms: list[tf.Tensor] | None, rate: tf.Tensor
+    ) -> None:
+        def replica(position: int) -> None:
+            norm = None if norms is None else norms[position]
+            self._program.apply_own(gradients[position], norm)
+
+        with self._program.learning_rate(rate):
+            self._on_replicas(replica)
+
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         with self._program.undisturbed():
@@ -287,7 +344,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.place_of(replica)
-        return self._program.state.describe(kinds)
+        found = self._program.state.describe(kinds)
+        return {name: self._placed(name, info) for name, info in found.items()}
+
+    def _placed(self, name: str, info: StateInfo) -> StateInfo:
+        slot = name.removeprefix(_OPTIMIZER)
+        return info.held_alone() if slot != name and self._program.is_alone(slot) else info
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -298,6 +360,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         place = None if replica is None else self.place_of(replica)
+        elsewhere = self._program.is_elsewhere
+        state = {n: v for n, v in state.items() if not elsewhere(n.removeprefix(_OPTIMIZER))}
         late = part_of(state, self._program.late_metrics)
         if late:
             self._late.append((late, place))

@@ -72,6 +72,35 @@ class WorkerExchange(StrategyExchange):
         with tf.control_dependencies([sent]):
             return tf.identity(received)
 
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """Each sends every other its part: half of what an all-reduce moves."""
+        parts = tf.split(vector, list(sizes))
+        own = self.replica()
+        received = self._exchanged("sum parts", parts, [parts[own]] * self.replicas)
+        return tf.add_n(received)
+
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """Each sends every other its own."""
+        like = [tf.zeros(size, part.dtype) for size in sizes]
+        return tf.concat(self._exchanged("join parts", [part] * self.replicas, like), axis=0)
+
+    def _exchanged(
+        self, kind: str, given: Sequence[tf.Tensor], like: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Sends a tensor to each replica, and gives those that came from each; empty ones do not travel."""
+        own, sent = self.replica(), []
+        found = [given[own] if source == own else like[source] for source in range(self.replicas)]
+        for other in range(self.replicas):
+            if other != own and given[other].shape[0]:
+                keys = self._keys(kind, (own, other), given[other])
+                sent.append(self._send(given[other], keys))
+            if other != own and like[other].shape[0]:
+                found[other] = self._receive(
+                    like[other], self._keys(kind, (other, own), like[other])
+                )
+        with tf.control_dependencies(sent):
+            return [tf.identity(tensor) for tensor in found]
+
     def _send(self, tensor: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
         return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys, **self._hint)
 

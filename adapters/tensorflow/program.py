@@ -71,11 +71,12 @@ class Program:
         self._others = [native(variable) for variable in others]
         self._moved = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._moved]
-        self._optimizer = portable.build_optimizer(spec, "tensorflow")
-        self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
-        self._rate_variable = self._optimizer.learning_rate
+        self._spec = spec
         self._rate: Any = None
-        self._prepare_optimizer()
+        self._slots_elsewhere: set[str] = set()
+        self._bound: float | None = None
+        self._make_optimizer()
+        self._prepare_optimizer(trainable)
         self.kept: list[tf.Variable] = []
         apart = generators_apart(spec, "tensorflow", self.model)
         self._unseeded = apart[UNSEEDED]
@@ -85,7 +86,7 @@ class Program:
             trainable,
             others,
             {
-                "optimizer": lambda: slots(self._optimizer, self._rate_variable),
+                "optimizer": self._slots,
                 "loss-scale": lambda: portable.loss_scale_variables(self._optimizer),
                 "random": lambda: self._generators,
                 "metrics": lambda: sums(self._shown_metrics),
@@ -118,10 +119,41 @@ class Program:
             " it; a tf.random.Generator that the module holds is carried over"
         ]
 
-    def _prepare_optimizer(self) -> None:
+    def _make_optimizer(self, name: str | None = None) -> None:
+        """Makes an optimizer without slots."""
+        self._optimizer = portable.build_optimizer(self._spec, "tensorflow", name)
+        self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        self._rate_variable = self._optimizer.learning_rate
+        self._shared_slots = set(self._slots())
+
+    def _slots(self) -> dict[str, Any]:
+        return slots(self._optimizer, self._rate_variable)
+
+    def keep_slots_of(self, places: Sequence[int]) -> None:
+        """Updates these of the trainable weights only from now on, and has slots for these; not traced.
+
+        They are made out of the scope of the strategy, whose workers would make equal ones together.
+        """
+        before = self._slots().keys()
+        self._make_optimizer(self._optimizer.name)
+        self._prepare_optimizer([self._trainable[place] for place in places])
+        self._slots_elsewhere = before - self._slots().keys()
+        self._bound, self._optimizer.global_clipnorm = self._optimizer.global_clipnorm, None
+
+    def is_alone(self, slot: str) -> bool:
+        """Whether an optimizer slot is of a weight that this replica alone updates."""
+        own = bool(self._slots_elsewhere) and slot in self._slots()
+        return own and slot not in self._shared_slots
+
+    def is_elsewhere(self, slot: str) -> bool:
+        """Whether an optimizer slot is of a weight that only another replica updates."""
+        return slot in self._slots_elsewhere
+
+    def _prepare_optimizer(self, updated: list[Any]) -> None:
         """Makes the slots, hands over the learning rate, and takes away the own reduction."""
+        self._updated = updated
         inner = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
-        self._optimizer.build(self._trainable)
+        self._optimizer.build(self._updated)
         inner.learning_rate = lambda: self._rate
         keras_private.apply_as_given(inner)
 
@@ -157,6 +189,7 @@ class Program:
         holes: bool,
         total: Total,
         local: bool = False,
+        take: Callable[[Gradients], Gradients] = list,
     ) -> tuple[tf.Tensor, Gradients]:
         """Computes a replica's share of the loss and its gradients.
 
@@ -166,6 +199,7 @@ class Program:
             holes: Whether a slice may be a placeholder, which is one of weight 0.
             total: Sums a tensor over all replicas.
             local: Whether the gradients are to be those of this replica's own mean.
+            take: What becomes of the gradients of each slice before they are added up.
 
         Returns:
             The sum over the slices of weight * mean loss, and its gradients (of the scaled loss,
@@ -179,6 +213,7 @@ class Program:
             before = [] if loss is None else [loss, *(g for g in sums if g is not None)]
             with tf.control_dependencies(before), self._kept_where(holes, weight, "train"):
                 share, gradients = self._forward_and_backward(piece, shares, index)
+                gradients = take(gradients)
                 loss = share if loss is None else loss + share
                 sums = gradients if not sums else list(map(_add, sums, gradients))
         assert loss is not None
@@ -254,7 +289,14 @@ class Program:
         """Clips and applies gradients that are already reduced over the replicas."""
         if self.kept:
             assign_all(self.kept, self.unscaled(gradients))
-        self._optimizer.apply(gradients, self._trainable)
+        self._optimizer.apply(gradients, self._updated)
+
+    def apply_own(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
+        """Applies reduced gradients of the weights that are updated here, clipped by the norm of all."""
+        if norm is not None and self._bound is not None:
+            factor = self._bound * tf.minimum(1 / norm, 1 / self._bound)  # as Keras has it
+            gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+        self._optimizer.apply(gradients, self._updated)
 
     def keep_gradients(self, scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         """Makes the `apply` that is traced from now on leave its gradients in `kept`; not traced.

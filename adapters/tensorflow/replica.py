@@ -33,10 +33,23 @@ class TensorFlowReplica(Replica):
         return tf.concat(flat, axis=0)
 
     def write(self, parts: Sequence[StatePart], vector: tf.Tensor) -> None:
-        variables = self._variables(parts)
-        values = tf.split(vector, [v.shape.num_elements() for v in variables]) if variables else []
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+        _write(self._variables(parts), vector)
+
+    def read_weights(self, places: Sequence[int]) -> tf.Tensor:
+        weights = self._program.part("trainable")
+        widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.size)
+        own = [tf.cast(value_of(weights[place]), widest) for place in places]
+        return tf.concat([tf.zeros(0, widest), *(tf.reshape(w, [-1]) for w in own)], axis=0)
+
+    def write_weights(self, places: Sequence[int], vector: tf.Tensor) -> None:
+        weights = self._program.part("trainable")
+        _write([weights[place] for place in places], vector)
+
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        return self._exchange.sum_parts(vector, sizes)
+
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        return self._exchange.join_parts(part, sizes)
 
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
         return [variable for part in parts for variable in self._program.part(part)]
@@ -59,3 +72,9 @@ class TensorFlowReplica(Replica):
 
     def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
         return self._exchange.broadcast_within(tensor, parts)
+
+
+def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:
+    values = tf.split(vector, [v.shape.num_elements() for v in variables]) if variables else []
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))

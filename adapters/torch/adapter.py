@@ -24,6 +24,7 @@ from isotrain.plugin import (
     Start,
     UnsupportedError,
     Usability,
+    sharded_group,
     visible_gpus,
 )
 
@@ -68,7 +69,11 @@ class TorchDDP(ServedOverTcp):
     packages = ("torch", "keras")
     exports = EXPORTS
     compiler = "torch.compile"
-    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
+    capabilities = {
+        "replicated": _REPLICATED,
+        "served": SERVED_GROUP,
+        "sharded": sharded_group(_REPLICATED),
+    }
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
         "find_unused_parameters": "for models whose parameters do not all take part in every step",

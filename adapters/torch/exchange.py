@@ -59,6 +59,14 @@ class Exchange(ABC):
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
     @abstractmethod
+    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Sums a vector over all replicas, each of which gets its part."""
+
+    @abstractmethod
+    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Joins the parts of all replicas into one vector."""
+
+    @abstractmethod
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
@@ -125,6 +133,12 @@ class SingleReplica(Exchange):
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         return value.clone().unsqueeze(0)
+
+    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return vector.clone()
+
+    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return part.clone()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         return value.clone()

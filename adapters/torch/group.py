@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from isotrain.adapters import chosen as choices
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.torch import metrics
+from isotrain.adapters.torch.bucketed import BucketedGradients
 from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.metrics import Metric
@@ -31,6 +32,7 @@ from isotrain.plugin import (
     LayerTrait,
     Phase,
     ProcessContext,
+    Reduction,
     ReplicaGroup,
     Setting,
     Slice,
@@ -40,6 +42,8 @@ from isotrain.plugin import (
     map_tree,
     unweighted,
 )
+
+_OPTIMIZER = "optimizer/"
 
 
 def replica_device(setting: Setting, context: ProcessContext) -> torch.device:
@@ -230,6 +234,39 @@ class TorchReplicaGroup(ReplicaGroup):
             self._kept = self._unscaled_gradients()
         self.program.apply()
 
+    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        self.program.keep_slots_of(weights[0])
+        self._rate = None  # another optimizer
+
+    def reduced_gradients(
+        self, batch: Batch, reduction: Reduction
+    ) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+        bucketed = BucketedGradients(self.program, self._replica, reduction)
+        shares = Shares(batch.slices[0], self.program, self.exchange)
+        self.program.zero_gradients()
+        share: torch.Tensor | None = None
+        for index in range(len(shares.pieces)):
+            taking = bucketed.while_they_come() if reduction.each_slice else nullcontext()
+            with taking:
+                share = self._backward(shares, index, self.program.objective, share)
+        if not reduction.each_slice:
+            bucketed.take_all()
+        assert share is not None
+        return [bucketed.kept], self.exchange.begin_mean(share)()
+
+    def update_own(
+        self,
+        gradients: Sequence[Sequence[torch.Tensor]],
+        learning_rate: float,
+        norms: Sequence[torch.Tensor] | None,
+    ) -> None:
+        self._set_learning_rate(learning_rate)
+        for parameter, gradient in zip(self.program.updated, gradients[0], strict=True):
+            parameter.grad = gradient
+        self.program.apply(None if norms is None else norms[0])
+        for parameter in self.program.updated:
+            parameter.grad = None
+
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         moved = [*self.program.frozen.values(), *self._training_sums()]
@@ -311,7 +348,13 @@ class TorchReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.place_of(replica)
-        return self._state.describe(kinds)
+        return {
+            name: self._placed(name, info) for name, info in self._state.describe(kinds).items()
+        }
+
+    def _placed(self, name: str, info: StateInfo) -> StateInfo:
+        slot = name.removeprefix(_OPTIMIZER)
+        return info.held_alone() if slot != name and self.program.is_alone(slot) else info
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -321,7 +364,10 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)
-        self._state.write(state)
+        elsewhere = self.program.is_elsewhere
+        self._state.write(
+            {n: v for n, v in state.items() if not elsewhere(n.removeprefix(_OPTIMIZER))}
+        )
         self._rate = None  # the optimizer may have been given another
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from isotrain.adapters import keras_files, keras_private, keras_traits, portable
 from isotrain.adapters.keras_generators import generators_apart
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import exports, keras_metrics
-from isotrain.adapters.torch.keras_update import keras_update
+from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.recording import Compute
@@ -54,11 +54,11 @@ class KerasProgram(Program):
         self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
         self.statistics = [v.value for v in portable.moving_statistics(model)]
-        self._parameters = tensors[:count]
-        self.optimizer = portable.build_optimizer(spec, "torch")
-        self.optimizer.build(self._variables)
-        self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        self.update = keras_update(spec, self.optimizer, self._variables) if spec.record else None
+        self._updated_variables = self._variables
+        self._shared_slots: set[str] = set()
+        self._slots_elsewhere: set[str] = set()
+        self._bound: float | None = None
+        self._make_optimizer()
         self.training = self._replayed(spec, training=True)
         self.evaluation = self._replayed(spec, training=False)
         self.objective = Objective(model, self.training)
@@ -66,6 +66,29 @@ class KerasProgram(Program):
         self._seeds_apart = {
             name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
         }
+
+    def _make_optimizer(self, name: str | None = None) -> None:
+        """Makes an optimizer of the variables that are updated here."""
+        spec, variables = self._spec, self._updated_variables
+        self.updated = [variable.value for variable in variables]
+        self.optimizer = portable.build_optimizer(spec, "torch", name)
+        self._shared_slots = set(portable.canonical_names(self.optimizer.variables))
+        self.optimizer.build(variables)
+        self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        self.update = keras_update(spec, self.optimizer, variables) if spec.record else None
+
+    def keep_slots_of(self, places: Sequence[int]) -> None:
+        before = self._slots().keys()
+        self._updated_variables = [self._variables[place] for place in places]
+        self._make_optimizer(self.optimizer.name)
+        self._slots_elsewhere = before - self._slots().keys()
+        self._bound, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
+
+    def is_alone(self, slot: str) -> bool:
+        return bool(self._slots_elsewhere) and slot not in self._shared_slots
+
+    def is_elsewhere(self, slot: str) -> bool:
+        return slot in self._slots_elsewhere
 
     def build_metrics(self) -> list[Metric]:
         return keras_metrics.build_all(self._spec, Outputs.of_keras(self.model))
@@ -126,13 +149,15 @@ class KerasProgram(Program):
         if self.update is not None:
             self.update.rate = rate
 
-    def apply(self) -> None:
+    def apply(self, norm: torch.Tensor | None = None) -> None:
         with torch.no_grad():
-            gradients = [parameter.grad for parameter in self._parameters]
+            gradients = [parameter.grad for parameter in self.updated]
+            if norm is not None and self._bound is not None:
+                gradients = clipped_by(norm, gradients, self._bound)
             if self.update is None:
-                self.optimizer.apply(gradients, self._variables)
+                self.optimizer.apply(gradients, self._updated_variables)
             elif any(gradient is None for gradient in gradients):  # of which Keras warns
-                self.optimizer.apply(gradients, self._variables)
+                self.optimizer.apply(gradients, self._updated_variables)
                 self.update.forget()
             else:
                 self.update(gradients)

@@ -129,12 +129,16 @@ def _clipped(gradients: list[torch.Tensor], options: Any) -> list[torch.Tensor]:
         return list(torch._foreach_mul(gradients, list(factors.unbind())))
     if options.global_clipnorm:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        bound = options.global_clipnorm
-        return list(torch._foreach_mul(gradients, bound * torch.clamp(1 / norm, max=1 / bound)))
+        return clipped_by(norm, gradients, options.global_clipnorm)
     if options.clipvalue:
         below = torch._foreach_clamp_max(gradients, options.clipvalue)
         return list(torch._foreach_clamp_min(below, -options.clipvalue))
     return gradients
+
+
+def clipped_by(norm: torch.Tensor, gradients: list[Any], bound: float) -> list[Any]:
+    """Gradients as Keras clips them by the norm of all."""
+    return list(torch._foreach_mul(gradients, bound * torch.clamp(1 / norm, max=1 / bound)))
 
 
 def _sgd(step: _Step) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,7 @@ class NativeProgram(Program):
             for name, buffer in model.named_buffers()
             if buffer.is_floating_point() and not spec.is_frozen(name)
         ]
-        self._parameters = list(self.trainable.values())
-        self.optimizer = build_optimizer(spec, self._parameters)
-        is_own = isinstance(spec.optimizer, CustomOptimizer)
-        self._slots = NativeSlots(self.optimizer, self.trainable, is_own)
-        self._rate_ratios = [g["lr"] / spec.optimizer.lr for g in self.optimizer.param_groups]
+        self._update_only(self.trainable)
         scaling = spec.loss_scaling or LossScale()
         self._scaler = torch.amp.GradScaler(
             device.type,
@@ -87,6 +83,25 @@ class NativeProgram(Program):
         self._compute = self._with_autocast(loss_computer(spec, called, self._loss))
         self.objective = Objective(model, self._compute)
         self._train()
+
+    def _update_only(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Makes an optimizer of some weights."""
+        self.updated = list(weights.values())
+        self.optimizer = build_optimizer(self._spec, self.updated)
+        is_own = isinstance(self._spec.optimizer, CustomOptimizer)
+        self._slots = NativeSlots(self.optimizer, self.trainable, weights.keys(), is_own)
+        lr = self._spec.optimizer.lr
+        self._rate_ratios = [group["lr"] / lr for group in self.optimizer.param_groups]
+
+    def keep_slots_of(self, places: Sequence[int]) -> None:
+        weights = list(self.trainable.items())
+        self._update_only(dict(weights[place] for place in places))
+
+    def is_alone(self, slot: str) -> bool:
+        return self._slots.is_partial and slot.rpartition("/")[0] in self.trainable
+
+    def is_elsewhere(self, slot: str) -> bool:
+        return self._slots.is_elsewhere(slot)
 
     def _with_autocast(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         if self._mixed is None:
@@ -160,10 +175,13 @@ class NativeProgram(Program):
         for group, ratio in zip(self.optimizer.param_groups, self._rate_ratios, strict=True):
             group["lr"] = rate * ratio
 
-    def apply(self) -> None:
-        if self._clip is not None:
+    def apply(self, norm: torch.Tensor | None = None) -> None:
+        if norm is not None:
+            assert self._clip is not None, "a norm is of gradients that the spec clips by it"
+            nn.utils.clip_grads_with_norm_(self.updated, self._clip.global_norm, norm)
+        elif self._clip is not None:
             self._scaler.unscale_(self.optimizer)
-            clip_gradients(self._parameters, self._clip)
+            clip_gradients(self.updated, self._clip)
         self._scaler.step(self.optimizer)
         self._scaler.update()
 

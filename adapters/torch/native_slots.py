@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,18 +24,34 @@ class NativeSlots:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, weights: Mapping[str, nn.Parameter], is_own: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: Mapping[str, Any],
+        updated: Collection[str],
+        is_own: bool,
     ) -> None:
         """Names what there is, now and later.
 
         Args:
             optimizer: Any of torch.
-            weights: That it updates, by name.
+            weights: All that are trained, by name.
+            updated: The names of those that it updates.
             is_own: Whether it is a person's own.
         """
         self._optimizer = optimizer
-        self._weights = weights
+        self._all = weights
+        self._weights = {name: weight for name, weight in weights.items() if name in updated}
         self._is_own = is_own
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether others update some of the weights."""
+        return len(self._weights) < len(self._all)
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether a slot is of a weight that others update."""
+        owner = name.rpartition("/")[0]
+        return owner in self._all and owner not in self._weights
 
     def read(self) -> dict[str, torch.Tensor]:
         """All of it."""
@@ -46,7 +62,7 @@ class NativeSlots:
             if isinstance(value, torch.Tensor | bool | int | float)
         }
         without = [not self._of(weight) for weight in self._weights.values()]
-        if any(without):
+        if any(without) and not self.is_partial:  # each replica would say another thing
             found[_WITHOUT] = torch.tensor(without)
         return found | {name: _as_tensor(group[key]) for name, group, key in self._numbers()}
 
@@ -78,7 +94,7 @@ class NativeSlots:
             raise IsotrainError(unknown_name("weight", owner, self._weights))
 
     def _take_away(self, without: torch.Tensor) -> None:
-        for weight, flag in zip(self._weights.values(), without.tolist(), strict=True):
+        for weight, flag in zip(self._all.values(), without.tolist(), strict=True):
             if flag:
                 self._optimizer.state.pop(weight, None)
 

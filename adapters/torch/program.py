@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Program(ABC):
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
+        updated: The trainable parameters that `apply` updates: all, unless others keep slots of some.
     """
 
     model: Any
@@ -58,6 +59,7 @@ class Program(ABC):
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]
+    updated: list[Any]
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         """The tensors of a part of the state, as strategies read and write them."""
@@ -123,8 +125,24 @@ class Program(ABC):
         """Sets the rate of the following updates."""
 
     @abstractmethod
-    def apply(self) -> None:
-        """Clips the parameters' gradients and updates the weights."""
+    def apply(self, norm: torch.Tensor | None = None) -> None:
+        """Clips the parameters' gradients and updates the weights.
+
+        Args:
+            norm: Of the gradients of all weights, where only some are updated here and the spec clips by it.
+        """
+
+    @abstractmethod
+    def keep_slots_of(self, places: Sequence[int]) -> None:
+        """Updates these of the trainable weights only from now on, and has slots for no others."""
+
+    @abstractmethod
+    def is_alone(self, slot: str) -> bool:
+        """Whether an optimizer slot is of a weight that this replica alone updates."""
+
+    @abstractmethod
+    def is_elsewhere(self, slot: str) -> bool:
+        """Whether an optimizer slot is of a weight that only another replica updates."""
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         """What it does in its own way on such slices; nothing moves."""

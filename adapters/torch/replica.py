@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -34,10 +35,17 @@ class TorchReplica(Replica):
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
     def write(self, parts: Sequence[StatePart], vector: torch.Tensor) -> None:
-        tensors = self._tensors(parts)
-        values = vector.split([tensor.numel() for tensor in tensors])
-        for tensor, value in zip(tensors, values, strict=bool(tensors)):
-            tensor.copy_(value.view_as(tensor))
+        _write(self._tensors(parts), vector)
+
+    def read_weights(self, places: Sequence[int]) -> torch.Tensor:
+        weights = list(self._program.trainable.values())
+        widest = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
+        own = [weights[place].detach().reshape(-1) for place in places]
+        return torch.cat([weights[0].new_empty(0, dtype=widest), *own])
+
+    def write_weights(self, places: Sequence[int], vector: torch.Tensor) -> None:
+        weights = list(self._program.trainable.values())
+        _write([weights[place] for place in places], vector)
 
     def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
         return [tensor for part in parts for tensor in self._program.part(part)]
@@ -51,6 +59,12 @@ class TorchReplica(Replica):
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._exchange.all_gather(tensor)
 
+    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._exchange.sum_parts(vector, sizes)
+
+    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._exchange.join_parts(part, sizes)
+
     def send_receive(self, tensor: torch.Tensor, destinations: Sequence[int]) -> torch.Tensor:
         source = list(destinations).index(self.index)
         return self._exchange.send_receive(tensor, destinations[self.index], source)
@@ -60,3 +74,9 @@ class TorchReplica(Replica):
 
     def broadcast_within(self, tensor: torch.Tensor, parts: Parts) -> torch.Tensor:
         return self._exchange.broadcast_within(tensor, parts)
+
+
+def _write(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:
+    values = vector.split([tensor.numel() for tensor in tensors])
+    for tensor, value in zip(tensors, values, strict=bool(tensors)):
+        tensor.copy_(value.view_as(tensor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from isotrain.core.check import batch_rules, machine_rules, model_rules
 from isotrain.core.check.codes import CODES
 from isotrain.core.check.findings import CheckResult, gathered, without_silenced
 from isotrain.core.check.subject import Hit, Sight, Subject, Target
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecError, unknown_name
 from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import PluginHost, plugin_host
@@ -36,6 +38,7 @@ _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     batch_rules.length,
     batch_rules.data,
     machine_rules.devices,
+    machine_rules.memory,
     machine_rules.remarks,
 )
 
@@ -114,9 +117,20 @@ def _hits(
             else:
                 sights[framework] = found
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
-    subject = Subject(spec, tuple(targets), strategy, sights)
+    subject = Subject(spec, tuple(targets), strategy, sights, _sparing(host))
     for rule in _RULES:
         yield from rule(subject)
+
+
+def _sparing(host: PluginHost) -> dict[str, Strategy]:
+    """Every strategy that says that it takes less memory, with the options with which it does."""
+    found = {}
+    for name in host.strategies.names():
+        with contextlib.suppress(Exception):  # it may be anyone's, and is only to be advised
+            for options in host.strategies.get(name).sparing:
+                given = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
+                found[given] = host.strategy(name, dict(options))
+    return found
 
 
 def _by_framework(targets: Iterable[Target]) -> dict[str, list[Target]]:

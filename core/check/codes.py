@@ -357,6 +357,14 @@ _ALL = (
         "Use at most as many replicas as GPUs, or device: auto.",
     ),
     Rule(
+        "ISO407",
+        _WARNING,
+        "the state of the model does not fit this machine's memory",
+        "Weights, gradients and optimizer slots of all replicas here take more than the machine has, and"
+        " activations come on top. Such a run swaps, or the system ends it.",
+        "Use the strategy that the finding names, fewer replicas on this machine, or a smaller model.",
+    ),
+    Rule(
         "ISO501",
         _ERROR,
         "the run is refused",

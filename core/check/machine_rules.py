@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from isotrain.core.check.subject import Hit, Subject, Target
 from isotrain.core.contracts.plan import split_backend
+from isotrain.core.contracts.state_bytes import ModelBytes
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import BackendUnavailableError, PlanError
-from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.planning.make_plan import make_plan, missing_capabilities
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
@@ -83,6 +85,37 @@ def devices(subject: Subject) -> Iterator[Hit]:
         elif plan.replicas * plan.threads > cores:
             words = f"{plan.replicas} replicas of {plan.threads} threads, {cores} cores"
             yield Hit("ISO405", "threads", words, where)
+
+
+def memory(subject: Subject) -> Iterator[Hit]:
+    """Replicas whose state takes more than the machine has, and the strategies with which it would not."""
+    most = hardware.memory_bytes()
+    for target in subject.targets:
+        sight = subject.sights.get(target.plan.framework)
+        if sight is None or sight.model is None or target.plan.device != "cpu":
+            continue
+        taken = _taken(subject.strategy, sight.model, target)
+        if taken > most:
+            fitting = [
+                given
+                for given, strategy in subject.sparing.items()
+                if not missing_capabilities(strategy, target.adapter)
+                and _taken(strategy, sight.model, target) <= most
+            ]
+            advice = (
+                f"--strategy {' or '.join(fitting)} would fit"
+                if fitting
+                else "no strategy would fit"
+            )
+            words = (
+                f"{target.replicas} replicas take {taken / 2**30:.3g} GiB, and this machine has"
+                f" {most / 2**30:.3g}; {advice}"
+            )
+            yield Hit("ISO407", "model", words, (target.label,))
+
+
+def _taken(strategy: Strategy, model: ModelBytes, target: Target) -> int:
+    return target.replicas * strategy.state_bytes(model, target.replicas).total
 
 
 def remarks(subject: Subject) -> Iterator[Hit]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -42,12 +43,14 @@ class Sight:
         traits: Of the model's layers.
         fault: What went wrong in a first step.
         remarks: Of the replica group, on such steps.
+        model: What the state of the model takes.
     """
 
     samples: int | None
     traits: tuple[LayerTrait, ...]
     fault: str | None = None
     remarks: tuple[str, ...] = ()
+    model: ModelBytes | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
@@ -56,7 +59,8 @@ class Sight:
             LayerTrait(Trait(each["trait"]), each["layer"], each["kind"])
             for each in fields["traits"]
         )
-        return cls(fields["samples"], tuple(traits), fields["fault"], tuple(fields["remarks"]))
+        remarks, model = tuple(fields["remarks"]), ModelBytes(**fields["model"])
+        return cls(fields["samples"], tuple(traits), fields["fault"], remarks, model)
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers that have a trait, each with its class."""
@@ -91,12 +95,14 @@ class Subject:
         targets: Where.
         strategy: The spec's.
         sights: By framework; empty where nothing was started.
+        sparing: Strategies that take less memory, by what is given as `--strategy`.
     """
 
     spec: TrainingSpec
     targets: tuple[Target, ...]
     strategy: Strategy
     sights: Mapping[str, Sight] = field(default_factory=dict)
+    sparing: Mapping[str, Strategy] = field(default_factory=dict)
 
     @property
     def several(self) -> tuple[Target, ...]:

@@ -21,10 +21,18 @@ class Capability(StrEnum):
     SUBGROUPS = "subgroups"
     BFLOAT16_EXCHANGE = "bfloat16-exchange"
     SERVED_STEP = "served-step"
+    PARTIAL_UPDATE = "partial-update"
+    GRADIENTS_IN_BUCKETS = "gradients-in-buckets"
 
 
-NO_WORKERS = {Capability.SERVED_STEP: "only a strategy of placement `served` has workers"}
-"""Why no replicated group has it."""
+NO_WORKERS = {
+    Capability.SERVED_STEP: "only a strategy of placement `served` has workers",
+    **dict.fromkeys(
+        (Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS),
+        "only in a strategy of placement `sharded` has each replica its own part",
+    ),
+}
+"""Why no replicated group has what others have."""
 _UNDECLARED = "the backend does not declare it"
 
 

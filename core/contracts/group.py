@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from isotrain.core.contracts.export import ExportForm
+from isotrain.core.contracts.reduction import Reduction
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
@@ -91,6 +92,42 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def apply(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
         """Clips and applies gradients that are already reduced, on each replica. Local."""
+
+    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        """Lets each replica here update some of the weights only, and keep slots for them alone. Local.
+
+        Called before the first step, at most once.
+
+        Args:
+            weights: Of each local replica, the places of its weights among the trainable ones; some.
+        """
+        raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
+
+    def update_own(
+        self,
+        gradients: Sequence[Sequence[Tensor]],
+        learning_rate: float,
+        norms: Sequence[Tensor] | None,
+    ) -> None:
+        """Clips and applies, on each replica, reduced gradients of the weights that it keeps slots of. Local.
+
+        Args:
+            gradients: Of these weights, in the order in which `keep_slots_of` was told them.
+            learning_rate: The rate of this step.
+            norms: The norm of the gradients of all weights, where the spec clips by it: a scalar for each
+                local replica, equal on all.
+        """
+        raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
+
+    def reduced_gradients(
+        self, batch: Batch, reduction: Reduction
+    ) -> tuple[list[list[Tensor]], Tensor]:
+        """Computes gradients, and keeps of each bucket what a reduction makes of it; the rest is let go.
+
+        Returns:
+            Per local replica what was kept of all buckets, in their order; and the loss of the global batch.
+        """
+        raise UnsupportedError(f"{type(self).__name__} gives its gradients all at once.")
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.state_bytes import StateBytes
 
 DeviceKind = Literal["cpu", "gpu"]
 
@@ -86,6 +87,7 @@ class Plan:
         weight_shapes: Of the trainable weights, in order; None until it was built. Not in `to_dict`.
         gradient_bytes: Their size; None until it was built.
         exchanged_bytes_per_step: Sent by each replica in one step; None until known.
+        state_bytes: What the model's state takes on the replica that has most of it; None until it was built.
     """
 
     run: str
@@ -121,6 +123,7 @@ class Plan:
     weight_shapes: tuple[tuple[int, ...], ...] | None = None
     gradient_bytes: int | None = None
     exchanged_bytes_per_step: float | None = None
+    state_bytes: StateBytes | None = None
 
     def __repr__(self) -> str:
         """In a line; `isotrain plan` and `to_dict` show all of it."""

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+from isotrain.core.errors import UnsupportedError
+
 Tensor = Any
 """A tensor of the backend's framework; it has the arithmetic operators, `@`, `shape` and `dtype`."""
 
@@ -31,6 +33,9 @@ class TensorFunctions(Protocol):
     def concatenate(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Joins tensors along an axis."""
 
+    def maximum(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The larger one, elementwise."""
+
     def qr(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The reduced QR decomposition of a matrix."""
 
@@ -48,6 +53,9 @@ class TensorFunctions(Protocol):
 
     def transpose(self, x: Tensor) -> Tensor:
         """A matrix with rows and columns exchanged."""
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Tensor:
+        """Zeros of a shape and type."""
 
     def zeros_like(self, x: Tensor) -> Tensor:
         """Zeros of the same shape and type."""
@@ -80,6 +88,17 @@ class Replica(ABC):
     def write(self, parts: Sequence[StatePart], vector: Tensor) -> None:
         """Sets state to the values of a vector such as `read` gives for the same parts."""
 
+    def read_weights(self, places: Sequence[int]) -> Tensor:
+        """Copies some of the trainable weights, by their places among them, into one new vector.
+
+        It is in the widest of the types that trainable weights have, also where there are none to copy.
+        """
+        raise UnsupportedError(f"{type(self).__name__} reads trainable weights all at once.")
+
+    def write_weights(self, places: Sequence[int], vector: Tensor) -> None:
+        """Sets trainable weights to the values of a vector such as `read_weights` gives."""
+        raise UnsupportedError(f"{type(self).__name__} writes trainable weights all at once.")
+
     @abstractmethod
     def scatter(self, places: Tensor, values: Tensor, length: int) -> Tensor:
         """A vector of zeros to which `values[i]` is added at `places[i]` (int32)."""
@@ -91,6 +110,29 @@ class Replica(ABC):
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
+
+    def sum_parts(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Sums a vector over all replicas, of which each gets a part: a reduce-scatter.
+
+        Args:
+            vector: Of `sum(sizes)` numbers.
+            sizes: How many of them each replica gets, one after the other.
+        """
+        start = sum(sizes[: self.index])
+        total = self.all_reduce(vector)
+        return total[start : start + sizes[self.index]]
+
+    def join_parts(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Joins the parts of all replicas into one vector: an all-gather of parts of any sizes.
+
+        Args:
+            part: This replica's, a vector.
+            sizes: How many numbers each replica has.
+        """
+        rest = max(sizes) - sizes[self.index]
+        filled = self.ops.concatenate([part, self.ops.zeros((rest,), part.dtype)])
+        rows = self.all_gather(filled)
+        return self.ops.concatenate([rows[i][:size] for i, size in enumerate(sizes)])
 
     @abstractmethod
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:

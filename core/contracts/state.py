@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 StateKind = Literal[
@@ -50,6 +50,10 @@ class StateInfo:
     nbytes: int
     offset: tuple[int, ...] | None = None
     part: tuple[int, ...] | None = None
+
+    def held_alone(self) -> StateInfo:
+        """That it is whole here, and elsewhere not at all."""
+        return replace(self, offset=(0,) * len(self.shape), part=self.shape)
 
     @property
     def size(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.placement import REPLICATED, Placement
+from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy_state import StrategyState
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Strategy(ABC):
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
             synchronous data parallelism, up to rounding.
         conserves: What its exchange leaves as it is.
+        sparing: Options with which a replica takes less memory than in data-parallel runs, what spares least
+            first: what `isotrain check` advises where a model does not fit.
         convergence_margin: By how much its accuracy on the kit's digits may be below that of synchronous
             data parallelism.
     """
@@ -60,6 +63,7 @@ class Strategy(ABC):
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
     conserves: frozenset[Conserved] = frozenset()
+    sparing: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     convergence_margin: float = 0.05
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
@@ -138,6 +142,13 @@ class Strategy(ABC):
     def report(self) -> Mapping[str, Any]:
         """What the strategy measured in the run, as JSON values, for the result; of rank 0."""
         return {}
+
+    def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
+        """What the state of the model takes on the replica that has most of it.
+
+        What the strategy keeps besides is not counted.
+        """
+        return model.replicated
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Bytes that each replica sends per step on average; None leaves it to the backend."""

@@ -34,7 +34,8 @@ from isotrain.core.system.versions import versions
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 Say = Callable[[str], None]
-NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE)
+NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
+"""The last one, as it compares all slots, which a replica that does not update all weights has not."""
 DEFAULT_STEPS = 10
 SAME_START = 1e-6
 """Initial weights that are further apart are told of."""

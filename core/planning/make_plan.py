@@ -12,6 +12,7 @@ from isotrain.core.contracts.placement import Seat
 from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
@@ -201,6 +202,7 @@ class Measured:
         gradient_bytes: Bytes of all gradients of one replica.
         weight_shapes: Of the trainable weights, in order.
         remarks: On the model and the loss.
+        model: What its state takes.
     """
 
     samples: int | None
@@ -208,6 +210,7 @@ class Measured:
     gradient_bytes: int
     weight_shapes: Sequence[Sequence[int]]
     remarks: Sequence[str] = ()
+    model: ModelBytes | None = None
 
 
 def with_measures(
@@ -243,4 +246,5 @@ def with_measures(
         exchanged = strategy.exchanged_bytes(found.gradient_bytes, plan.replicas)
         if exchanged is None:
             exchanged = adapter.exchanged_bytes(plan)
-    return replace(plan, exchanged_bytes_per_step=exchanged)
+    kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
+    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept)

@@ -9,6 +9,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
 from isotrain.core.planning.make_plan import Measured, with_measures
@@ -17,6 +18,7 @@ from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.initial_weights import LoadReport, start_from
 from isotrain.core.running.loaders import Loaders
+from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.collector import collection_paused
 from isotrain.core.system.versions import versions
@@ -94,7 +96,22 @@ def _measured(
         gradient_bytes=sum(weight.nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],
         remarks=remarks(spec, group, initial),
+        model=model_bytes(spec, group),
     )
+
+
+def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
+    """What the state of the model takes, as the group has it before its strategy starts. Local.
+
+    A person's own optimizer may have made its slots by then; those of others the spec knows.
+    """
+    trained = group.describe_state(("trainable",)).values()
+    fixed = group.describe_state(("non-trainable",)).values()
+    weights = tuple(info.nbytes for info in trained)
+    made = sum(info.nbytes for info in group.describe_state(("optimizer",)).values())
+    own = isinstance(spec.optimizer, CustomOptimizer)
+    slots = round(made / max(1, sum(weights))) if own else len(spec.optimizer.slots)
+    return ModelBytes(weights, sum(info.nbytes for info in fixed), slots)
 
 
 def remarks(spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None) -> list[str]:

@@ -51,12 +51,17 @@ def train(session: Session) -> dict[str, Any] | None:
 
 def describe(session: Session) -> dict[str, Any]:
     """Gives the numbers that only the data and the model know."""
+    from dataclasses import asdict
+
+    from isotrain.core.running.equipment import model_bytes
+
     plan = session.plan
     return {
         "samples": plan.samples,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
+        "model": asdict(model_bytes(session.spec, session.group)),
         "remarks": [*session.remarks(), *session.step_remarks()],
     }
 
@@ -65,9 +70,13 @@ def examine(session: Session) -> dict[str, Any]:
     """Gives what a check must know of the data, the model and a first step."""
     from dataclasses import asdict
 
+    from isotrain.core.running.equipment import model_bytes
+
+    model = model_bytes(session.spec, session.group)
     fault = _tried(session)
     return {
         "samples": session.plan.samples,
+        "model": asdict(model),
         "traits": [asdict(trait) for trait in session.group.traits()],
         "fault": fault,
         "remarks": [*session.state_remarks(), *(session.step_remarks() if fault is None else ())],

@@ -20,6 +20,8 @@ _WITHOUT_REPLICAS = (
     Capability.COMPUTE,
     Capability.SUBGROUPS,
     Capability.BFLOAT16_EXCHANGE,
+    Capability.PARTIAL_UPDATE,
+    Capability.GRADIENTS_IN_BUCKETS,
 )
 SERVED_GROUP = Capabilities(
     _HAS,

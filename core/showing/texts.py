@@ -14,7 +14,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
         *("backend", "framework", "collective", "launcher", "device"),
         *("replicas", "placement", "mesh", "doors", "processes", "start", "threads"),
     ),
-    "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters"),
+    "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters", "state_bytes"),
     "each step": (
         *("global_batch", "local_batches", "accumulate", "scaling", "learning_rate"),
         *("gradient_bytes", "exchanged_bytes_per_step"),
@@ -32,6 +32,7 @@ _LABELS = {
     "accumulate": "micro-batches",
     "learning_rate": "learning rate",
     "gradient_bytes": "gradients",
+    "state_bytes": "memory per replica",
     "exchanged_bytes_per_step": "sent per replica",
     "steps_per_epoch": "steps per epoch",
     "total_steps": "steps in all",
@@ -64,6 +65,8 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
         return [(label, ", ".join(f"{key} {limit:g} s" for key, limit in value.items()))]
     if name == "environment":
         return [(key, text or '""') for key, text in value.items()]
+    if name == "state_bytes" and value is not None:
+        return [(label, ", ".join(f"{part} {size(count)}" for part, count in value.items()))]
     if name in _BYTES:
         return [(label, size(value))]
     if value is None:
@@ -90,7 +93,8 @@ def differences(ends: Sequence[str], found: Sequence[tuple[str, Any, Any]]) -> s
 def _value(name: str, value: Any) -> str:
     if name == "processes" and value is not None:
         return "; ".join(_process(process) for process in value)
-    return size(value) if name in _BYTES and value is not None else text_of(value)
+    counts = name in _BYTES or name.startswith("state_bytes.")
+    return size(value) if counts and value is not None else text_of(value)
 
 
 def result(found: Any) -> str:

@@ -30,12 +30,13 @@ def describe() -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "processor": _processor(),
         "cores": cores(),
-        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "memory_gib": round(memory_bytes() / 2**30, 1),
         "gpus": visible_gpus(),
     }
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Memory of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

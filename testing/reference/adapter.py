@@ -20,6 +20,7 @@ from isotrain.plugin import (
     Start,
     UnsupportedError,
     Usability,
+    sharded_group,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ class Reference(ServedOverTcp):
     summary = "NumPy with gradients written by hand, for tests"
     collectives = {"auto": "tcp", "tcp": "through replica 0, summed in the order of the replicas"}
     replicas_per_process = "one"
-    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
+    capabilities = {
+        "replicated": _REPLICATED,
+        "served": SERVED_GROUP,
+        "sharded": sharded_group(_REPLICATED),
+    }
     kit_models = "isotrain.testing.reference.kit_models"
 
     def usability(self) -> Usability:

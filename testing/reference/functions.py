@@ -25,12 +25,15 @@ class NumpyFunctions:
     def concatenate(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return np.concatenate(xs, axis)
 
+    def maximum(self, x1: Array, x2: Array) -> Array:
+        return np.asarray(np.maximum(x1, x2))
+
     def qr(self, x: Array) -> tuple[Array, Array]:
         q, r = np.linalg.qr(x)
         return q, r
 
     def reshape(self, x: Array, newshape: Sequence[int]) -> Array:
-        return x.reshape(*newshape)
+        return x.reshape(tuple(newshape))
 
     def split(self, x: Array, indices_or_sections: Sequence[int], axis: int = 0) -> list[Array]:
         return np.split(x, list(indices_or_sections), axis)
@@ -44,6 +47,9 @@ class NumpyFunctions:
 
     def transpose(self, x: Array) -> Array:
         return x.T
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Array:
+        return np.zeros(shape, dtype)
 
     def zeros_like(self, x: Array) -> Array:
         return np.zeros_like(x)

@@ -14,6 +14,7 @@ from isotrain.plugin import (
     Computation,
     LayerTrait,
     Phase,
+    Reduction,
     ReplicaGroup,
     StateInfo,
     StateKind,
@@ -84,6 +85,30 @@ class ReferenceGroup(ReplicaGroup):
             self._kept = [np.array(gradient) for gradient in gradients]
         self._program.update(gradients, rate)
 
+    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        self._program.keep_slots_of(weights[0])
+
+    def reduced_gradients(
+        self, batch: Batch, reduction: Reduction
+    ) -> tuple[list[list[Array]], Array]:
+        ((own,), loss), replica = self.gradients(batch), self._replica()
+        kept: list[Array] = []
+        for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
+            kept += reduction.reduce(replica, [own[place] for place in bucket], static=static)
+        return [kept], loss
+
+    def _replica(self) -> ReferenceReplica:
+        return ReferenceReplica(self._program, self._exchange)
+
+    def update_own(
+        self,
+        gradients: Sequence[Sequence[Array]],
+        learning_rate: float,
+        norms: Sequence[Array] | None,
+    ) -> None:
+        norm = None if norms is None else float(norms[0])
+        self._program.update(gradients[0], learning_rate, norm)
+
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         sums = self._program.metrics.sums.copy()
@@ -104,8 +129,7 @@ class ReferenceGroup(ReplicaGroup):
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
         options = {} if static is None else {"static": static}
-        replica = ReferenceReplica(self._program, self._exchange)
-        return [computation(replica, *(own for (own,) in values), **options)]
+        return [computation(self._replica(), *(own for (own,) in values), **options)]
 
     def evaluation_step(self, batch: Batch) -> None:
         self._program.evaluate(batch.slices[0])
@@ -138,10 +162,11 @@ class ReferenceGroup(ReplicaGroup):
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        return {
-            name: StateInfo(value.shape, value.dtype.name, value.nbytes)
-            for name, value in self._named(kinds, replica)
-        }
+        return {name: self._described(name, value) for name, value in self._named(kinds, replica)}
+
+    def _described(self, name: str, value: Array) -> StateInfo:
+        info = StateInfo(value.shape, value.dtype.name, value.nbytes)
+        return info.held_alone() if self._program.is_alone(name) else info
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

@@ -109,8 +109,16 @@ def build_optimizer(spec: TrainingSpec, weights: Mapping[str, Array]) -> Optimiz
     return OPTIMIZERS[spec.optimizer.name](weights, spec.optimizer)
 
 
-def clipped(spec: TrainingSpec, gradients: Sequence[Array]) -> Sequence[Array]:
-    """Gradients within the spec's bounds."""
+def clipped(
+    spec: TrainingSpec, gradients: Sequence[Array], norm_of_all: float | None = None
+) -> Sequence[Array]:
+    """Gradients within the spec's bounds.
+
+    Args:
+        spec: Has them.
+        gradients: Of all weights, or of some.
+        norm_of_all: The norm of those of all weights, where these are of some.
+    """
     if spec.clip is None:
         return gradients
     value, norm, of_all = spec.clip.value, spec.clip.norm, spec.clip.global_norm
@@ -120,4 +128,5 @@ def clipped(spec: TrainingSpec, gradients: Sequence[Array]) -> Sequence[Array]:
     if norm is not None:
         return [g * (norm / max(own, norm)) for g, own in zip(gradients, norms, strict=True)]
     assert of_all is not None
-    return [gradient * (of_all / max(math.hypot(*norms), of_all)) for gradient in gradients]
+    found = math.hypot(*norms) if norm_of_all is None else norm_of_all
+    return [gradient * (of_all / max(found, of_all)) for gradient in gradients]

@@ -26,6 +26,8 @@ from isotrain.testing.reference.network import Network
 from isotrain.testing.reference.optimizers import build_optimizer, clipped
 
 _OPTIMIZER = "optimizer/"
+STEPS = f"{_OPTIMIZER}steps"
+"""The one number of an optimizer that is not about a weight."""
 
 
 class Program:
@@ -51,15 +53,29 @@ class Program:
         self.network.freeze(spec.is_frozen)
         self._objective = build_objective(spec, self.network)
         self._optimizer = build_optimizer(spec, self.network.trainable)
+        self._elsewhere: set[str] = set()
         self.metrics, self.evaluated = Means(spec.metrics), Means(spec.metrics)
         self.losses = np.zeros(2)
-        slots = {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
-        self.state: Mapping[StateKind, Mapping[str, Array]] = {
+        self.state: dict[StateKind, Mapping[str, Array]] = {
             "trainable": self.network.trainable,
             "non-trainable": self.network.statistics | self.network.fixed | self.network.draws,
-            "optimizer": slots,
+            "optimizer": self._slots(),
             "metrics": {f"metrics/{n}": value for n, value in self.metrics.of_each.items()},
         }
+
+    def _slots(self) -> dict[str, Array]:
+        return {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
+
+    def keep_slots_of(self, places: Sequence[int]) -> None:
+        """Updates these of the trainable weights only from now on."""
+        weights = list(self.network.trainable.items())
+        self._optimizer = build_optimizer(self._spec, dict(weights[place] for place in places))
+        before, self.state["optimizer"] = self.state["optimizer"], self._slots()
+        self._elsewhere = before.keys() - self.state["optimizer"].keys()
+
+    def is_alone(self, name: str) -> bool:
+        """Whether this replica alone has a state of this name: a slot of a weight that only it updates."""
+        return bool(self._elsewhere) and name in self.state["optimizer"] and name != STEPS
 
     def part(self, part: StatePart) -> list[Array]:
         """The arrays of a part of the state, as strategies know it."""
@@ -110,9 +126,9 @@ class Program:
         self.network.training = False
         return self.network(inputs)
 
-    def update(self, gradients: Sequence[Array], rate: float) -> None:
-        """Clips and applies gradients that are already reduced."""
-        self._optimizer.update(clipped(self._spec, gradients), rate)
+    def update(self, gradients: Sequence[Array], rate: float, norm: float | None = None) -> None:
+        """Clips, by a norm that is given or by their own, and applies gradients that are already reduced."""
+        self._optimizer.update(clipped(self._spec, gradients, norm), rate)
 
     def write(self, given: Mapping[str, Array]) -> None:
         """Sets named state.
@@ -121,6 +137,7 @@ class Program:
             IsotrainError: A name or a shape does not fit this model.
         """
         arrays = {name: value for kind in self.state.values() for name, value in kind.items()}
+        given = {name: value for name, value in given.items() if name not in self._elsewhere}
         for name, value in given.items():
             if name not in arrays:
                 raise IsotrainError(unknown_name("state", name, arrays))

@@ -31,6 +31,17 @@ class ReferenceReplica(Replica):
     def write(self, parts: Sequence[StatePart], vector: Array) -> None:
         put(vector, self._arrays(parts))
 
+    def read_weights(self, places: Sequence[int]) -> Array:
+        kinds = [weight.dtype for weight in self._program.part("trainable")]
+        return flat(self._weights(places)).astype(np.result_type(*kinds))
+
+    def write_weights(self, places: Sequence[int], vector: Array) -> None:
+        put(vector, self._weights(places))
+
+    def _weights(self, places: Sequence[int]) -> list[Array]:
+        weights = self._program.part("trainable")
+        return [weights[place] for place in places]
+
     def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
         return [array for part in parts for array in self._program.part(part)]
 

@@ -25,6 +25,8 @@ SOUND: dict[str, Chosen] = {
     "compressed, bf16": ("compressed", {"method": "bf16", "native": False}),
     "hierarchical": ("hierarchical", {}),
     "elastic-averaging": ("elastic-averaging", {}),
+    "sharded": ("sharded", {"bucket_megabytes": 0.002}),
+    "sharded, stage 2": ("sharded", {"stage": 2, "bucket_megabytes": 0.002}),
 }
 STRATEGIES: dict[str, Chosen] = {
     **SOUND,

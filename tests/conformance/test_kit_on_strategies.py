@@ -40,11 +40,18 @@ EXPECTED: dict[str, set[str]] = {
         "survives_one_replica",
         "survives_empty_replicas",
     },
-    "broken-needs-samples": {"survives_empty_replicas"},
+    "broken-needs-samples": {"survives_empty_replicas", "holds_what_it_says"},
     "broken-needs-others": {"survives_one_replica"},
     "broken-forgets-small-gradients": {"keeps_gradient_sum"},
     "broken-keeps-to-itself": {"strategy_goes_on"},
     "broken-misdescribed": {"strategy_declarations"},
+    "broken-keeps-news-back": {
+        "replicas_are_equal",
+        "equals_data_parallel",
+        "converges_on_digits",
+        "keeps_gradient_sum",
+    },
+    "broken-promises-too-much": {"holds_what_it_says"},
 }
 """Strategy to the checks that fail on it; all others pass or are not asked."""
 

@@ -12,7 +12,8 @@ import numpy as np
 from isotrain import Capability, Conserved, Strategy
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registers import StrategyRegister
-from isotrain.plugin import Replica
+from isotrain.plugin import ModelBytes, Replica, StateBytes
+from isotrain.strategies.sharded import Sharded
 
 LOCAL = frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS})
 REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY, Capability.COMPUTE})
@@ -192,6 +193,35 @@ class Misdescribed(_Local):
     requires = frozenset({"local-step", "average-parameters"})  # type: ignore[assignment]
 
 
+class KeepsNewsBack(Sharded):
+    """Sharded, but replica 0 does not tell the others what it has made of its weights."""
+
+    name = "broken-keeps-news-back"
+    summary = "broken"
+    requires = Sharded.requires | {Capability.NAMED_STATE}
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        before = group.read_state(("trainable",))
+        loss = super().step(group, batch, learning_rate)
+        if 0 not in group.local_replicas:
+            own = {
+                p for bucket in self._buckets for p in bucket.weights_of(group.local_replicas[0])
+            }
+            others = [name for place, name in enumerate(before) if place not in own]
+            group.write_state({name: before[name] for name in others})
+        return loss
+
+
+class PromisesTooMuch(_Local):
+    """Says that slots are shared out, and leaves each replica all of them."""
+
+    name = "broken-promises-too-much"
+
+    def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
+        whole = model.replicated
+        return StateBytes(whole.weights, whole.gradients, whole.slots // replicas)
+
+
 BROKEN = (
     Undeclared,
     WrongLoss,
@@ -205,6 +235,8 @@ BROKEN = (
     ForgetsSmallGradients,
     KeepsToItself,
     Misdescribed,
+    KeepsNewsBack,
+    PromisesTooMuch,
 )
 
 

@@ -33,6 +33,8 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "check.md"
 CORES = 4
+MEMORY = 130
+"""Bytes of the machine."""
 
 
 class First(Adapter):
@@ -47,7 +49,16 @@ class First(Adapter):
         "replicated": Capabilities(
             frozenset({Capability.SYNCHRONISED_STEP, Capability.LOCAL_STEP, Capability.COMPUTE}),
             {Capability.SUBGROUPS: "not built"},
-        )
+        ),
+        "sharded": Capabilities(
+            frozenset(
+                {
+                    Capability.GRADIENTS_IN_BUCKETS,
+                    Capability.COMPUTE,
+                    Capability.PARTIAL_UPDATE,
+                }
+            )
+        ),
     }
     options = {"size": "of a bucket"}
     gpus = 0
@@ -136,6 +147,7 @@ class Scene:
         samples: In the data; None for a stream.
         fails: Whether the process that looks at data and model fails.
         fault: What goes wrong in a first step.
+        weights: The bytes of each.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -145,6 +157,7 @@ class Scene:
     samples: int | None = 96
     fails: bool = False
     fault: str | None = None
+    weights: tuple[int, ...] = ()
 
 
 Check = Callable[..., CheckResult]
@@ -160,6 +173,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
         host.strategies.add(strategy)
     monkeypatch.setattr(checking, "plugin_host", lambda of_spec: host)
     monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
+    monkeypatch.setattr(machine_rules.hardware, "memory_bytes", lambda: MEMORY)
 
     def run(scene: Scene, **options: Any) -> CheckResult:
         def look(work: Any, spec: TrainingSpec, backend: str, host: PluginHost) -> dict[str, Any]:
@@ -167,7 +181,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             if scene.fails:
                 raise RunFailedError("no such layer")
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
-            return {"samples": scene.samples, "traits": traits, "fault": scene.fault, "remarks": []}
+            model = {"weights": scene.weights, "fixed": 0, "slots": 2}
+            seen = {"samples": scene.samples, "traits": traits, "model": model}
+            return {**seen, "fault": scene.fault, "remarks": []}
 
         monkeypatch.setattr(checking, "look", look)
         return check(
@@ -254,6 +270,7 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene({"device": "gpu"}, ("with-gpus",), replicas=(3,)),
         Scene({"device": "gpu"}, ("with-gpus",)),
     ),
+    "ISO407": (Scene(weights=(10, 10)), Scene(weights=(10, 10), replicas=(1,))),
     "ISO501": (Scene({"strategy": "demanding"}), Scene()),
     "ISO502": (Scene(fails=True), Scene()),
     "ISO503": (Scene(backends=("remarking",)), Scene()),
@@ -275,6 +292,16 @@ def test_a_spec_triggers_the_code_and_another_does_not(checked: Check, code: str
     wrong, right = CASES[code]
     assert code in found(checked(wrong))
     assert code not in found(checked(right))
+
+
+def test_what_does_not_fit_is_told_with_the_strategy_that_makes_it_fit(checked: Check) -> None:
+    (told,) = [
+        finding.detail for finding in checked(Scene(weights=(10, 10))) if finding.code == "ISO407"
+    ]
+    assert told.startswith("2 replicas take 1.49e-07 GiB, and this machine has 1.21e-07; ")
+    assert told.endswith("--strategy sharded,stage=1 or sharded,stage=2 would fit")
+    (none,) = [f.detail for f in checked(Scene(weights=(20, 20))) if f.targets == ("first@2",)]
+    assert none.endswith("no strategy would fit")
 
 
 def test_a_sound_spec_has_no_findings(checked: Check) -> None:
@@ -399,11 +426,8 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
     scene = Scene(replicas=(2,))
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
-    monkeypatch.setattr(
-        checking,
-        "look",
-        lambda *given: {"samples": 96, "traits": traits, "fault": None, "remarks": []},
-    )
+    seen = {"samples": 96, "traits": traits, "fault": None, "remarks": [], "model": {"weights": ()}}
+    monkeypatch.setattr(checking, "look", lambda *given: seen)
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7
     assert finding.case.endswith("drop4 (X) and 2 more")

@@ -75,6 +75,9 @@ def plan(
         ("hierarchical", {"host_size": 3}, "a divisor of the 4 replicas, got 3"),
         ("elastic-averaging", {"beta": 2}, "beta"),
         ("elastic-averaging", {"every": True}, "every"),
+        ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, got 0"),
+        ("sharded", {"stage": 3}, "weights in parts, as stage 3 has them, are on no backend yet"),
+        ("sharded", {"bucket_megabytes": 0}, "bucket_megabytes: expected a number above 0, got 0"),
     ],
 )
 def test_wrong_options_are_refused_by_the_plan(
@@ -97,6 +100,7 @@ def test_a_torus_needs_a_grid(host: PluginHost) -> None:
         ("elastic-averaging", {}),
         ("hierarchical", {}),
         ("compressed", {"method": "topk"}),
+        ("sharded", {}),
     ],
 )
 def test_loss_scaling_is_refused(host: PluginHost, name: str, options: dict[str, Any]) -> None:
@@ -211,6 +215,20 @@ def test_the_plan_says_what_is_sent(
     )
     assert found.exchanged_bytes_per_step == pytest.approx(expected)
     assert "weight_shapes" not in found.to_dict()
+
+
+def test_a_model_with_fewer_weights_than_replicas_is_not_shared_out(host: PluginHost) -> None:
+    made = plan(host, "sharded", {})
+    with pytest.raises(
+        PlanError, match="the model has 2 trainable weights, and each of 4 replicas"
+    ):
+        with_measures(
+            made,
+            spec("sharded", {}),
+            Measured(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
+            strategy=host.strategy("sharded", {}),
+            adapter=host.backend(made.backend),
+        )
 
 
 class Noting:

@@ -63,7 +63,11 @@ class JaxMesh(ServedOverTcp):
     replicas_per_process = "one"
     packages = ("jax", "jaxlib", "keras")
     exports = frozenset({"keras", "keras-weights"})
-    capabilities = {"replicated": _REPLICATED, "served": SERVED_GROUP}
+    capabilities = {
+        "replicated": _REPLICATED,
+        "served": SERVED_GROUP,
+        "sharded": Capabilities.none("its compiled step updates all weights on each replica"),
+    }
 
     def usability(self) -> Usability:
         for package in ("jax", "jaxlib", "keras"):

@@ -1,0 +1,25 @@
+"""What the replica groups of a sharded run can do, where they can be replicated."""
+
+from __future__ import annotations
+
+from isotrain.core.contracts.capabilities import Capabilities, Capability
+
+_UPDATES_ALL = (
+    Capability.SYNCHRONISED_STEP,
+    Capability.LOCAL_STEP,
+    Capability.AVERAGE_PARAMETERS,
+)
+"""What takes a replica that updates all weights."""
+_UPDATES_PARTS = frozenset({Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS})
+
+
+def sharded_group(replicated: Capabilities) -> Capabilities:
+    """What groups can do of which each replica updates a part of the weights.
+
+    Args:
+        replicated: What the backend's replicated groups can do.
+    """
+    own = dict.fromkeys(_UPDATES_ALL, "each replica updates its own part of the weights alone")
+    can = (replicated.has | _UPDATES_PARTS) - own.keys()
+    reasons = {**replicated.lacks, **own}
+    return Capabilities(can, {name: why for name, why in reasons.items() if name not in can})

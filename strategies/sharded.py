@@ -1,0 +1,160 @@
+"""Sharded data parallelism: optimizer slots, and gradients, in parts over the replicas.
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC 2020,
+arXiv 1910.02054). Weights are not cut: each belongs to one replica as a whole, so that any optimizer, and
+clipping by the norm of a weight, do what they do in data-parallel runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from isotrain.plugin import (
+    Batch,
+    Bucket,
+    Capability,
+    Conserved,
+    ModelBytes,
+    Partition,
+    Plan,
+    PlanError,
+    Reduction,
+    Replica,
+    ReplicaGroup,
+    StateBytes,
+    Strategy,
+    Tensor,
+    TrainingSpec,
+    UnsupportedError,
+    partition,
+)
+from isotrain.plugin import Sharded as ShardedPlacement
+from isotrain.strategies import options
+from isotrain.strategies.averaging import average_statistics, weights_of_replicas
+from isotrain.strategies.tensors import joined, separated
+
+
+class Sharded(Strategy):
+    """Every step, each replica sums the gradients of its own weights, updates these, and tells the others."""
+
+    name = "sharded"
+    summary = "synchronous: each replica updates a part of the weights, and keeps slots for it alone (ZeRO)"
+    requires = frozenset(
+        {
+            Capability.GRADIENTS_IN_BUCKETS,
+            Capability.COMPUTE,
+            Capability.PARTIAL_UPDATE,
+        }
+    )
+    placement = ShardedPlacement()
+    keeps_replicas_equal = "always"
+    equals_data_parallel = True
+    conserves = frozenset({Conserved.GRADIENT_SUM})
+    sparing = ({"stage": 1}, {"stage": 2})
+
+    def __init__(self, stage: int = 1, bucket_megabytes: float = 25.0) -> None:
+        """Checks the options.
+
+        Args:
+            stage: What lies in parts: 1, optimizer slots; 2, gradients too.
+            bucket_megabytes: Of gradients or weights that travel together.
+        """
+        self._stage = options.whole(self.name, "stage", stage, 1)
+        if stage > 2:
+            raise UnsupportedError(
+                f"strategy {self.name}: stage: weights in parts, as stage 3 has them, are on no backend"
+                f" yet; received {stage}. Stages 1 and 2 are there: optimizer slots, and gradients too."
+            )
+        self._bucket_bytes = 1e6 * options.positive(self.name, "bucket_megabytes", bucket_megabytes)
+        self._clips = False
+        self._partition: Partition | None = None
+        self._buckets: tuple[Bucket, ...] = ()
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses loss scaling; shares the weights out."""
+        options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
+        self._clips = spec.clip is not None and spec.clip.global_norm is not None
+        if plan.weight_shapes is not None:
+            self._share_out(list(map(math.prod, plan.weight_shapes)), plan)
+        return []
+
+    def _share_out(self, sizes: Sequence[int], plan: Plan) -> None:
+        if len(sizes) < plan.replicas:
+            raise PlanError(
+                f"strategy {self.name}: the model has {len(sizes)} trainable weights, and each of"
+                f" {plan.replicas} replicas updates one or more. Use fewer replicas, or strategy"
+                " data-parallel."
+            )
+        width = (plan.gradient_bytes or 0) / sum(sizes)
+        self._partition = partition(sizes, plan.replicas)
+        self._buckets = self._partition.buckets(max(1, int(self._bucket_bytes / width)))
+
+    def started(self, group: ReplicaGroup) -> None:
+        """Leaves each replica the slots of its own weights, in the order of the buckets."""
+        group.keep_slots_of(
+            [
+                [place for bucket in self._buckets for place in bucket.weights_of(replica)]
+                for replica in group.local_replicas
+            ]
+        )
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Sums gradients in parts, updates the own weights, and joins the weights of all."""
+        found, loss = group.reduced_gradients(batch, self._reduction())
+        group.compute(agree_on_statistics, *weights_of_replicas(group, batch))
+        norms = group.compute(norm_of_all, found) if self._clips else None
+        group.update_own(found, learning_rate, norms)
+        group.compute(join_weights, static=self._buckets)
+        return loss
+
+    def _reduction(self) -> Reduction:
+        return Reduction(
+            tuple(bucket.weights for bucket in self._buckets),
+            self._buckets,
+            reduce_bucket,
+            each_slice=self._stage > 1,
+        )
+
+    def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
+        """All weights; the slots of the largest share; and as many gradients as the stage leaves."""
+        whole = model.replicated
+        shared_out = partition(model.weights, replicas)
+        largest = max(shared_out.shares)
+        gradients = whole.gradients
+        if self._stage > 1:
+            buckets = shared_out.buckets(int(self._bucket_bytes))
+            gradients = min(gradients, largest + max(sum(bucket.sizes) for bucket in buckets))
+        return replace(whole, gradients=gradients, slots=largest * model.slots)
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Gradients go to those who update, and weights to all: as much as in an optimal all-reduce."""
+        return 2 * (replicas - 1) / replicas * gradient_bytes
+
+
+def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Bucket) -> list[Tensor]:
+    """The means of the gradients of this replica's weights in a bucket."""
+    part = replica.sum_parts(joined(replica.ops, gradients), static.sizes)
+    start = sum(static.counts[: replica.index])
+    own = gradients[start : start + static.counts[replica.index]]
+    return separated(replica.ops, part / replica.replicas, own) if own else []
+
+
+def norm_of_all(replica: Replica, gradients: list[Tensor]) -> Tensor:
+    """The norm of the gradients of all weights, of which each replica has its own."""
+    vector = replica.ops.reshape(joined(replica.ops, gradients), (1, -1))
+    squares = replica.all_reduce(vector @ replica.ops.transpose(vector))
+    return replica.ops.reshape(squares, ()) ** 0.5
+
+
+def agree_on_statistics(replica: Replica, weight: Tensor | None = None) -> None:
+    """Averages moving statistics over the replicas, as a synchronised step does."""
+    average_statistics(replica, weight)
+
+
+def join_weights(replica: Replica, *, static: tuple[Bucket, ...]) -> None:
+    """Gives all replicas the weights that each has updated."""
+    for bucket in static:
+        own = replica.read_weights(bucket.weights_of(replica.index))
+        replica.write_weights(bucket.weights, replica.join_parts(own, bucket.sizes))

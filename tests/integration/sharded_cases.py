@@ -1,0 +1,201 @@
+"""Sessions, one after the other in the same processes, in which sharded runs are compared with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from conformance import wire
+
+from isotrain.core.data.batches import DataSet
+from isotrain.core.running.session import Session
+from isotrain.testing.series import PATIENT, next_session
+
+PARALLEL = {"name": "data-parallel"}
+SAVED = 4
+"""Steps after which a run saves: at the end of its first epoch, whose last batch leaves replicas empty."""
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "momentum": {"optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5}},
+    "adam, by norms": {"optimizer": {"name": "adam", "lr": 0.0625}, "clip": {"norm": 0.25}},
+    "adamw, clipped, accumulated": {
+        "optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125},
+        "clip": {"global_norm": 0.25},
+        "accumulate": 2,
+    },
+}
+
+
+LAYERS, WIDTH = 8, 64
+
+
+def native_model() -> Any:
+    """Layers of one size, so that buckets and shares are easily told."""
+    from torch import nn
+
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
+
+
+def native_data() -> DataSet:
+    """Vectors, and where they lead."""
+    generator = np.random.default_rng(9)
+    inputs = generator.normal(size=(22, WIDTH))
+    return DataSet((inputs, np.sin(inputs)), (inputs[:5], np.sin(inputs[:5])))
+
+
+def native(**changes: Any) -> dict[str, Any]:
+    """The spec of a run of torch's own model and optimizers."""
+    return {
+        "name": "native",
+        "model": {"torch": native_model},
+        "data": native_data,
+        "loss": "mean_squared_error",
+        "metrics": ["mean_absolute_error"],
+        "optimizer": {"name": "adam", "lr": 0.0625},
+        "global_batch": 7,
+        "epochs": 2,
+        "precision": "float64",
+        "threads": 1,
+        **changes,
+    }
+
+
+def sharded(stage: int, **options: Any) -> dict[str, Any]:
+    """The strategy, with buckets so small that there are several."""
+    return {"name": "sharded", "options": {"stage": stage, "bucket_megabytes": 2e-4, **options}}
+
+
+def spec(strategy: Mapping[str, Any], base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Of a run."""
+    return {**base, "strategy": strategy, "timeouts": PATIENT, **changes}
+
+
+def compared(
+    session: Session, base: Mapping[str, Any], names: Sequence[str], stages: Sequence[int] = (1, 2)
+) -> dict[str, Any]:
+    """What runs found with some optimizers: one data-parallel, others in each stage."""
+    found: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        strategies = {"parallel": PARALLEL, **{f"stage {s}": sharded(s) for s in stages}}
+        for kind, strategy in strategies.items():
+            fields = spec(strategy, base, **OPTIMIZERS[name])
+            with next_session(session, f"{number}-{kind}", fields) as session:
+                found[f"{name}: {kind}"] = trained(session)
+    return found
+
+
+def trained(session: Session) -> dict[str, Any]:
+    """Trains to the end."""
+    losses, metrics = [], []
+    for batch in session.batches():
+        losses.append(float(session.step(batch)))
+        if batch.is_last_of_epoch:
+            metrics.append(session.metrics())
+    weights = session.read_state(("trainable", "non-trainable"))
+    described = session.group.describe_state(("optimizer",))
+    parts = {n: info.nbytes for n, info in described.items() if info.offset is not None}
+    return {
+        "losses": losses,
+        "metrics": metrics,
+        "evaluation": session.evaluate(),
+        "weights": weights,
+        "parts": parts,
+        "slots": sum(info.nbytes for info in described.values() if info.shape),
+    }
+
+
+def passed_on(session: Session, base: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Saves in the middle under each strategy, and goes on to the end under each."""
+    changes = OPTIMIZERS["adamw, clipped, accumulated"]
+    strategies = {"parallel": PARALLEL, "sharded": sharded(1)}
+    found: dict[str, Any] = {}
+    for kind, strategy in strategies.items():
+        with next_session(session, f"{kind}-first", spec(strategy, base, **changes)) as session:
+            stopped(session)
+            session.save(f"{folder}/{kind}")
+    for before in strategies:
+        for kind, strategy in strategies.items():
+            name = f"{before} to {kind}"
+            with next_session(session, name, spec(strategy, base, **changes)) as session:
+                session.restore(f"{folder}/{before}")
+                found[name] = trained(session)
+    return found
+
+
+def stopped(session: Session) -> None:
+    """Trains for as long as a run does that saves."""
+    for batch in session.batches():
+        session.step(batch)
+        if batch.step + 1 == SAVED:
+            return
+
+
+def gone_on(session: Session, folder: str) -> dict[str, Any]:
+    """Goes on from what other processes have saved."""
+    session.restore(Path(folder))
+    return trained(session)
+
+
+def measured(session: Session, stages: Sequence[int]) -> dict[str, Any]:
+    """What each stage really takes and sends: sizes of live tensors, and bytes on the wire in a step."""
+    found = {}
+    for stage in stages:
+        strategy = sharded(stage, bucket_megabytes=8e-6 * WIDTH * WIDTH)
+        with next_session(session, f"stage-{stage}", spec(strategy, native())) as session:
+            found[f"stage {stage}"] = {**_memory(session), **_sent(session)}
+    return found
+
+
+def _memory(session: Session) -> dict[str, Any]:
+    """The tensors that live while a step reduces its gradients."""
+    import weakref
+
+    from isotrain.strategies import sharded as module
+
+    group, reduce = session.group, module.reduce_bucket
+    program: Any = group.program  # type: ignore[attr-defined]
+    kept: list[Any] = []
+    peaks = []
+
+    def noting(replica: Any, gradients: Any, *, static: Any) -> Any:
+        held = [weight.grad for weight in program.trainable.values() if weight.grad is not None]
+        held += [tensor for reference in kept if (tensor := reference()) is not None]
+        peaks.append(_bytes(held))
+        results = reduce(replica, gradients, static=static)
+        kept.extend(map(weakref.ref, results))
+        return results
+
+    module.reduce_bucket = noting
+    try:
+        session.step(next(session.batches()))
+    finally:
+        module.reduce_bucket = reduce
+    slots = [slot for own in program.optimizer.state.values() for slot in own.values()]
+    weights = [*program.trainable.values(), *program.frozen.values()]
+    assert session.plan.state_bytes is not None
+    return {
+        "found": [_bytes(weights), max(peaks), _bytes(slots)],
+        "planned": list(asdict(session.plan.state_bytes).values()),
+    }
+
+
+def _bytes(tensors: Sequence[Any]) -> int:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _sent(session: Session, steps: int = 3) -> dict[str, Any]:
+    """Bytes that this process sends in a step."""
+    batch = next(session.batches())
+    session.barrier()
+    before = wire.bytes_sent()
+    for _ in range(steps):
+        session.strategy.step(session.group, batch, 0.0)
+    session.group.synchronise_device()
+    return {
+        "sent": (wire.bytes_sent() - before) / steps,
+        "to be sent": session.plan.exchanged_bytes_per_step,
+    }

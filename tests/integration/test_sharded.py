@@ -1,0 +1,129 @@
+"""Sharded runs: equal to data-parallel ones, saved in parts, and gone on with in other ways."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.backends import param
+from integration import sharded_cases as cases
+
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.plugins import choice
+from isotrain.core.plugins.host import plugin_host
+from isotrain.testing import probe
+from isotrain.testing.launching import attempt
+
+CLOSE = 1e-12
+EVERY = tuple(cases.OPTIMIZERS)
+TRIED = {
+    "reference": EVERY,
+    "torch-ddp": EVERY,
+    "horovod-torch": EVERY[-1:],
+}
+"""Backend to the optimizers that are tried: all where that is quick, else the one that takes most."""
+STAGES = (1, 2)
+CELLS = [param(name, slow=name != "reference") for name in TRIED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugins() -> Iterator[None]:
+    with choice.chosen(["isotrain.testing.reference"], []):
+        yield
+
+
+def base(backend: str) -> dict[str, Any]:
+    return probe.spec(plugin_host().backend(backend))
+
+
+def launched(work: Any, backend: str, replicas: int, **changes: Any) -> list[Any]:
+    fields = cases.spec(changes.pop("strategy", cases.PARALLEL), base(backend), **changes)
+    run = attempt(work, fields, backend, replicas)
+    assert run.failure is None, run.failure
+    return run.returned
+
+
+def assert_equal(found: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> None:
+    for kind in ("losses", "metrics", "evaluation", "weights"):
+        assert_close(found[kind], expected[kind], f"{what}: {kind}")
+
+
+def assert_close(found: Any, expected: Any, what: str) -> None:
+    if isinstance(expected, dict):
+        for name, value in expected.items():
+            assert_close(found[name], value, f"{what}: {name}")
+    elif isinstance(expected, list) and isinstance(expected[0], dict):
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other, what)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=CLOSE, atol=CLOSE, err_msg=what)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("backend", CELLS)
+def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
+    work = functools.partial(cases.compared, base=base(backend), names=TRIED[backend])
+    processes = launched(work, backend, replicas)
+    for name in TRIED[backend]:
+        for rank, found in enumerate(processes):
+            expected = found[f"{name}: parallel"]
+            for stage in STAGES:
+                what = f"{name}: stage {stage}"
+                assert_equal(found[what], expected, f"{what}, rank {rank}")
+        for stage in STAGES:
+            shares = [found[f"{name}: stage {stage}"] for found in processes]
+            assert sum(s["slots"] for s in shares) == processes[0][f"{name}: parallel"]["slots"]
+            names = [part for share in shares for part in share["parts"]]
+            assert len(names) == len(set(names)), "a slot is kept twice"
+
+
+@pytest.mark.slow
+def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
+    work = functools.partial(cases.compared, base=cases.native(), names=EVERY)
+    for rank, found in enumerate(launched(work, "torch-ddp", 3)):
+        for name in EVERY:
+            for stage in STAGES:
+                what = f"{name}: stage {stage}"
+                assert_equal(found[what], found[f"{name}: parallel"], f"{what}, rank {rank}")
+
+
+@pytest.mark.slow
+def test_it_takes_and_sends_what_the_plan_says() -> None:
+    """Of the replica that has most, and on average: with two replicas, all of it within a tenth."""
+    work = functools.partial(cases.measured, stages=STAGES)
+    processes = launched(work, "torch-ddp", 2)
+    whole = cases.LAYERS * cases.WIDTH**2 * 8
+    for stage in STAGES:
+        all_found = [found[f"stage {stage}"] for found in processes]
+        planned = all_found[0]["planned"]
+        gradients = whole if stage == 1 else whole / 2 + whole / cases.LAYERS
+        assert planned == [whole, gradients, whole], "half of two slots for each weight"
+        most = np.max([found["found"] for found in all_found], axis=0)
+        np.testing.assert_allclose(most, planned, rtol=0.1, err_msg=f"stage {stage}")
+        sent = np.mean([found["sent"] for found in all_found])
+        assert all_found[0]["to be sent"] == whole
+        np.testing.assert_allclose(sent, whole, rtol=0.1, err_msg=f"stage {stage}: sent")
+
+
+@pytest.mark.parametrize("backend", CELLS)
+def test_it_goes_on_as_data_parallel_and_back(backend: str, tmp_path: Path) -> None:
+    work = functools.partial(cases.passed_on, base=base(backend), folder=str(tmp_path))
+    (first, *_) = launched(work, backend, 2)
+    for name, found in first.items():
+        assert_equal(found, first["parallel to parallel"], name)
+    saved = CheckpointFolder(tmp_path / "sharded").newest()
+    whole = CheckpointFolder(tmp_path / "parallel").newest()
+    assert saved is not None
+    assert whole is not None
+    assert saved.tensors("state") == whole.tensors("state")
+    changes = {**cases.OPTIMIZERS["adamw, clipped, accumulated"], "strategy": cases.sharded(1)}
+    work = functools.partial(cases.gone_on, folder=str(tmp_path / "sharded"))
+    (other, *_) = launched(work, backend, 3, **changes)
+    expected = first["parallel to parallel"]
+    for name in probe.starting_state():  # moving statistics are of the slices of so many replicas
+        assert_close(other["weights"][name], expected["weights"][name], f"3 replicas: {name}")
+    assert_close(other["evaluation"], expected["evaluation"], "3 replicas: evaluation")

@@ -1,0 +1,47 @@
+"""How weights are shared out among replicas, and in which buckets they travel."""
+
+from __future__ import annotations
+
+import pytest
+
+from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
+from isotrain.core.sharding.partition import partition
+from isotrain.strategies.sharded import Sharded
+
+SIZES = [20, 5, 300, 10, 300, 7, 15, 1]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+def test_each_weight_has_one_owner_and_travels_in_one_bucket(replicas: int) -> None:
+    found = partition(SIZES, replicas)
+    assert sum(found.shares) == sum(SIZES)
+    buckets = found.buckets(160)
+    assert sorted(place for bucket in buckets for place in bucket.weights) == list(
+        range(len(SIZES))
+    )
+    for bucket in buckets:
+        places = [place for replica in range(replicas) for place in bucket.weights_of(replica)]
+        assert places == list(bucket.weights)
+        for replica, size in enumerate(bucket.sizes):
+            own = bucket.weights_of(replica)
+            assert all(found.owners[place] == replica for place in own)
+            assert size == sum(SIZES[place] for place in own)
+        assert sum(bucket.sizes) <= 160 or len(bucket.weights) == 1
+
+
+def test_buckets_go_from_the_last_weight_to_the_first() -> None:
+    (last, *_, first) = partition(SIZES, 2).buckets(160)
+    assert (sorted(last.weights), sorted(first.weights)) == ([5, 6, 7], [0, 1])
+
+
+def test_shares_are_as_even_as_the_largest_weights_let_them_be() -> None:
+    assert partition(SIZES, 2).shares == (328, 330)
+    assert partition([1000, 1, 1], 3).shares == (1000, 1, 1)
+
+
+@pytest.mark.parametrize(("stage", "gradients"), [(1, 658), (2, 330 + 300)])
+def test_state_is_that_of_the_replica_with_the_largest_share(stage: int, gradients: int) -> None:
+    model = ModelBytes(tuple(SIZES), fixed=50, slots=2)
+    strategy = Sharded(stage=stage, bucket_megabytes=160e-6)
+    assert strategy.state_bytes(model, 2) == StateBytes(658 + 50, gradients, 2 * 330)
+    assert model.replicated.total == 658 + 50 + 658 + 2 * 658
