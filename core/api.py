@@ -15,7 +15,7 @@ from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.events import Event
 from isotrain.core.contracts.events import OnEvent as OnEachEvent
 from isotrain.core.contracts.job import Job, Work
-from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
@@ -60,6 +60,7 @@ def run(
     on_event: OnEvent | None = None,
     port: int | None = None,
     launcher: str = LOCAL,
+    launcher_options: Mapping[str, Any] | None = None,
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
     ranks: Sequence[int] = (0,),
@@ -74,6 +75,7 @@ def run(
         on_event: Called with each event of the run as it happens; left out: a progress display.
         port: The first port that the backend may use; left out: free ones are found.
         launcher: What starts the processes; `local` starts them on this machine.
+        launcher_options: The launcher's options, such as `{"hosts": "node1:2,node2:2"}`.
         resume: A checkpoint, a folder or URL of them, or a run directory, of which the newest is taken;
             `auto`: the newest of this very run directory or checkpoint folder, if it has one.
         max_restarts: How often the run may start again from its last checkpoint after a failure.
@@ -87,8 +89,9 @@ def run(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
+    chosen = ChosenLauncher(launcher, launcher_options or {})
     asked = _Asked(
-        *(spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts),
+        *(spec, backend, replicas, chosen, run_directory, on_event, port, resume, max_restarts),
         ranks,
     )
     with _started(train, asked) as ended:
@@ -112,6 +115,7 @@ def launch(
     on_event: OnEvent | None = None,
     port: int | None = None,
     launcher: str = LOCAL,
+    launcher_options: Mapping[str, Any] | None = None,
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
     ranks: Sequence[int] = (0,),
@@ -127,6 +131,7 @@ def launch(
         on_event: As for `run`.
         port: As for `run`.
         launcher: As for `run`.
+        launcher_options: As for `run`.
         resume: As for `run`: the session has gone on from the checkpoint when `work` gets it.
         max_restarts: As for `run`.
         ranks: As for `run`.
@@ -140,8 +145,9 @@ def launch(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
+    chosen = ChosenLauncher(launcher, launcher_options or {})
     asked = _Asked(
-        *(spec, backend, replicas, launcher, run_directory, on_event, port, resume, max_restarts),
+        *(spec, backend, replicas, chosen, run_directory, on_event, port, resume, max_restarts),
         ranks,
     )
     with _started(work, asked) as ended:
@@ -157,6 +163,7 @@ def resume(
     on_event: OnEvent | None = None,
     port: int | None = None,
     launcher: str | None = None,
+    launcher_options: Mapping[str, Any] | None = None,
     max_restarts: int = 0,
     ranks: Sequence[int] = (0,),
 ) -> RunResult:
@@ -170,7 +177,8 @@ def resume(
         replicas: As for `run`; left out: the run's own number.
         on_event: As for `run`.
         port: As for `run`.
-        launcher: As for `run`; left out: the run's own.
+        launcher: As for `run`; left out: the run's own, with its options.
+        launcher_options: As for `run`.
         max_restarts: As for `run`.
         ranks: As for `run`.
 
@@ -189,7 +197,8 @@ def resume(
         run_directory=before.directory,
         on_event=on_event,
         port=port,
-        launcher=launcher or before.launcher,
+        launcher=launcher or before.launcher.name,
+        launcher_options=launcher_options if launcher else before.launcher.options,
         resume=checkpoint_folder(own, before.directory),
         max_restarts=max_restarts,
     )
@@ -229,7 +238,12 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
 
 
 def plan(
-    spec: SpecLike, *, backend: str, replicas: int | None = None, launcher: str = LOCAL
+    spec: SpecLike,
+    *,
+    backend: str,
+    replicas: int | None = None,
+    launcher: str = LOCAL,
+    launcher_options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Resolves a run without starting it.
 
@@ -238,17 +252,24 @@ def plan(
         backend: As for `run`.
         replicas: As for `run`.
         launcher: As for `run`.
+        launcher_options: As for `run`.
 
     Raises:
         PlanError: Spec, backend and replicas do not fit together.
     """
     given = load_spec(spec)
     host = plugin_host(given.plugins)
-    return make_plan(given, backend=backend, replicas=replicas, host=host, launcher=launcher)
+    chosen = ChosenLauncher(launcher, launcher_options or {})
+    return make_plan(given, backend=backend, replicas=replicas, host=host, launcher=chosen)
 
 
 def measured_plan(
-    spec: SpecLike, *, backend: str, replicas: int | None = None, launcher: str = LOCAL
+    spec: SpecLike,
+    *,
+    backend: str,
+    replicas: int | None = None,
+    launcher: str = LOCAL,
+    launcher_options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """As `plan`, completed with the numbers of samples, parameters and exchanged bytes.
 
@@ -259,10 +280,12 @@ def measured_plan(
         backend: As for `run`.
         replicas: As for `run`.
         launcher: As for `run`.
+        launcher_options: As for `run`.
     """
     given = load_spec(spec)
     host = plugin_host(given.plugins)
-    wanted = make_plan(given, backend=backend, replicas=replicas, host=host, launcher=launcher)
+    chosen = ChosenLauncher(launcher, launcher_options or {})
+    wanted = make_plan(given, backend=backend, replicas=replicas, host=host, launcher=chosen)
     found = look(describe, given, wanted.backend, host)
     return with_measures(
         wanted,
@@ -280,7 +303,7 @@ class _Asked:
     spec: SpecLike
     backend: str
     replicas: int | None
-    launcher: str
+    launcher: ChosenLauncher
     run_directory: str | os.PathLike[str] | None
     on_event: OnEvent | None
     port: int | None
@@ -344,7 +367,7 @@ class _Ended:
 @contextlib.contextmanager
 def _started(work: Work, asked: _Asked) -> Iterator[_Ended]:
     """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
-    place = None if asked.launcher != LOCAL else place_to_join()
+    place = None if asked.launcher.name != LOCAL else place_to_join()
     if place is None:
         with _launched(work, asked, *asked.loaded(), None) as ended:
             yield ended
@@ -420,6 +443,11 @@ def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
         if not 0 <= rank < count:
             raise PlanError(
                 f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has {count} processes."
+            )
+        if rank and plan.launcher_options is not None and plan.launcher != LOCAL:
+            raise PlanError(
+                f"ranks: the output of rank {rank} is where {plan.launcher} starts it, and does not come here"
+                " while the run goes on. Leave it out."
             )
 
 

@@ -95,7 +95,10 @@ class KubernetesLauncher(EngineLauncher):
 
     def _pod(self, command: RankCommand, known: Mapping[str, Any]) -> dict[str, Any]:
         key = {"valueFrom": {"secretKeyRef": {"name": command.name, "key": "key"}}}
-        known = {**command.variables, "JOB_COMPLETIONS": str(self._pods), **known}
+        own = {
+            name: text for name, text in command.variables.items() if name.startswith("ISOTRAIN_")
+        }
+        known = {**own, "JOB_COMPLETIONS": str(self._pods), **known}
         run = command.on_host("python", f"{_MOUNT}/{_SPEC}", f"{_RUNS}/{command.name}")
         container: dict[str, Any] = {
             "name": "rank",

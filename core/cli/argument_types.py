@@ -47,6 +47,14 @@ def choice(text: str) -> dict[str, Any]:
     return {"name": name, "options": {o.strip(): _yaml(value) for o, _, value in options}}
 
 
+def option(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE` of a launcher; the value is YAML, and a text where that has no other meaning."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip().isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, received {text!r}")
+    return name.strip(), _yaml(value)
+
+
 @dataclass(frozen=True)
 class Target:
     """One side of `plan --diff`.

@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> None:
     """Trains, and prints the result."""
     from isotrain.core import api
+    from isotrain.core.cli import launching_commands
 
     spec = _spec_under(options)
     if options.logger:
         spec = spec.replace(loggers=[*spec.loggers, *options.logger])
+    if options.dry_run:
+        launching_commands.dry_run(spec, options)
+        return
     _train(
         options,
         lambda on_event: api.run(
@@ -41,6 +45,7 @@ def run(options: argparse.Namespace) -> None:
             on_event=on_event,
             port=options.port,
             launcher=options.launcher,
+            launcher_options=dict(options.launcher_option),
             resume=options.resume,
             max_restarts=options.max_restarts,
             ranks=options.ranks,
@@ -65,6 +70,7 @@ def resume(options: argparse.Namespace) -> None:
             on_event=on_event,
             port=options.port,
             launcher=options.launcher,
+            launcher_options=dict(options.launcher_option),
             max_restarts=options.max_restarts,
             ranks=options.ranks,
         ),
@@ -92,7 +98,8 @@ def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], Run
 
 def plan(options: argparse.Namespace) -> None:
     """Prints a plan, or what differs between two."""
-    from isotrain.core.showing import texts
+    from isotrain.core.cli import launching_commands
+    from isotrain.core.showing import launching_texts, texts
 
     spec = _spec_under(options)
     if options.diff:
@@ -101,10 +108,11 @@ def plan(options: argparse.Namespace) -> None:
     if options.backend is None:
         raise PlanError("plan: give --backend NAME, or --diff A B to compare two.")
     found = _plan(spec, options.backend, options.replicas, options)
+    given = launching_commands.given_to_engine(spec, found)
     if options.json:
-        print(json_page({"format": FORMAT, "plan": found.to_dict()}))
+        print(json_page({"format": FORMAT, "plan": found.to_dict(), **given}))
     else:
-        sys.stdout.write(texts.plan(found))
+        sys.stdout.write(texts.plan(found) + launching_texts.given_to_engine(given))
 
 
 def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
@@ -134,12 +142,11 @@ def _plan(
 ) -> Plan:
     from isotrain.core import api
 
+    how = {"launcher": options.launcher, "launcher_options": dict(options.launcher_option)}
     if options.no_measure:
-        return api.plan(spec, backend=backend, replicas=replicas, launcher=options.launcher)
+        return api.plan(spec, backend=backend, replicas=replicas, **how)
     with _waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
-        return api.measured_plan(
-            spec, backend=backend, replicas=replicas, launcher=options.launcher
-        )
+        return api.measured_plan(spec, backend=backend, replicas=replicas, **how)
 
 
 def compare(options: argparse.Namespace) -> ExitCode:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_line, json_page
+from isotrain.core.plugins import choice
 from isotrain.core.plugins.host import plugin_host
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.plan import Plan
+    from isotrain.core.contracts.rank_command import RankCommand
+    from isotrain.core.contracts.submission import Submission
+    from isotrain.core.launching.engine_launcher import EngineLauncher
+    from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def place(options: argparse.Namespace) -> None:
@@ -37,3 +49,63 @@ def launchers(options: argparse.Namespace) -> None:
     from isotrain.core.showing import launching_texts
 
     sys.stdout.write(launching_texts.launchers(launchers, environments))
+
+
+def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    """Writes what a run would give to its engine, and says what to do with it; starts nothing."""
+    from isotrain.core import api
+    from isotrain.core.launching import driving
+    from isotrain.core.launching.run_directory import RunDirectory
+
+    how = {"launcher": options.launcher, "launcher_options": dict(options.launcher_option)}
+    plan = api.plan(spec, backend=options.backend, replicas=options.replicas, **how)
+    if _engine(spec, plan) is None:
+        raise PlanError(
+            f"--dry-run: launcher {plan.launcher!r} gives nothing to an engine. `isotrain plan` shows what it"
+            " would do."
+        )
+    given = RunDirectory.create(spec.name, options.run_dir)
+    found = _submission(spec, plan, given.path.absolute())
+    files = driving.write(*found)
+    if options.json:
+        print(json_page({"format": FORMAT, "folder": str(given.path), **_plain(*found)}))
+        return
+    print("".join(f"{path}\n" for path in files), end="")
+    print("".join(f"{line}\n" for line in _plain(*found)["submission"]["commands"]), end="")
+
+
+def given_to_engine(spec: TrainingSpec, plan: Plan) -> dict[str, Any]:
+    """What a run by this plan would give to its engine, without a key; nothing where there is no engine."""
+    if _engine(spec, plan) is None:
+        return {}
+    return _plain(
+        *_submission(spec, plan, Path("runs").absolute() / f"{spec.name}-TIME", key="KEY")
+    )
+
+
+def _engine(spec: TrainingSpec, plan: Plan) -> EngineLauncher | None:
+    from isotrain.core.launching.engine_launcher import EngineLauncher
+
+    found = plugin_host(spec.plugins).launcher(plan.launcher, plan.launcher_options)
+    return found if isinstance(found, EngineLauncher) else None
+
+
+def _submission(
+    spec: TrainingSpec, plan: Plan, directory: Path, key: str | None = None
+) -> tuple[Submission, RankCommand]:
+    from dataclasses import replace
+
+    from isotrain.core.launching.driving import rank_command
+
+    launcher = _engine(spec, plan)
+    assert launcher is not None
+    plugins = choice.for_workers(choice.current())
+    command = rank_command(spec, plan, plugins, directory, None)
+    command = command if key is None else replace(command, key=key)
+    return launcher.submission(command), command
+
+
+def _plain(submission: Submission, command: RankCommand) -> dict[str, Any]:
+    commands = [shlex.join(each) for each in submission.commands]
+    files = {str(command.spec.with_name(name)): text for name, text in submission.files.items()}
+    return {"submission": {"commands": commands, "files": files}}

@@ -45,6 +45,11 @@ def describe_run(command: argparse.ArgumentParser) -> None:
         help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
     )
     command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only write what the launcher would give to its engine, such as a script for sbatch",
+    )
+    command.add_argument(
         "--resume",
         metavar="FROM",
         help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"

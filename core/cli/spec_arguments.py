@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import choice, count
+from isotrain.core.cli.argument_types import choice, count, option
 
 
 def describe_spec(command: argparse.ArgumentParser) -> None:
@@ -50,7 +50,15 @@ def describe_target(
         "--launcher",
         default=None if default else "local",
         metavar="NAME",
-        help=f"what starts the processes (default: {default or 'local'})",
+        help=f"what starts the processes; `isotrain launchers` lists all (default: {default or 'local'})",
+    )
+    command.add_argument(
+        "--launcher-option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the launcher, such as nodes=2 of slurm; may be repeated",
     )
     command.add_argument(
         "--replicas",

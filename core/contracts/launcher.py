@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.usability import Usability
 
 if TYPE_CHECKING:
@@ -15,6 +18,19 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 """The launcher that is used unless another is asked for."""
+
+
+@dataclass(frozen=True)
+class ChosenLauncher:
+    """A launcher, as it was asked for.
+
+    Attributes:
+        name: The name it is registered under.
+        options: The keyword arguments that it is made with.
+    """
+
+    name: str = LOCAL
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Launcher(ABC):
@@ -31,6 +47,14 @@ class Launcher(ABC):
     def usability(self) -> Usability:
         """Looks whether it can be used here, starting nothing."""
         return Usability(True)
+
+    def allocation(self) -> Allocation | None:
+        """What there is to run on; None: this machine, and as many processes as are asked for.
+
+        Raises:
+            PlanError: The options contradict each other or what there is.
+        """
+        return None
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Why it does not start runs of a backend; None: it does.

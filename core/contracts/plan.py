@@ -61,6 +61,7 @@ class Plan:
         strategy: The strategy's name.
         strategy_options: Its options.
         launcher: What starts the processes.
+        launcher_options: Its options; None: an engine has started the processes, and they join.
         device: `cpu` or `gpu`.
         replicas: Of the model, in all.
         threads: Compute threads per replica.
@@ -113,6 +114,7 @@ class Plan:
     options: Mapping[str, Any]
     remarks: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
+    launcher_options: Mapping[str, Any] | None = None
     placement: str = "replicated"
     mesh: Mesh = field(default_factory=Mesh)
     doors: int = 0

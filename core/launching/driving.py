@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -13,17 +14,21 @@ from typing import Any
 from isotrain.core import errors
 from isotrain.core.contracts.events import OnEvent, Output, read_event
 from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.json_text import json_page
 from isotrain.core.launching.engine_process import EngineProcess
+from isotrain.core.launching.run_directory import checkpoint_folder
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.travel import as_plain
 
 FOLDER = "engine"
 """In the run directory: what the engine was given, and what it said."""
-RANK_FOLDER = "rank-0"
-"""In that folder: where rank 0 keeps the run's files, until they are taken over."""
+_TRAINING = ("isotrain.core.running.works", "train")
+"""What `isotrain run` does with its session."""
 KEY_VARIABLE = "ISOTRAIN_KEY"
 _KEY_BYTES = 32
 _LAST_LINES = 30
@@ -51,7 +56,12 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
         PlanError: The engine cannot be given this job.
         RunFailedError: The run failed, on any rank.
     """
-    command = rank_command(job, directory)
+    if (job.work.__module__, job.work.__name__) != _TRAINING:
+        raise PlanError(
+            f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
+            " it with the engine itself: its isotrain.launch joins the others."
+        )
+    command = rank_command(job.spec, job.plan, job.plugins, directory, job.resume)
     submission = submit(command)
     write(submission, command)
     if not submission.commands:
@@ -60,45 +70,67 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
             f" {', '.join(map(str, _files(submission, command)))}."
         )
     log = command.spec.with_name("engine.log")
-    with EngineProcess(submission, log, _variables(submission, command)) as engine:
-        told = _follow(engine, on_event)
-        status = engine.status()
+    try:
+        with EngineProcess(submission, log, _variables(submission, command)) as engine:
+            told = _follow(engine, on_event)
+            status = engine.status()
+    finally:
+        _take_over(command.run_directory, directory)
     if "event" not in told:
         raise RunFailedError(_without_result(launcher, status, log))
     _raise_if_error(told)
-    _take_over(command.run_directory, directory)
-    return [{name: value for name, value in told.items() if name != "event"}]
+    return [_result(told, job.plan)]
 
 
-def rank_command(job: Job, directory: Path) -> RankCommand:
-    """What an engine is to start on every rank for a job.
+def rank_command(
+    spec: TrainingSpec, plan: Plan, plugins: PluginChoice, directory: Path, resume: str | None
+) -> RankCommand:
+    """What an engine is to start on every rank.
+
+    Args:
+        spec: What to train.
+        plan: How.
+        plugins: Those that were asked for.
+        directory: Of the run.
+        resume: The checkpoint to go on from.
 
     Raises:
-        PlanError: The spec holds what cannot be told by name, or the job is no training.
+        PlanError: The spec holds what cannot be told by name.
     """
-    plan, folder = job.plan, directory / FOLDER
-    if (job.work.__module__, job.work.__name__) != ("isotrain.core.running.works", "train"):
-        raise PlanError(
-            f"launcher {plan.launcher!r}: your own loop cannot be sent to other hosts. Start the script"
-            f" that has it with the engine itself: its isotrain.launch joins the others."
-        )
+    folder = directory / FOLDER
     collective = "" if plan.collective == "none" else f":{plan.collective}"
     options = ["--backend", f"{plan.backend}{collective}", "--json"]
-    if job.resume is not None:
-        options += ["--resume", job.resume]
-    for where in job.plugins.asked:
+    if resume is not None:
+        options += ["--resume", resume]
+    for where in plugins.asked:
         options += ["--plugin", where]
-    for name in job.plugins.blocked:
+    for name in plugins.blocked:
         options += ["--block-plugin", name]
     return RankCommand(
         name=_engine_name(plan.run),
         spec=folder / "spec.json",
-        spec_text=json_page(as_plain(job.spec)),
+        spec_text=json_page(as_plain(_on_ranks(spec, directory))),
         options=tuple(options),
-        run_directory=folder / RANK_FOLDER,
+        run_directory=_unused(folder),
         variables={name: value for name, value in os.environ.items() if _HANDED_ON.fullmatch(name)},
         key=secrets.token_hex(_KEY_BYTES),
     )
+
+
+def _on_ranks(spec: TrainingSpec, directory: Path) -> TrainingSpec:
+    """What is trained, without what is done here; its checkpoints are where this process looks for them."""
+    if spec.checkpoint is None:
+        return spec.replace(loggers=[])
+    folder = checkpoint_folder(spec, directory)
+    return spec.replace(
+        loggers=[], checkpoint=spec.checkpoint.model_copy(update={"folder": folder})
+    )
+
+
+def _unused(folder: Path) -> Path:
+    """Where rank 0 keeps its files: each start of a run has a place of its own."""
+    numbers = itertools.count(1)
+    return next(path for n in numbers if not (path := folder / f"start-{n}").exists())
 
 
 def write(submission: Submission, command: RankCommand) -> list[Path]:
@@ -137,7 +169,7 @@ def _follow(engine: EngineProcess, on_event: OnEvent) -> dict[str, Any]:
         elif told["event"] in ("result", "error"):
             last = last or told
         elif told["event"] == Output.kind:
-            on_event(Output(text=str(told.get("text", ""))))
+            on_event(Output(text=str(told.get("text", "")), rank=int(told.get("rank", 0))))
         elif (event := read_event(line.encode())) is not None:
             on_event(event)
     return last
@@ -160,6 +192,13 @@ def _raise_if_error(told: Mapping[str, Any]) -> None:
         kind = getattr(errors, str(told.get("error")), RunFailedError)
         known = isinstance(kind, type) and issubclass(kind, IsotrainError)
         raise (kind if known else RunFailedError)(str(told.get("message")))
+
+
+def _result(told: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What rank 0 returned, with who has started it; the rest of its plan is of where it was."""
+    result = {name: value for name, value in told.items() if name != "event"}
+    launcher = {"launcher": plan.launcher, "launcher_options": dict(plan.launcher_options or {})}
+    return {**result, "plan": {**result["plan"], **launcher}}
 
 
 def _without_result(launcher: str, status: int, log: Path) -> str:

@@ -75,7 +75,9 @@ def run_job(
         on_event(event)
 
     with _told_as_failure(directory):
-        given = host.launcher(plan.launcher) if launcher is None else launcher
+        given = (
+            host.launcher(plan.launcher, plan.launcher_options) if launcher is None else launcher
+        )
         return given.launch(job, directory.path, on_event=record, first_port=first_port)
 
 

@@ -6,11 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.layout import Layout
+from isotrain.core.contracts.allocation import Allocation
+from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.contracts.plan import DeviceKind, ProcessPlan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+
+
+def layout_of(launcher: str, allocation: Allocation) -> Layout:
+    """Where an engine will start processes, as far as that is known; its hosts are taken to be like this."""
+    spots = [
+        Spot(share.host or f"host-{number}", local_rank)
+        for number, share in enumerate(allocation.shares)
+        for local_rank in range(share.slots)
+    ]
+    most = max(share.slots for share in allocation.shares)
+    return Layout(
+        engine=launcher,
+        spots=tuple(spots),
+        cores=max(1, hardware.cores() // most),
+        gpus=min(share.devices for share in allocation.shares),
+        is_secret=True,
+    )
 
 
 def replicas_for(layout: Layout, adapter: Adapter, strategy: Strategy, asked: int | None) -> int:

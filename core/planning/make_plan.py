@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.placement import Seat
 from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
@@ -18,7 +18,7 @@ from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
 from isotrain.core.planning.launchable import require_launchable
-from isotrain.core.planning.layouts import devices_for, placed, replicas_for
+from isotrain.core.planning.layouts import devices_for, layout_of, placed, replicas_for
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
@@ -32,7 +32,7 @@ def make_plan(
     backend: str,
     replicas: int | None,
     host: PluginHost,
-    launcher: str = LOCAL,
+    launcher: ChosenLauncher | None = None,
     layout: Layout | None = None,
 ) -> Plan:
     """Resolves a run on this machine, or on those of its layout.
@@ -42,7 +42,7 @@ def make_plan(
         backend: `NAME` or `NAME:COLLECTIVE`.
         replicas: How many; None for one per usable GPU, or one.
         host: Knows the backends, strategies, launchers, models and loggers.
-        launcher: What will start the processes.
+        launcher: What will start the processes; None: the local one.
         layout: Where they are, if they have been started.
 
     Raises:
@@ -52,9 +52,10 @@ def make_plan(
     name, requested = split_backend(backend)
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
+    launcher = launcher or ChosenLauncher()
+    launcher_options = None if layout else launcher.options
     if layout is None:
-        _require_usable("launcher", launcher, host.launcher(launcher).usability())
-        require_launchable(host.launcher(launcher), adapter)
+        layout = _allocated(launcher, adapter, host)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
     with_named_model(spec, host)
@@ -77,11 +78,12 @@ def make_plan(
         )
     processes = _processes(placement.seats(adapter, count))
     threads = spec.threads or max(1, hardware.cores() // count)
-    start = resolve_start(adapter, launcher, spec, device)
+    started_by = launcher.name
+    start = resolve_start(adapter, started_by, spec, device)
     if layout is not None:
-        launcher, processes = layout.engine, placed(processes, layout)
+        started_by, processes = layout.engine, placed(processes, layout)
         threads = spec.threads or layout.cores
-        start = Start(why_fresh=f"{launcher} has started each process")
+        start = Start(why_fresh=f"{started_by} starts each process by itself")
     global_batch = spec.resolve_global_batch(count)
     factor = spec.scaling.factor(global_batch)
     plan = Plan(
@@ -91,7 +93,8 @@ def make_plan(
         collective=collective,
         strategy=strategy.name,
         strategy_options=spec.strategy.options,
-        launcher=launcher,
+        launcher=started_by,
+        launcher_options=launcher_options,
         device=device,
         replicas=count,
         threads=threads,
@@ -113,6 +116,19 @@ def make_plan(
     )
     remarks += strategy.planned(spec, plan)
     return replace(plan, remarks=tuple(remarks))
+
+
+def _allocated(launcher: ChosenLauncher, adapter: Adapter, host: PluginHost) -> Layout | None:
+    """Where the processes will be; None: on this machine.
+
+    Raises:
+        PlanError: The launcher cannot be used here, or does not start this backend.
+    """
+    starting = host.launcher(launcher.name, launcher.options)
+    _require_usable("launcher", launcher.name, starting.usability())
+    require_launchable(starting, adapter)
+    allocation = starting.allocation()
+    return None if allocation is None else layout_of(launcher.name, allocation)
 
 
 def _require_usable(kind: str, name: str, found: Usability) -> None:

@@ -216,14 +216,15 @@ class PluginHost:
         with self._naming_faults():
             return self.backends.get(name)()
 
-    def launcher(self, name: str) -> Launcher:
+    def launcher(self, name: str, options: Mapping[str, Any] | None = None) -> Launcher:
         """Makes the launcher of that name.
 
         Raises:
-            IsotrainError: There is no such launcher.
+            IsotrainError: There is no such launcher, or it refuses the options.
         """
         with self._naming_faults():
-            return self.launchers.get(name)()
+            factory: Callable[..., Launcher] = self.launchers.get(name)
+        return _made("launcher", name, factory, options or {})
 
     def environment(self, name: str) -> Environment:
         """Makes the environment of that name.

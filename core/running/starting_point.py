@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.run_directory import (
     PLAN_FILE,
@@ -131,14 +132,14 @@ class RunBefore:
         spec: Its `spec.json`.
         backend: `NAME` or `NAME:COLLECTIVE`.
         replicas: How many.
-        launcher: What started its processes.
+        launcher: What started its processes; the local one where they joined.
     """
 
     directory: Path
     spec: Path
     backend: str
     replicas: int
-    launcher: str
+    launcher: ChosenLauncher
 
     @classmethod
     def of(cls, run_directory: PathLike) -> RunBefore:
@@ -157,4 +158,8 @@ class RunBefore:
         collective = "" if text["collective"] == "none" else f":{text['collective']}"
         replicas = value(int, plan.get("replicas"), f"{where}: replicas")
         backend = text["backend"] + collective
-        return cls(path, path / SPEC_FILE, backend, replicas, text["launcher"])
+        options = plan.get("launcher_options")
+        launcher = (
+            ChosenLauncher() if options is None else ChosenLauncher(text["launcher"], options)
+        )
+        return cls(path, path / SPEC_FILE, backend, replicas, launcher)

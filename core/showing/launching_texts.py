@@ -97,3 +97,13 @@ def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, in
         ]
         rows.append((each["name"], *cells))
     return table((column, *names), rows)
+
+
+def given_to_engine(given: Mapping[str, Any]) -> str:
+    """What a run gives to its engine: commands, and files with their text; or nothing."""
+    if not given:
+        return ""
+    submission = given["submission"]
+    parts = [f"\n{command}\n" for command in submission["commands"]]
+    parts += [f"\n{path}:\n\n{text}" for path, text in submission["files"].items()]
+    return "".join(parts)

@@ -11,7 +11,7 @@ from isotrain.core.showing.tables import facts, number, paragraph, size, table, 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
     "where": (
-        *("backend", "framework", "collective", "launcher", "device"),
+        *("backend", "framework", "collective", "launcher", "launcher_options", "device"),
         *("replicas", "placement", "mesh", "doors", "processes", "start", "threads"),
     ),
     "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters", "state_bytes"),
@@ -26,6 +26,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
 _LABELS = {
     "run": "name",
     "strategy_options": "strategy options",
+    "launcher_options": "launcher options",
     "doors": "ports besides",
     "threads": "threads per replica",
     "local_batches": "local batches",

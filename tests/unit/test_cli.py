@@ -520,3 +520,35 @@ def test_the_reason_for_a_no_is_shown_in_full() -> None:
     text = strategies(listed)
     assert "| gossip   | yes | no (1) |" in text
     assert reason.strip() in text
+
+
+def test_a_plan_shows_what_an_engine_is_given(folder: Path) -> None:
+    wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--no-measure"]
+    options = ["--launcher-option", "image=me/train:1", "--launcher-option", "pods=3"]
+    text = isotrain("plan", "small.json", *wanted, *options, folder=folder).stdout
+    assert "rank 2 on host-2" in text
+    assert "kind: Job" in text
+    found = isotrain("plan", "small.json", *wanted, *options, "--json", folder=folder).stdout
+    ((file, manifest),) = json.loads(found)["submission"]["files"].items()
+    assert file.endswith("/engine/job.yaml")
+    assert "image: me/train:1" in manifest
+    assert not (folder / "runs").exists()
+
+
+def test_a_dry_run_writes_it(folder: Path) -> None:
+    wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--run-dir", "here"]
+    option = ["--launcher-option", "image=me/train:1", "--dry-run"]
+    said = isotrain("run", "small.json", *wanted, *option, folder=folder).stdout
+    manifest = folder / "here" / "engine" / "job.yaml"
+    assert said.split() == [str(manifest.resolve())]
+    assert "kind: Job" in manifest.read_text()
+    assert manifest.stat().st_mode & 0o077 == 0
+    none = isotrain("run", "small.json", "--backend", "torch-ddp", "--dry-run", folder=folder)
+    assert (none.returncode, "gives nothing to an engine" in none.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["nodes", "=2", "a b=2"])
+def test_what_is_no_option_of_a_launcher(folder: Path, text: str) -> None:
+    wanted = ["--backend", "torch-ddp", "--launcher", "slurm", "--launcher-option", text]
+    found = isotrain("run", "small.json", *wanted, folder=folder)
+    assert (found.returncode, "expected NAME=VALUE" in found.stderr) == (2, True)

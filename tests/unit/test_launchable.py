@@ -12,7 +12,7 @@ from unit.environment_cases import SRUN
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.launcher import ChosenLauncher, Launcher
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning import launchable
 from isotrain.core.planning.make_plan import make_plan
@@ -60,9 +60,9 @@ def test_a_plan_refuses_what_a_launcher_refuses(host: PluginHost) -> None:
     alone = next(each for each in adapters if each.replicas_per_process == "all")
     spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
     plan = functools.partial(make_plan, spec, backend=alone.name, replicas=2, host=host)
-    assert len(plan(launcher="local").processes) == 1
+    assert len(plan(launcher=ChosenLauncher("local")).processes) == 1
     with pytest.raises(UnsupportedError, match=f"'joining' does not start backend '{alone.name}'"):
-        plan(launcher="joining")
+        plan(launcher=ChosenLauncher("joining"))
 
 
 def test_what_cannot_be_loaded_hides_no_other(host: PluginHost) -> None:
