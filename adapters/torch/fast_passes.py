@@ -1,21 +1,25 @@
 """Passes that let other, faster operations compute the same up to rounding.
 
 Keras keeps images with their channels last, and torch's operations want them second. So Keras permutes
-before and after each of them, adds the bias where its own layout makes that slow, and copies for pooling.
+before and after each of them, adds biases and pads by themselves, and copies before it pools or convolves.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
-from isotrain.adapters.torch.exact_passes import drop_unused, meta, replace
+from isotrain.adapters.torch.exact_passes import drop_unused, replace
+from isotrain.adapters.torch.graph_nodes import aten, call, is_call, is_only_used_by, shape_of
+from isotrain.adapters.torch.normalising import normalise_at_once
+from isotrain.adapters.torch.products import (
+    add_in_convolution,
+    add_in_product,
+    pad_in_convolution,
+)
 
-aten = torch.ops.aten
 _POOLS = {aten.max_pool2d.default, aten.avg_pool2d.default}
 _POINTWISE = {
     aten.relu.default,
@@ -27,7 +31,6 @@ _POINTWISE = {
     aten.leaky_relu.default,
     aten.clamp.default,
 }
-_CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
 
 
 def rearranged(module: GraphModule) -> GraphModule | None:
@@ -35,12 +38,13 @@ def rearranged(module: GraphModule) -> GraphModule | None:
     graph = copy.deepcopy(module.graph)
     count = sum(
         each(node)
-        for each in (_add_in_convolution, _add_in_product, _pool_as_it_lies)
+        for each in (normalise_at_once, add_in_convolution, add_in_product, _attend_as_it_lies)
         for node in list(graph.nodes)
         if node.op == "call_function"
     )
-    while moved := sum(_cancel(node) or _sink(node) for node in list(graph.nodes)):
+    while moved := sum(any(each(node) for each in _LAYOUT) for node in list(graph.nodes)):
         count += moved
+        drop_unused(graph)
     if not count:
         return None
     drop_unused(graph)
@@ -48,84 +52,33 @@ def rearranged(module: GraphModule) -> GraphModule | None:
     return GraphModule(module, graph)
 
 
-def _is_only_used_by(node: Any, user: Node) -> bool:
-    return isinstance(node, Node) and list(node.users) == [user]
-
-
-def _call(graph: Graph, like: Node, target: Any, args: Sequence[Any]) -> Node:
-    """An operation whose result is of the kind that another one gave."""
-    node = graph.call_function(target, tuple(args))
-    node.meta = dict(like.meta)
-    return node
-
-
-def _channels(bias: Any, width: int) -> Node | None:
-    """The vector that a reshape spread over the last axis of images; None for anything else."""
-    if not isinstance(bias, Node) or bias.target != aten.reshape.default:
-        return None
-    vector = bias.args[0]
-    shape = [1] * (len(bias.args[1]) - 1) + [width]
-    is_vector = meta(vector) is not None and tuple(meta(vector).shape) == (width,)
-    return vector if list(bias.args[1]) == shape and is_vector else None
-
-
-def _add_in_convolution(node: Node) -> bool:
-    """Lets the convolution before it add a bias."""
-    if node.target != aten.add.Tensor or node.kwargs:
-        return False
-    permuted = node.args[0]
-    if not _is_only_used_by(permuted, node) or permuted.target != aten.permute.default:
-        return False
-    convolution, axes = permuted.args
-    bias = _channels(node.args[1], meta(node).shape[-1])
-    channels_last = [0, *range(2, len(axes)), 1]
-    if bias is None or list(axes) != channels_last or not _takes_a_bias(convolution, permuted):
-        return False
-    given = convolution.args
-    with node.graph.inserting_before(node):
-        args = (given[0], given[1], bias, *given[3:])
-        fused = _call(node.graph, convolution, convolution.target, args)
-        replace(node, _call(node.graph, node, aten.permute.default, (fused, axes)))
-    return True
-
-
-def _takes_a_bias(convolution: Any, user: Node) -> bool:
-    if not _is_only_used_by(convolution, user) or convolution.target not in _CONVOLUTIONS:
-        return False
-    return not convolution.kwargs and (len(convolution.args) < 3 or convolution.args[2] is None)
-
-
-def _add_in_product(node: Node) -> bool:
-    """Lets the product of matrices before it add a vector to every row."""
-    if node.target != aten.add.Tensor or node.kwargs:
-        return False
-    product, bias = node.args
-    if not _is_only_used_by(product, node) or product.target != aten.matmul.default:
-        return False
-    kinds = [meta(each) for each in (*product.args, bias) if isinstance(each, Node)]
-    if None in kinds or [len(kind.shape) for kind in kinds] != [2, 2, 1]:
-        return False
-    if (
-        bias.meta["tensor_meta"].shape[0] != meta(node).shape[1]
-        or len({k.dtype for k in kinds}) > 1
-    ):
-        return False
-    with node.graph.inserting_before(node):
-        replace(node, _call(node.graph, node, aten.addmm.default, (bias, *product.args)))
-    return True
-
-
 def _pool_as_it_lies(node: Node) -> bool:
     """Pools images whose channels lie last, without a copy in which they lie second."""
-    copied = node.args[0] if node.args else None
-    if node.target not in _POOLS or not isinstance(copied, Node):
+    if node.target not in _POOLS or not is_call(node.args[0], aten.contiguous.default):
         return False
-    if copied.target != aten.contiguous.default or copied.kwargs:
-        return False
+    copied = node.args[0]
     source = copied.args[0]
-    if not isinstance(source, Node) or source.target != aten.permute.default:
+    if copied.kwargs or not is_call(source, aten.permute.default, *_POINTWISE, aten.pad.default):
         return False
     node.update_arg(0, source)
+    return True
+
+
+def _attend_as_it_lies(node: Node) -> bool:
+    """Attends to queries, keys and values without copies in which heads lie before places."""
+    if node.target != aten.scaled_dot_product_attention.default:
+        return False
+    copied = [n for n in node.args[:3] if is_call(n, aten.contiguous.default) and not n.kwargs]
+    for each in copied:
+        node.replace_input_with(each, each.args[0])
+    return bool(copied)
+
+
+def _copy_once(node: Node) -> bool:
+    """Copies into a layout without a copy into another before."""
+    if node.target != aten.contiguous.default or not is_call(node.args[0], aten.contiguous.default):
+        return False
+    node.update_arg(0, node.args[0].args[0])
     return True
 
 
@@ -135,11 +88,9 @@ def _is_inverse(one: Sequence[int], other: Sequence[int]) -> bool:
 
 def _cancel(node: Node) -> bool:
     """Removes a permutation of a permutation that gives the tensor back."""
-    if node.target != aten.permute.default:
+    if node.target != aten.permute.default or not is_call(node.args[0], aten.permute.default):
         return False
     source = node.args[0]
-    if not isinstance(source, Node) or source.target != aten.permute.default:
-        return False
     if not _is_inverse(source.args[1], node.args[1]):
         return False
     replace(node, source.args[0])
@@ -151,11 +102,68 @@ def _sink(node: Node) -> bool:
     if node.target not in _POINTWISE or not node.args:
         return False
     permuted = node.args[0]
-    if not _is_only_used_by(permuted, node) or permuted.target != aten.permute.default:
+    if not is_only_used_by(permuted, node) or permuted.target != aten.permute.default:
         return False
     with node.graph.inserting_before(node):
         args = (permuted.args[0], *node.args[1:])
         inner = node.graph.call_function(node.target, args, dict(node.kwargs))
         inner.meta = dict(permuted.args[0].meta)
-        replace(node, _call(node.graph, node, aten.permute.default, (inner, permuted.args[1])))
+        replace(node, call(node.graph, node, aten.permute.default, (inner, permuted.args[1])))
     return True
+
+
+def _add_before(node: Node) -> bool:
+    """Adds two tensors of one shape before both are permuted, rather than after it."""
+    if node.target != aten.add.Tensor or node.kwargs:
+        return False
+    one, other = node.args
+    if not is_call(one, aten.permute.default) or not is_call(other, aten.permute.default):
+        return False
+    same = shape_of(one.args[0]) == shape_of(other.args[0])
+    if list(one.args[1]) != list(other.args[1]) or not same:
+        return False
+    with node.graph.inserting_before(node):
+        inner = call(node.graph, one.args[0], aten.add.Tensor, (one.args[0], other.args[0]))
+        replace(node, call(node.graph, node, aten.permute.default, (inner, one.args[1])))
+    return True
+
+
+def _pad_after(node: Node) -> bool:
+    """Pads a permuted tensor rather than permuting a padded one."""
+    if node.target != aten.permute.default:
+        return False
+    padded, axes = node.args
+    if not is_only_used_by(padded, node) or not is_call(padded, aten.pad.default) or padded.kwargs:
+        return False
+    pairs = _pairs(padded.args[1], len(axes))
+    widths = [width for axis in reversed(axes) for width in pairs[axis]]
+    with node.graph.inserting_before(node):
+        inner = call(node.graph, node, aten.permute.default, (padded.args[0], axes))
+        inner.meta = {}
+        args = (inner, _trimmed(widths), *padded.args[2:])
+        replace(node, call(node.graph, node, aten.pad.default, args))
+    return True
+
+
+def _pairs(widths: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """By how much each axis is padded before and after; torch counts axes from the last."""
+    each = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
+    return [*[(0, 0)] * (rank - len(each)), *reversed(each)]
+
+
+def _trimmed(widths: list[int]) -> list[int]:
+    """Without the axes, at the end, that are not padded."""
+    while widths[-2:] == [0, 0]:
+        widths = widths[:-2]
+    return widths
+
+
+_LAYOUT = (
+    _cancel,
+    _sink,
+    _add_before,
+    _pad_after,
+    _copy_once,
+    _pool_as_it_lies,
+    pad_in_convolution,
+)

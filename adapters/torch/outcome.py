@@ -15,6 +15,8 @@ _ROUGH = 3e-2
 """Of norms, for results of half precision."""
 _OF_ALL = 1e-2
 """How much of the norm of all gradients counts for one of them: some are nothing but rounding."""
+_GROWN = 16
+"""How much more than on inputs that are rounded otherwise the same operations, others may differ."""
 
 
 class Snapshot:
@@ -93,35 +95,59 @@ class Outcome:
         before.restore()
         return found
 
-    def difference(self, other: Outcome, exact: bool) -> str | None:
+    def difference(self, other: Outcome, exact: bool, rounded: Outcome | None = None) -> str | None:
         """In what another outcome is not this one; None where they agree.
 
         Args:
             other: Of the same batch, from the same state.
             exact: Whether they must agree to the bit.
+            rounded: This one's with inputs that were rounded otherwise: the other may differ as much as
+                rounding grows. None where a fixed measure is enough.
         """
         if not all(map(torch.equal, self.random, other.random)):
             return "it draws other random numbers"
-        parts = {
-            "the loss": ([self.loss], [other.loss]),
-            "the predictions": (self.predictions, other.predictions),
-            "the moving statistics": (self.moved, other.moved),
-            "the gradients": (self.gradients, other.gradients),
-        }
-        for name, (ours, theirs) in parts.items():
-            if not _agree(ours, theirs, exact):
+        theirs = other.parts
+        grown = {} if rounded is None else rounded.parts
+        for name, ours in self.parts.items():
+            if not _agree(ours, theirs[name], exact, _noise(ours, grown.get(name, ours))):
                 verb = "differs from that" if name == "the loss" else "differ from those"
                 return f"{name} {verb} of a step without the record"
         return None
 
+    @property
+    def parts(self) -> dict[str, Sequence[torch.Tensor | None]]:
+        """What is compared, but for the random numbers."""
+        return {
+            "the loss": [self.loss],
+            "the predictions": self.predictions,
+            "the moving statistics": self.moved,
+            "the gradients": self.gradients,
+        }
+
+
+def _noise(
+    ours: Sequence[torch.Tensor | None], rounded: Sequence[torch.Tensor | None]
+) -> list[float]:
+    """By how much each tensor may differ for rounding, beyond the fixed measure."""
+    apart = [
+        0.0 if one is None or other is None or one is other else _norm(one - other)
+        for one, other in zip(ours, rounded, strict=True)
+    ]
+    share = _OF_ALL * sum(apart)
+    return [_GROWN * (each + share) for each in apart]
+
 
 def _agree(
-    ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], exact: bool
+    ours: Sequence[torch.Tensor | None],
+    theirs: Sequence[torch.Tensor | None],
+    exact: bool,
+    noise: Sequence[float],
 ) -> bool:
     if len(ours) != len(theirs):
         return False
     whole = _OF_ALL * sum(map(_norm, ours))
-    return all(_is_near(*pair, exact, whole) for pair in zip(ours, theirs, strict=True))
+    pairs = zip(ours, theirs, noise, strict=True)
+    return all(_is_near(one, other, exact, whole, grown) for one, other, grown in pairs)
 
 
 def _norm(tensor: torch.Tensor | None) -> float:
@@ -131,7 +157,11 @@ def _norm(tensor: torch.Tensor | None) -> float:
 
 
 def _is_near(
-    ours: torch.Tensor | None, theirs: torch.Tensor | None, exact: bool, whole: float
+    ours: torch.Tensor | None,
+    theirs: torch.Tensor | None,
+    exact: bool,
+    whole: float,
+    noise: float,
 ) -> bool:
     if ours is None or theirs is None:
         return ours is theirs
@@ -144,4 +174,5 @@ def _is_near(
         return False
     apart = torch.where(same, 0, ours - theirs)
     tolerance = _TOLERANCE.get(ours.dtype, _ROUGH)
-    return bool(apart.isfinite().all()) and _norm(apart) <= tolerance * (_norm(ours) + whole)
+    bound = tolerance * (_norm(ours) + whole) + noise
+    return bool(apart.isfinite().all()) and _norm(apart) <= bound

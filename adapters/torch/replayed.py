@@ -18,7 +18,7 @@ from isotrain.adapters.torch.recording import (
     UnrecordableError,
     record,
 )
-from isotrain.adapters.torch.trees import digest, signature
+from isotrain.adapters.torch.trees import digest, rounded_otherwise, signature
 
 _CHECKED_AGAIN = 16
 """A record is checked at its first use, and again after this many times as many uses."""
@@ -172,7 +172,7 @@ class Replayed:
         """Compares a replay to the computation itself; all that they move is taken back."""
         expected = self._outcome(self._compute, inputs, targets)
         found = self._outcome(known.recording, inputs, targets)
-        difference = expected.difference(found, exact=known.is_exact)
+        difference = self._difference(expected, found, (inputs, targets), exact=known.is_exact)
         if difference is not None:
             self._refuse(_seen(difference, known.uses))
         elif is_first:
@@ -186,10 +186,21 @@ class Replayed:
         """Takes faster operations for a record that has proved right; if they do not prove near, says how."""
         if faster is None:
             return None
-        difference = expected.difference(self._outcome(faster, *batch), exact=False)
+        difference = self._difference(expected, self._outcome(faster, *batch), batch, exact=False)
         if difference is None:
             known.recording, known.is_exact = faster, False
         return difference
+
+    def _difference(
+        self, expected: Outcome, found: Outcome, batch: tuple[Any, Any], exact: bool
+    ) -> str | None:
+        """In what an outcome is not Keras'; how far rounding grows is looked at only where it matters."""
+        difference = expected.difference(found, exact)
+        if difference is None or exact:
+            return difference
+        inputs, targets = batch
+        rounded = self._outcome(self._compute, rounded_otherwise(inputs), targets)
+        return expected.difference(found, exact, rounded)
 
     def _compile(self, known: _Record, expected: Outcome, batch: tuple[Any, Any]) -> None:
         """Takes a record's compiled form; says so where it cannot."""

@@ -56,3 +56,15 @@ def digest(signed: Any) -> int:
     """A number of 64 bits for a signature, the same in every process."""
     whole = hashlib.blake2b(repr(signed).encode(), digest_size=8).digest()
     return int.from_bytes(whole, "little", signed=True)
+
+
+def rounded_otherwise(tree: Any) -> Any:
+    """The same, with numbers that are off by their last bit: what comes of it tells how rounding grows."""
+    return filled(tree, map(_rounded_otherwise, leaves(tree)))
+
+
+def _rounded_otherwise(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    steps = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 3 - 1
+    return tensor * (1 + torch.finfo(tensor.dtype).eps * steps.to(tensor.dtype))

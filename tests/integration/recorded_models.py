@@ -81,6 +81,22 @@ def image(strides: int = 1) -> Any:
     )
 
 
+def residual() -> Any:
+    """Padded and strided convolutions, each normalised, beside a shortcut; and a normalised vector."""
+    from keras import Input, Model, layers
+
+    inputs = shortcut = Input((6, 6, 1))
+    for strides in (2, 1):
+        x = layers.ZeroPadding2D(1)(shortcut)
+        x = layers.Conv2D(4, 3, strides, use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.BatchNormalization()(layers.Conv2D(4, 1, use_bias=False)(x))
+        shortcut = layers.BatchNormalization()(layers.Conv2D(4, 1, strides)(shortcut))
+        shortcut = layers.ReLU()(layers.add([x, shortcut]))
+    x = layers.BatchNormalization()(layers.GlobalAveragePooling2D()(shortcut))
+    return Model(inputs, layers.Dense(4)(x))
+
+
 def words() -> Any:
     """A class for every word; words of number 0 are masked in the loss and the metrics."""
     from keras import Input, Sequential, layers
