@@ -21,7 +21,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, RunDirectory, checkpoint_folder
@@ -189,6 +189,7 @@ def resume(
         RunFailedError: A process failed; tells which, where and why.
     """
     before = RunBefore.of(run_directory)
+    alone = place_to_join() is None
     own = load_spec(before.spec if spec is None else spec)
     return run(
         own,
@@ -197,8 +198,8 @@ def resume(
         run_directory=before.directory,
         on_event=on_event,
         port=port,
-        launcher=launcher or before.launcher.name,
-        launcher_options=launcher_options if launcher else before.launcher.options,
+        launcher=launcher or (before.launcher.name if alone else LOCAL),
+        launcher_options=before.launcher.options if alone and not launcher else launcher_options,
         resume=checkpoint_folder(own, before.directory),
         max_restarts=max_restarts,
     )
@@ -217,10 +218,19 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         replicas: As for `run`.
 
     Raises:
+        UnsupportedError: An engine has started this process with others.
         PlanError: The run needs several processes, or Keras already runs on another framework here.
     """
     from isotrain.core.running.session import Session
 
+    place = place_to_join()
+    if place is not None:
+        raise UnsupportedError(
+            f"open_session: {place.engine} has started {place.world_size} processes, and a session that is"
+            " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
+            " spec, backend=...), which does; or set ISOTRAIN_ENVIRONMENT=none, and each process is a run"
+            " of its own."
+        )
     given = load_spec(spec)
     host = plugin_host(given.plugins)
     plan = make_plan(given, backend=backend, replicas=replicas, host=host)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.here import look_here
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins.hookspecs import API_VERSION
@@ -88,12 +89,22 @@ def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], Run
         shows = display.quiet()
     with shows as on_event:
         result = training(on_event)
+    if _speaks_for_another(options):
+        return
     if options.json:
         print(json_line({"event": "result", **result.to_dict()}), flush=True)
     else:
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 
         sys.stdout.write(texts.result(result))
+
+
+def _speaks_for_another(options: argparse.Namespace) -> bool:
+    """Whether this process has joined a run of which rank 0 prints the result."""
+    from isotrain.core.joining.place import place_to_join
+
+    place = place_to_join() if options.launcher in (None, LOCAL) else None
+    return place is not None and place.rank > 0
 
 
 def plan(options: argparse.Namespace) -> None:

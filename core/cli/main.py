@@ -22,6 +22,7 @@ from isotrain.core.errors import (
     NotANumberError,
     RunFailedError,
 )
+from isotrain.core.system.leaving import leave_after_work
 
 _ENDING_SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _unwinding_on_signals():
             code = _attempt(given)
             sys.stdout.flush()
+            leave_after_work(code)
             return code
     except BrokenPipeError:
         _discard_output()

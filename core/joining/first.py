@@ -14,15 +14,15 @@ from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.errors import EndedError, RunFailedError
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.leaving import END_SECONDS, leave_for_sure
 from isotrain.core.joining.meeting import Chair, as_message
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.party import Party
 from isotrain.core.joining.watched import OwnProcess, RemoteProcess
-from isotrain.core.joining.work import Working
+from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.returned import packed_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
 from isotrain.core.launching.supervisor import Supervisor
+from isotrain.core.system.leaving import limit_the_end
 from isotrain.core.system.variables import variables_set
 
 _BEAT_SECONDS = 0.5
@@ -85,7 +85,7 @@ class First:
             except BaseException as error:
                 _tell_end(error, list(channels.values()))
                 if not work.end(END_SECONDS):
-                    leave_for_sure()
+                    limit_the_end()
                 meeting.close()
                 raise
             supervisor.drain()

@@ -16,14 +16,14 @@ from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.leaving import END_SECONDS, leave_for_sure
 from isotrain.core.joining.meeting import Member, error_of
 from isotrain.core.joining.output import Tail, sent_to_file
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.party import Party
-from isotrain.core.joining.work import Working
+from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.returned import packed_value, unpacked_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
+from isotrain.core.system.leaving import limit_the_end
 from isotrain.core.system.variables import variables_set
 
 _LOOK_SECONDS = 0.1
@@ -187,7 +187,7 @@ def attend(party: Party, job: Job) -> tuple[list[Any], str]:
             if not isinstance(error, IsotrainError):
                 _tell(error, channel, line)
             if not work.end(END_SECONDS):
-                leave_for_sure()
+                limit_the_end()
             meeting.close()
             raise
         meeting.close()

@@ -79,21 +79,28 @@ class Party:
         decided = {"directory": str(directory), "resume": _absolute(resume), "doors": doors}
         decision = self.meeting.settle({}, lambda told: decided)
         folder = Path(decision["directory"])
-        sees = self._sees(folder, decision["resume"])
-        found = self.meeting.settle(
-            {"sees": sees, "host": self.layout.spots[self.rank].host},
-            lambda told: {"hosts": sorted({each["host"] for each in told if not each["sees"]})},
-        )
-        if found["hosts"] and (self.spec.checkpoint is not None or decision["resume"]):
-            _require_shared(self.spec, folder, decision["resume"], found["hosts"])
+        sees = (folder / "spec.json").is_file()
+        self._require_shared(folder, sees, decision["resume"])
         own = folder if sees else Path(tempfile.mkdtemp(prefix="isotrain-joined-"))
         return Agreed(self._context(plan, own, decision["doors"]), folder, decision["resume"])
 
-    def _sees(self, folder: Path, resume: str | None) -> bool:
-        """Whether this process can read and write where rank 0 does."""
-        return (folder / "spec.json").is_file() and (
-            resume is None or "://" in resume or Path(resume).exists()
-        )
+    def _require_shared(self, folder: Path, sees: bool, resume: str | None) -> None:
+        """Refuses checkpoints that not all can reach; a folder of the spec's own is taken to be shared."""
+        host = self.layout.spots[self.rank].host
+        finds = resume is None or "://" in resume or Path(resume).exists()
+        blind = self.meeting.settle({"host": host, "sees": sees, "finds": finds}, _blind)
+        policy = self.spec.checkpoint
+        if policy is not None and policy.folder is None and blind["sees"]:
+            raise PlanError(
+                f"checkpoint: every process writes its share, and {', '.join(blind['sees'])} cannot see"
+                f" {folder}. Choose a run directory (--run-dir) or `checkpoint.folder` that all hosts share,"
+                " or a URL."
+            )
+        if blind["finds"]:
+            raise PlanError(
+                f"resume: every process reads the checkpoint, and {', '.join(blind['finds'])} cannot see"
+                f" {resume}. Put it where all hosts find it, or behind a URL."
+            )
 
     def _doors(self, plan: Plan) -> list[list[Any]]:
         own = self.seats[0]["address"]
@@ -136,17 +143,9 @@ def _absolute(location: str | None) -> str | None:
     return location if location is None or "://" in location else str(Path(location).absolute())
 
 
-def _require_shared(
-    spec: TrainingSpec, folder: Path, resume: str | None, hosts: Sequence[str]
-) -> None:
-    own = None if spec.checkpoint is None else spec.checkpoint.folder
-    if own is not None and "://" in own and (resume is None or "://" in resume):
-        return
-    raise PlanError(
-        f"checkpoints: every process reads and writes its share of them, and {', '.join(hosts)} cannot see"
-        f" {resume or own or folder}. Choose a run directory (--run-dir) or `checkpoint.folder` that all"
-        " hosts share, or a URL."
-    )
+def _blind(told: Sequence[Facts]) -> dict[str, Any]:
+    """The hosts that do not find something."""
+    return {name: sorted({t["host"] for t in told if not t[name]}) for name in ("sees", "finds")}
 
 
 def gather(

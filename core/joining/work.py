@@ -14,7 +14,10 @@ from isotrain.core.contracts.reporter import AWAITING_OTHERS, Reporter
 from isotrain.core.errors import EndedError
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.running.worker import do_job, report_failure
+from isotrain.core.system.leaving import note_work
 
+END_SECONDS = 2.0
+"""That the work of a process has to end by itself when its run has failed."""
 _LOOK_SECONDS = 0.1
 
 
@@ -49,6 +52,7 @@ class Working(threading.Thread):
 
     def run(self) -> None:
         """Does the job."""
+        note_work()
         reporter = self._reporter
         reporter.emit(Started(pid=os.getpid()))
         adapter = self._host.backend(self._job.plan.backend)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.contracts.events import Failed, Finished, Ready, Started
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.system.leaving import leave
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
@@ -43,7 +43,7 @@ def main(events: int, status: int, arrays: int) -> None:
     if context.rank == 0:
         _end_after_the_step(reporter)
     reporter.emit(Started(pid=os.getpid()))
-    _leave(_attempt(context, reporter, arrays))
+    leave(_attempt(context, reporter, arrays))
 
 
 def _dump_stacks_on_request() -> None:
@@ -200,12 +200,3 @@ def _save(value: Any, context: ProcessContext, reporter: Reporter) -> None:
 
     reporter.enter("save what was returned")
     save_value(value, Path(context.run_directory), f"rank-{context.rank}-returned")
-
-
-def _leave(code: int) -> None:
-    """Ends the process without tearing the interpreter down: frameworks' threads may abort in that."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
