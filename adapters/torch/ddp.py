@@ -114,9 +114,9 @@ class DDPExchange(Exchange):
         unused = ("find_unused_parameters", "static_graph")
         self._expects_all = not any(self._options[name] for name in unused)
         self._loss = CarriedLoss(program.objective, self._device, _widest(program))
-        # One more element moves the places at which Gloo's ring begins another sum: the order of three and
-        # more terms, and with it the last bits. Two have no order.
-        self._carries = self.replicas == 2 or self._device.type != "cpu"
+        # One more element moves the places at which Gloo's ring begins another sum: the order of the terms,
+        # and with it the last bits. Two have no order, and three shall have that of a loop by hand.
+        self._carries = self.replicas != 3 or self._device.type != "cpu"
         self.module = DistributedDataParallel(
             self._loss if self._carries else program.objective,
             device_ids=self._device_ids,

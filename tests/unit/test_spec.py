@@ -237,6 +237,7 @@ ONE_PROBLEM = [
     ({"precision": "floot32"}, "precision: got 'floot32'; expected one of float32, float64"),
     ({"precision": "floot32"}, "did you mean 'float32'?"),
     ({"loss_scale": {"initial": 2.0}}, "precision: got 'float32'; expected precision float16"),
+    ({"compile": True, "recompute": "a"}, "recompute: got 'a'; expected no recompute with compile"),
     ({"evaluation": 3}, "evaluation: got 3; expected a table"),
     ({"timeouts": {"start": 0}}, "timeouts.start: got 0; expected a finite number > 0"),
     ({"backend_options": {"x": 2}}, "backend_options.x: got 2; expected a table"),
