@@ -37,9 +37,9 @@ class Slurm(Environment):
             return None
         told.all_set("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
         node_rank = told.required_number("SLURM_NODEID")
-        tasks = counts_per_host(told.required_text("SLURM_STEP_TASKS_PER_NODE"))
+        tasks = told.required_list("SLURM_STEP_TASKS_PER_NODE", counts_per_host)
         restarts = told.number("SLURM_RESTART_COUNT") or 0
-        hosts = tuple(host_list(told.required_text("SLURM_STEP_NODELIST")))
+        hosts = told.required_list("SLURM_STEP_NODELIST", host_list)
         return Place(
             engine=self.name,
             rank=told.required_number("SLURM_PROCID"),

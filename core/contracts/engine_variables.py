@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from isotrain.core.errors import PlaceError
+
+T = TypeVar("T")
 
 
 class EngineVariables:
@@ -78,6 +81,18 @@ class EngineVariables:
         """
         self.required_text(name)
         return self.number(name) or 0
+
+    def required_list(self, name: str, read: Callable[[str], list[T]]) -> tuple[T, ...]:
+        """What `host_list` or `counts_per_host` reads in a variable without which the place is not whole.
+
+        Raises:
+            PlaceError: It is not set, or to something else.
+        """
+        text = self.required_text(name)
+        try:
+            return tuple(read(text))
+        except PlaceError as error:
+            raise PlaceError(f"{self._engine}: {name}: {error}") from error
 
 
 def _are_set(names: list[str]) -> str:

@@ -377,7 +377,10 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "PMIx alone": ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_RANK is set, but not PMI_RANK"),
     "pbsdsh of OpenPBS": ({"PBS_JOBID": "9", "PBS_TASKNUM": "5"}, "not PBS_VNODENUM and PBS_NP"),
     "a rank beyond the number": ({**SRUN, "SLURM_PROCID": "5"}, "the rank is 5 of 5 processes"),
-    "a list of hosts that is none": ({**SRUN, "SLURM_STEP_NODELIST": "n[2"}, "no list of hosts"),
+    "a list of hosts that is none": (
+        {**SRUN, "SLURM_STEP_NODELIST": "n[2"},
+        "slurm: SLURM_STEP_NODELIST: 'n[2' is no list of hosts",
+    ),
     "a parameter server": (of_tf({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0), "is a 'ps'"),
     "TF_CONFIG that is no JSON": ({"TF_CONFIG": "worker"}, "TF_CONFIG is 'worker'"),
     "TF_CONFIG without a task": (

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 from unit.environment_cases import CASES, HALVES, WRONG
 
 from isotrain.core.contracts.environment import Environment, Place
@@ -95,6 +97,23 @@ def test_what_cannot_be_is_an_error_that_names_it(case: str) -> None:
     variables, message = WRONG[case]
     with pytest.raises(PlaceError, match=re.escape(message)):
         place_of(variables, HOST)
+
+
+@given(some.data())
+def test_whatever_is_set_is_a_place_or_an_error_that_says_so(data: some.DataObject) -> None:
+    """Variables of any engines, with some missing and some wrong, never raise anything else."""
+    cases = data.draw(some.lists(some.sampled_from(sorted(CASES)), min_size=1, max_size=2))
+    variables = {name: text for case in cases for name, text in CASES[case][0].items()}
+    for name in data.draw(some.lists(some.sampled_from(sorted(variables)), max_size=3)):
+        wrong = data.draw(some.sampled_from(["", "-1", "x", "7", "n[", '{"cluster": 1}', '["a"]']))
+        variables[name] = wrong
+    place, fault = None, ""
+    try:
+        place = place_of(variables, HOST)
+    except PlaceError as error:
+        fault = str(error)
+    assert place is None or 0 <= place.rank < place.world_size
+    assert not fault or any(name in fault for name in variables)
 
 
 def answer(environment: Environment, variables: dict[str, str]) -> Place | None:
