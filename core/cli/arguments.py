@@ -6,6 +6,7 @@ import argparse
 
 from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import (
+    option,
     several,
     target,
 )
@@ -96,6 +97,7 @@ examples:
   isotrain doctor
   isotrain doctor --backend horovod-torch
   isotrain doctor --launcher slurm
+  isotrain doctor --launcher mpi --launcher-option hosts=node1:2,node2:2
   isotrain doctor --json > machine.json"""
 _CONFORMANCE_EXAMPLES = """\
 examples:
@@ -315,6 +317,14 @@ def _describe_doctor(command: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="look at this launcher instead, and say what it lacks here; may be repeated",
+    )
+    command.add_argument(
+        "--launcher-option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="with this option of the launcher; may be repeated",
     )
 
 

@@ -301,7 +301,8 @@ def doctor(options: argparse.Namespace) -> None:
 def _examine_launchers(host: PluginHost, options: argparse.Namespace) -> None:
     from isotrain.core.launching.launcher_doctor import examine_launcher
 
-    found = [examine_launcher(host, name) for name in options.launcher]
+    given = dict(options.launcher_option)
+    found = [examine_launcher(host, name, given) for name in options.launcher]
     if options.json:
         print(json_page({"format": FORMAT, "launchers": found}))
         return

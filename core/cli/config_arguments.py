@@ -10,7 +10,8 @@ CONFIG_EXAMPLES = """\
 examples:
   isotrain config
   isotrain config --backend torch-ddp --replicas 2 --directory digits
-  isotrain config --backend tf-multiworker:ring --launcher slurm --spec digits.yaml"""
+  isotrain config --backend tf-multiworker:ring --launcher slurm --launcher-option nodes=2 \\
+      --spec digits.yaml"""
 DESCRIPTIONS = {
     "config": "Asks a few questions, where options do not answer them, and writes a script that launches a\n"
     "training, and the skeleton of its spec. Outside of a terminal nothing is asked: defaults are taken.",
@@ -27,6 +28,13 @@ def describe_config(command: argparse.ArgumentParser) -> None:
         "--launcher",
         metavar="NAME",
         help="what starts the processes; `isotrain launchers` lists all",
+    )
+    command.add_argument(
+        "--launcher-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the launcher, such as nodes=2 of slurm; may be repeated",
     )
     command.add_argument(
         "--replicas", type=count, metavar="N", help="how many copies of the model train together"

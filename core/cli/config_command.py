@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from isotrain.core.cli.argument_types import option
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
@@ -25,10 +26,12 @@ def config(options: argparse.Namespace) -> None:
     launch = Launch(
         backend=_chosen("backend", options.backend, host.backends.names(), _usable(host), asks),
         launcher=_chosen("launcher", options.launcher, host.launchers.names(), LOCAL, asks),
+        launcher_options=tuple(options.launcher_option),
         replicas=options.replicas or (_number("replicas") if asks else None),
         precision=_chosen("precision", options.precision, precisions, precisions[0], asks),
         spec=None if options.spec is None else str(Path(options.spec).resolve()),
     )
+    host.launcher(launch.launcher, dict(map(option, launch.launcher_options)))
     files = [str(path) for path in write_launch(launch, Path(options.directory))]
     if options.json:
         print(json_page({"format": FORMAT, "files": files, "command": launch.command}))

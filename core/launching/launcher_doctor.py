@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,17 +16,22 @@ from isotrain.core.planning.places import place_of
 from isotrain.core.plugins.host import PluginHost
 
 
-def examine_launcher(host: PluginHost, name: str) -> dict[str, Any]:
+def examine_launcher(host: PluginHost, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What there is to say of a launcher here, as plain values.
+
+    Args:
+        host: Knows the launchers.
+        name: Of this one.
+        options: Of this one.
 
     Returns:
         As `launchable.launchers` describes it; besides its `options` with their defaults, the `allocation`
-        that it has here without options, or why it has none, and the `place` of this process.
+        that it has here with those given, or why it has none, and the `place` of this process.
 
     Raises:
-        IsotrainError: There is no launcher of that name.
+        IsotrainError: There is no launcher of that name, or it refuses the options.
     """
-    launcher = host.launcher(name)
+    launcher = host.launcher(name, options)
     (described,) = (each for each in launchable.launchers(host) if each["name"] == name)
     allocation, why_none = _allocation(launcher)
     place, unclear = _place(host)

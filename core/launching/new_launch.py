@@ -42,6 +42,7 @@ class Launch:
     Attributes:
         backend: `NAME` or `NAME:COLLECTIVE`.
         launcher: What starts the processes.
+        launcher_options: Of the launcher, `NAME=VALUE` each.
         replicas: How many; None: as many as there are devices.
         precision: As in a spec.
         spec: A spec that is there already; None: write a skeleton.
@@ -49,6 +50,7 @@ class Launch:
 
     backend: str
     launcher: str = LOCAL
+    launcher_options: tuple[str, ...] = ()
     replicas: int | None = None
     precision: str = "float32"
     spec: str | None = None
@@ -61,6 +63,8 @@ class Launch:
             words += ["--replicas", str(self.replicas)]
         if self.launcher != LOCAL:
             words += ["--launcher", self.launcher]
+        for option in self.launcher_options:
+            words += ["--launcher-option", option]
         return words
 
 

@@ -83,15 +83,19 @@ def test_a_spec_that_is_there_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], answers: Answers
 ) -> None:
     asked = answers()
-    given = ["--backend", BACKEND, "--launcher", "slurm", "--spec", "my.yaml", "--json"]
+    slurm = ["--launcher", "slurm", "--launcher-option", "nodes=2"]
+    given = ["--backend", BACKEND, *slurm, "--spec", "my.yaml", "--json"]
     assert main(["config", *given, "--directory", str(tmp_path)]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
     assert found["files"] == [str(tmp_path / SCRIPT_FILE)]
     assert command_in(tmp_path) == found["command"][1:]
     assert found["command"][2] == str(Path("my.yaml").resolve())
+    assert found["command"][-4:] == slurm
     assert not asked
     assert main(["config", *given, "--directory", str(tmp_path)]) == ExitCode.USAGE
     assert "exists already" in capsys.readouterr().err
+    assert main(["config", *given, "--launcher-option", "knots=1"]) == ExitCode.USAGE
+    assert "unknown option of the launcher 'slurm': 'knots'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--backend", "--launcher", "--precision"])
@@ -121,6 +125,10 @@ def test_the_doctor_says_what_a_launcher_lacks(
     assert (found["place"]["rank"], found["options"]["partition"]) == (4, "")
     assert main(["doctor", "--launcher", "slurm"]) == ExitCode.OK
     text = capsys.readouterr().out
+    asked = ["--launcher-option", "nodes=1", "--launcher-option", "tasks_per_node=5"]
+    assert main(["doctor", "--launcher", "slurm", *asked, "--json"]) == ExitCode.OK
+    (found,) = json.loads(capsys.readouterr().out)["launchers"]
+    assert [(each["host"], each["slots"]) for each in found["allocation"]] == [("n01", 5)]
     assert "there is no srun; run it where SLURM's commands are" in text
     assert "n01 (2 processes), n02 (2 processes)" in text
     assert "in one process" in text
