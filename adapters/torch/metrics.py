@@ -217,6 +217,13 @@ class Counts(Metric):
         return {f"{self.name}/{place}": number for place, number in enumerate(numbers)}
 
 
+class CountsOfLogits(Counts):
+    """The same, of predictions that are logits."""
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        super().update(targets, predictions.sigmoid(), count)
+
+
 def _only_highest(predictions: Tensor, k: int) -> Tensor:
     values, places = predictions.topk(k)
     return torch.full_like(predictions, -1e10).scatter(-1, places, values)

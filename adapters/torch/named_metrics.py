@@ -12,8 +12,15 @@ import torch
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch import losses, metrics
-from isotrain.adapters.torch.metrics import Counts, MeanOf, Metric, RootMeanOf, of_outputs
+from isotrain.adapters.torch import areas, losses, metrics
+from isotrain.adapters.torch.metrics import (
+    Counts,
+    CountsOfLogits,
+    MeanOf,
+    Metric,
+    RootMeanOf,
+    of_outputs,
+)
 from isotrain.plugin import Component, TrainingSpec
 
 _MEANS: Mapping[str, Callable[..., Any]] = {
@@ -66,8 +73,8 @@ _NAMED_OTHERWISE = {"log_cosh_error": "logcosh"}
 def build_metrics(spec: TrainingSpec, device: torch.device) -> list[Metric]:
     """Makes the spec's metrics anew.
 
-    Those that torch has no functions for (curves, overlaps, scores of several classes) are Keras', which is
-    imported for them alone.
+    Those that torch has no functions for (overlaps, scores of several classes, several curves at once) are
+    Keras', which is imported for them alone.
 
     Raises:
         SpecError: There is none of a name, or it has no such options, or two would have one name.
@@ -91,6 +98,8 @@ def _built(given: Any, device: torch.device) -> Metric:
             bound = functools.partial(make, name, device)
             metric: Metric = choices.constructed(bound, chosen, "metrics", name=shown)
             return metric
+    if name == "auc" and areas.is_plain(chosen.options):
+        return choices.constructed(functools.partial(_area, device), chosen, "metrics", name=name)
     from isotrain.adapters.torch import keras_metrics
 
     return keras_metrics.build(chosen)
@@ -144,3 +153,18 @@ def _highest(
     last = num_thresholds - 1
     thresholds = [index / last for index in range(num_thresholds)] if last else [0.5]
     return Counts(metrics.highest(number, where, value), name, device, thresholds, None, class_id)
+
+
+def _area(
+    device: torch.device,
+    name: str,
+    num_thresholds: int = 200,
+    curve: str = "ROC",
+    summation_method: str = "interpolation",
+    thresholds: Any = None,
+    from_logits: bool = False,
+    dtype: Any = None,
+) -> Metric:
+    number = areas.area(curve, summation_method)
+    kind = CountsOfLogits if from_logits else Counts
+    return kind(number, name, device, areas.thresholds_of(thresholds, num_thresholds))

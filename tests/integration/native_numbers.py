@@ -114,8 +114,15 @@ METRICS: list[tuple[str, str, dict[str, Any]]] = [
     ("yes_or_no", "precision_at_recall", {"recall": 0.75}),
     ("yes_or_no", "recall_at_precision", {"precision": 0.5, "num_thresholds": 1}),
 ]
+METRICS += [
+    ("yes_column", "auc", {}),
+    ("yes_or_no", "auc", {"curve": "PR", "num_thresholds": 50}),
+    ("yes_or_no", "auc", {"curve": "PR", "summation_method": "majoring"}),
+    ("yes_or_no", "auc", {"summation_method": "minoring", "thresholds": [0.75, 0.25, 0.3]}),
+    ("scored_yes", "auc", LOGITS),
+]
 BY_KERAS: list[tuple[str, str, dict[str, Any]]] = [
-    ("yes_or_no", "auc", {}),
+    ("yes_or_no", "auc", {"multi_label": True}),
     ("one_hot", "f1_score", {}),
     ("one_hot", "f_beta_score", {"average": "macro", "beta": 2.0}),
     ("yes_or_no", "binary_io_u", {}),
@@ -211,6 +218,13 @@ def metrics() -> Iterator[list[Any]]:
         yield [f"{name} {options} {kind}", ours.readings(), wanted]
 
 
+def native_metrics() -> Iterator[Any]:
+    """Those that need no Keras."""
+    for _, name, options in METRICS:
+        spec = spec_with(metrics=[{"name": name, **options}])
+        yield from named_metrics.build_metrics(spec, torch.device("cpu"))
+
+
 def main() -> None:
     portable.configure_precision("float64")
     found = {
@@ -218,6 +232,7 @@ def main() -> None:
         "metrics": list(metrics()),
         "loss names": sorted(keras_names.LOSSES),
         "losses tried": sorted({keras_names.class_name(name, "loss") for _, name, _ in LOSSES}),
+        "native metrics": [type(metric).__name__ for metric in native_metrics()],
         "metric names": sorted(keras_names.METRICS),
         "metrics tried": sorted(
             {keras_names.class_name(name, "metrics") for _, name, _ in (*METRICS, *BY_KERAS)}

@@ -52,3 +52,5 @@ def test_metrics_and_their_names(numbers: dict[str, Any]) -> None:
             list(ours.values()), list(theirs.values()), rtol=1e-12, atol=1e-12, err_msg=label
         )
         assert any(ours.values()), label
+    assert len(numbers["native metrics"]) > 40
+    assert "KerasMetric" not in numbers["native metrics"]
