@@ -34,6 +34,7 @@ _UNKNOWN_SECONDS = 60.0
 """To meet where no spec says how long: it cannot be read."""
 _numbers = itertools.count()
 """Of the runs that this program joins, which it does in the same order on every rank."""
+_own_doors: dict[str, Ports] = {}
 _own_ports: dict[str, tuple[Ports, int]] = {}
 """Kept for this process by address: a framework's server, once started, keeps its port."""
 
@@ -104,7 +105,9 @@ class Party:
 
     def _doors(self, plan: Plan) -> list[list[Any]]:
         own = self.seats[0]["address"]
-        ports, _ = _own_ports[own] if own in _own_ports else (Ports(own), 0)
+        if not plan.doors:
+            return []
+        ports = _own_doors.setdefault(own, Ports(own))  # kept: a lease ends with its object
         return [[own, port] for port in ports.take(plan.doors)]
 
     def _context(self, plan: Plan, own: Path, doors: Sequence[Sequence[Any]]) -> ProcessContext:

@@ -21,6 +21,8 @@ import isotrain
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("joined_program.py")
 LIMIT_SECONDS = 15.0
+PATIENCE_SECONDS = 400.0
+"""For processes to end at all: a busy machine takes minutes to import frameworks."""
 Variables = Mapping[str, str]
 
 
@@ -73,7 +75,7 @@ class Started:
         try:
             for rank, process in enumerate(self.processes):
                 if rank not in but:
-                    process.wait(100)
+                    process.wait(PATIENCE_SECONDS)
         finally:
             for process in self.processes:
                 process.kill()
