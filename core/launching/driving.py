@@ -73,7 +73,7 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
     try:
         with EngineProcess(submission, log, _variables(submission, command)) as engine:
             told = _follow(engine, on_event)
-            status = engine.status()
+            status = 0 if "event" in told else engine.status()
     finally:
         _take_over(command.run_directory, directory)
     if "event" not in told:
@@ -168,6 +168,7 @@ def _follow(engine: EngineProcess, on_event: OnEvent) -> dict[str, Any]:
             on_event(Output(text=line))
         elif told["event"] in ("result", "error"):
             last = last or told
+            engine.expect_end()
         elif told["event"] == Output.kind:
             on_event(Output(text=str(told.get("text", "")), rank=int(told.get("rank", 0))))
         elif (event := read_event(line.encode())) is not None:

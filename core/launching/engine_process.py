@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -35,6 +36,7 @@ class EngineProcess:
             PlanError: A command cannot be started.
         """
         self._last = submission.last
+        self._deadline: float | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[str]] = []
         self._guard = Guard()
@@ -53,14 +55,24 @@ class EngineProcess:
         self._guard.close()
 
     def lines(self) -> Iterator[str]:
-        """What the commands print, line by line, until all of them have ended."""
+        """What the commands print, line by line, until all of them have ended or should have."""
         running = len(self._processes)
         while running:
-            line = self._lines.get()
+            try:
+                line = self._lines.get(timeout=self._patience())
+            except queue.Empty:
+                return
             if line is None:
                 running -= 1
             else:
                 yield line
+
+    def expect_end(self) -> None:
+        """Limits how long the commands are waited for: the run has ended, and some wait for lost hosts."""
+        self._deadline = self._deadline or time.monotonic() + END_SECONDS
+
+    def _patience(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def status(self) -> int:
         """The exit status: the first that is not 0; -N: by signal N."""

@@ -12,6 +12,12 @@ from cluster.hosts import Host
 from cluster.network import Network
 from cluster.slurm import Slurm
 
+COMMANDS = {
+    "isotrain": "isotrain",
+    "torchrun": "torch.distributed.run",
+    "horovodrun": "horovod.runner.launch",
+}
+"""What the hosts have by name, and the module that each runs."""
 SLOTS = 2
 """Processes that each host is meant for."""
 
@@ -27,6 +33,11 @@ class Bed:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.python = sys.executable
+        (self.folder / "bin").mkdir()
+        for name, module in COMMANDS.items():
+            command = self.folder / "bin" / name
+            command.write_text(f'#!/bin/sh\nexec {self.python} -m {module} "$@"\n')
+            command.chmod(0o755)
 
     @property
     def folder(self) -> Path:

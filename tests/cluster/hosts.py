@@ -59,7 +59,13 @@ class Host:
     def command(self, command: Sequence[str]) -> list[str]:
         """What runs a command there."""
         enter = ["nsenter", "--target", str(self.init), *NAMESPACES, f"--wdns={self.folder}"]
-        return [*enter, "--", *command]
+        return [*enter, "--", "env", f"PATH={self.path}", *command]
+
+    @property
+    def path(self) -> str:
+        """Where programs are looked for there: first where the hosts have commands of their own."""
+        own = f"{self.folder}/bin:{Path(sys.executable).parent}"
+        return f"{own}:/usr/local/bin:{os.defpath}:/usr/sbin:/sbin"
 
     def start(
         self,
@@ -132,6 +138,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
     """Little, so that what an engine sets is seen."""
-    tools = f"{Path(sys.executable).parent}:/usr/local/bin:{os.defpath}:/usr/sbin:/sbin"
     kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
-    return {"PATH": tools, "LANG": "C.UTF-8", **kept, **(variables or {})}
+    return {"LANG": "C.UTF-8", **kept, **(variables or {})}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 from cluster.network import Network
 
@@ -38,8 +35,7 @@ def let_in(network: Network, variables: dict[str, str]) -> None:
     key = str(folder / "key")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     given = " ".join(f"{name}={value}" for name, value in variables.items())
-    path = f"{Path(sys.executable).parent}:{os.defpath}:/usr/sbin:/sbin"
-    (folder / "sshd_config").write_text(_SERVER.format(path=path, variables=given))
+    (folder / "sshd_config").write_text(_SERVER.format(path=network.hosts[0].path, variables=given))
     (folder / "ssh_config").write_text(_CLIENT)
     for host in network.hosts:
         host.check(["/usr/sbin/sshd", "-E", str(network.folder / f"sshd-{host.name}.log")])

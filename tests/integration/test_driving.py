@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 import isotrain
+from isotrain.core.launching import engine_process
 from isotrain.core.plugins import choice
 from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Share, Submission
 
@@ -98,6 +100,17 @@ def test_an_engine_that_ends_without_a_word(
     with pytest.raises(
         isotrain.RunFailedError, match=r"engine ended with exit code 2(.|\n)*unrecognized option"
     ):
+        run(tmp_path)
+
+
+def test_an_engine_that_waits_for_ever_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"event": "error", "error": "RunFailedError", "message": "rank 1 on far is lost"}
+    text = f"import time; print({json.dumps(told)!r}, flush=True); time.sleep(1000)"
+    monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
+    monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
+    with pytest.raises(isotrain.RunFailedError, match="rank 1 on far is lost"):
         run(tmp_path)
 
 

@@ -1,0 +1,64 @@
+"""A run in which rank 3 does something bad at the third step. Arguments: a folder, and the deed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from integration import driven_job
+
+import isotrain
+
+RANK = 3
+STEP = 3
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+DEEDS = {deed.__name__: deed for deed in (kill, stop)}
+
+
+def work(session: isotrain.Session) -> None:
+    for batch in session.batches():
+        session.step(batch)
+        if session.rank == RANK and batch.step == STEP:
+            Path(sys.argv[1], "moment").write_text("")
+            DEEDS[sys.argv[2]]()
+        time.sleep(0.05)
+
+
+def spec() -> dict[str, Any]:
+    return {
+        "name": "ending",
+        "model": driven_job.model,
+        "data": driven_job.data,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch": 4,
+        "epochs": 1000,
+        "plugins": ["isotrain.testing.reference"],
+    }
+
+
+def main() -> None:
+    isotrain.launch(
+        work,
+        spec(),
+        backend="reference",
+        run_directory=Path(sys.argv[1], "run"),
+        on_event=lambda event: None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A small training that every rank of an engine runs: `joined_job.py FOLDER BACKEND[,BACKEND...]`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+
+def model() -> Any:
+    import keras
+
+    hidden = keras.layers.Dense(6, "tanh", name="hidden")
+    return keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(2, name="head")])
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.linspace(-1, 1, 4 * 30).reshape(30, 4)
+    return inputs, np.sin(3 * inputs[:, :2])
+
+
+def spec() -> dict[str, Any]:
+    return {
+        "name": "joined",
+        "model": model,
+        "data": data,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "global_batch": 8,
+        "epochs": 2,
+        "precision": "float64",
+        "threads": 1,
+        "device": "cpu",
+    }
+
+
+def losses(folder: Path, backend: str, replicas: int | None = None) -> list[float]:
+    """Trains, on as many processes as there are; gives the losses of all steps."""
+    result = isotrain.run(
+        spec(),
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder / backend.replace(":", "-"),
+        on_event=lambda event: None,
+    )
+    return [float(loss) for loss in result.history.loss]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {backend: losses(folder, backend) for backend in sys.argv[2].split(",")}
+    own = f"losses-of-{os.getpid()}-{socket.gethostname()}.json"
+    (folder / own).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
