@@ -32,6 +32,8 @@ _TRAINING = ("isotrain.core.running.works", "train")
 KEY_VARIABLE = "ISOTRAIN_KEY"
 _KEY_BYTES = 32
 _LAST_LINES = 30
+_LONGEST_PREFIX = 64
+"""Characters that an engine puts before a line of a rank: horovodrun writes `[0]<stdout>:`."""
 _HANDED_ON = re.compile(r"ISOTRAIN_(?!KEY$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS")
 
 
@@ -171,17 +173,18 @@ def _follow(engine: EngineProcess, on_event: OnEvent) -> dict[str, Any]:
             engine.expect_end()
         elif told["event"] == Output.kind:
             on_event(Output(text=str(told.get("text", "")), rank=int(told.get("rank", 0))))
-        elif (event := read_event(line.encode())) is not None:
+        elif (event := read_event(json.dumps(told).encode())) is not None:
             on_event(event)
     return last
 
 
 def _event(line: str) -> dict[str, Any] | None:
-    """What a line tells, if it is of isotrain."""
-    if not line.startswith('{"event":'):
+    """What a line tells, if it is of isotrain; engines put before it whose line it is."""
+    begin = line.find('{"event":')
+    if not 0 <= begin < _LONGEST_PREFIX:
         return None
     try:
-        found = json.loads(line)
+        found = json.loads(line[begin:])
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

@@ -107,7 +107,9 @@ def test_an_engine_that_waits_for_ever_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"event": "error", "error": "RunFailedError", "message": "rank 1 on far is lost"}
-    text = f"import time; print({json.dumps(told)!r}, flush=True); time.sleep(1000)"
+    text = (
+        f"import time; print('[0]<stdout>:' + {json.dumps(told)!r}, flush=True); time.sleep(1000)"
+    )
     monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
     monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
     with pytest.raises(isotrain.RunFailedError, match="rank 1 on far is lost"):
