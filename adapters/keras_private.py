@@ -16,6 +16,7 @@ from keras.src import backend
 from keras.src.backend.common import dtypes, global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as loss_module
+from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, draw_seed
 
 from isotrain.adapters.private_parts import PrivatePart, require
@@ -227,6 +228,39 @@ def _finds_parts() -> None:
     found = parts_of(keras.Sequential([inner]))
     require([each for each in found if each is not inner] == [], "no more than the layers inside")
     require(any(each is dense for each in parts_of(inner)), "a layer in a Sequential")
+
+
+def is_functional(model: Any) -> bool:
+    """Whether a model is a graph of layers."""
+    return isinstance(model, Functional)
+
+
+def nodes_of(model: keras.Model) -> list[Any]:
+    """The calls of a functional model's layers and operations, in an order in which they can be made."""
+    by_depth = model._nodes_by_depth
+    ordered = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    return [node for node in ordered if node.operation and not node.is_input]
+
+
+def standardised_inputs(model: keras.Model, inputs: Any) -> list[Any]:
+    """The inputs of a functional model as it calls its first layers with them, one after the other."""
+    return list(model._standardize_inputs(inputs))
+
+
+def _knows_graphs() -> None:
+    first, second = keras.layers.Dense(2), keras.layers.Dense(1)
+    inputs = keras.Input((3,))
+    hidden = first(inputs)
+    model = keras.Model(inputs, keras.ops.add(second(hidden), hidden))
+    require(is_functional(model) and not is_functional(keras.Sequential()), "graphs of layers")
+    nodes = nodes_of(model)
+    require([node.operation for node in nodes[:2]] == [first, second], "layers in their order")
+    known = {id(inputs): standardised_inputs(model, np.ones((1, 3)))[0]}
+    for node in nodes:
+        args, kwargs = node.arguments.fill_in(known)
+        known[id(node.outputs[0])] = node.operation(*args, **kwargs)
+    found = known[id(model.outputs[0])]
+    require(bool(keras.ops.all(found == model(np.ones((1, 3))))), "the model, call by call")
 
 
 def is_training() -> bool:
@@ -490,6 +524,7 @@ PARTS = (
     PrivatePart("backend.random", _draws_otherwise),
     PrivatePart("Layer._flatten_layers", _finds_inner_layers),
     PrivatePart("Layer._flatten_layers, not recursive", _finds_parts),
+    PrivatePart("Functional._nodes_by_depth and _standardize_inputs", _knows_graphs),
     PrivatePart("Layer._get_call_context and AutocastScope", _calls_again),
     PrivatePart("Layer._seed_generators", _knows_who_draws),
     PrivatePart("Layer._non_trainable_variables", _knows_who_moves),

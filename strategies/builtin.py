@@ -16,3 +16,4 @@ def isotrain_register_strategies(register: StrategyRegister) -> None:
     register.add("isotrain.strategies.parameter_server:ParameterServer", name="parameter-server")
     register.add("isotrain.strategies.elastic_averaging:ElasticAveraging", name="elastic-averaging")
     register.add("isotrain.strategies.sharded:Sharded", name="sharded")
+    register.add("isotrain.strategies.pipeline:Pipeline", name="pipeline")

@@ -51,6 +51,7 @@ INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/buil
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
 COMPRESSIONS = ("none", "fp16")
 _FP16_BYTES = 2
+_UNSTAGED = Capabilities.none("Horovod has no operation that sends to one process alone")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -85,6 +86,7 @@ class _Horovod(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
+        "staged": _UNSTAGED,
     }
     options = {
         "compression": "none, or fp16: gradients travel as float16",

@@ -40,6 +40,7 @@ INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
+_UNSTAGED = Capabilities.none("micro-batches are not sent from worker to worker yet")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -176,6 +177,9 @@ class TFMirrored(_TensorFlowAdapter):
         "replicated": _REPLICATED,
         "served": Capabilities.none("all its replicas live in one process and step together"),
         "sharded": Capabilities.none("a variable of a MirroredStrategy is on every replica alike"),
+        "staged": Capabilities.none(
+            "all its replicas live in one process, and stages need one each"
+        ),
     }
     cpu_collective = "one-device"
 
@@ -224,6 +228,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": UNTRIED,
+        "staged": _UNSTAGED,
     }
     cpu_collective = "ring"
     served_over = "grpc"

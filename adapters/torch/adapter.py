@@ -17,6 +17,7 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
+    ModelCut,
     PlanError,
     ProcessContext,
     ServedOverTcp,
@@ -52,6 +53,15 @@ _REPLICATED = Capabilities(
 )
 
 
+_STAGED = Capabilities(
+    frozenset({Capability.STAGED_STEP, Capability.NAMED_STATE}),
+    dict.fromkeys(
+        set(Capability) - {Capability.STAGED_STEP, Capability.NAMED_STATE},
+        "a process has one stage of a replica, which takes no step alone",
+    ),
+)
+
+
 class TorchDDP(ServedOverTcp):
     """torch.nn.parallel.DistributedDataParallel over torch.distributed."""
 
@@ -73,6 +83,7 @@ class TorchDDP(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
+        "staged": _STAGED,
     }
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
@@ -155,6 +166,18 @@ class TorchDDP(ServedOverTcp):
 
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
+
+    def start_staged(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    ) -> ReplicaGroup:
+        keras_backend.claim("torch")
+        from isotrain.adapters.torch import group, stage_exchange, staged
+
+        def connect() -> stage_exchange.StageExchange:
+            return stage_exchange.StageExchange(setting, context)
+
+        device = group.replica_device(setting, context)
+        return staged.StagedGroup(spec, setting, device, connect, cut)
 
 
 def torch_blames_peer(error: BaseException) -> bool:

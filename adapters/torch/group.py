@@ -99,14 +99,16 @@ class TorchReplicaGroup(ReplicaGroup):
         self._training_metrics = self._metrics["train"]
         self._evaluated = EvaluatedLoss(len(spec.losses("torch")), device)
         self._random = generators(device, self.program.generators())
-        self._state = NamedState(
-            {
-                **self.program.sections(),
-                "random": self._random,
-                "metrics": accumulators(self._training_metrics),
-                "exchange": Section(self._habits, self._write_habit),
-            }
-        )
+        self._state = NamedState(self._sections())
+
+    def _sections(self) -> dict[StateKind, Section]:
+        """The state by its kinds."""
+        return {
+            **self.program.sections(),
+            "random": self._random,
+            "metrics": accumulators(self._training_metrics),
+            "exchange": Section(self._habits, self._write_habit),
+        }
 
     def _habits(self) -> dict[str, torch.Tensor]:
         """What exchange and program keep of how they work."""
@@ -168,10 +170,10 @@ class TorchReplicaGroup(ReplicaGroup):
         if piece.count:
             loss, predictions = module(piece.inputs, piece.targets)
         else:
-            with _kept(self.program.statistics):
+            with kept(self.program.statistics):
                 loss, predictions = module(piece.inputs, piece.targets)
         if self._training_metrics:
-            _update(self._training_metrics, piece, predictions)
+            update(self._training_metrics, piece, predictions)
         return shares.of(index, loss)
 
     def _backward(
@@ -270,7 +272,7 @@ class TorchReplicaGroup(ReplicaGroup):
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         moved = [*self.program.frozen.values(), *self._training_sums()]
-        with _kept(moved), unmoved(self._random):
+        with kept(moved), unmoved(self._random):
             yield
 
     def keep_gradients(self) -> bool:
@@ -298,7 +300,7 @@ class TorchReplicaGroup(ReplicaGroup):
             loss, predictions = self.program.evaluate(piece.inputs, piece.targets)
             if piece.count:
                 self._evaluated.add(loss, piece.count)
-            _update(metrics, piece, predictions)
+            update(metrics, piece, predictions)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         return [self.program.predict(own) for own in inputs]
@@ -397,7 +399,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
 
 @contextlib.contextmanager
-def _kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Undoes what its body does to tensors: a placeholder must not move the statistics."""
     before = [tensor.clone() for tensor in tensors]
     try:
@@ -412,7 +414,7 @@ def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
     return term if total is None else total + term
 
 
-def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
+def update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
     choices.require_predictions(metrics, predictions)
     targets, _ = unweighted(piece.targets)
     with torch.no_grad():

@@ -12,6 +12,7 @@ from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.start import Start
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
+from isotrain.core.stages.cut import ModelCut
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
@@ -129,6 +130,17 @@ class Adapter(ABC):
     def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
         """Does what a worker or server of a served run does; returns when the coordinator is gone."""
         raise UnsupportedError(f"backend {self.name!r} has no served runs.")
+
+    def start_staged(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    ) -> ReplicaGroup:
+        """Starts a process of a staged run: a group with `staged_step`, whose stage `context.mesh` tells.
+
+        Raises:
+            UnsupportedError: It has no staged runs.
+            SpecError: The model cannot be cut so.
+        """
+        raise UnsupportedError(f"backend {self.name!r} has no staged runs.")
 
     def why_not_joined(self) -> str | None:
         """Why processes that an engine has started cannot become a run of this backend; None: they can.

@@ -23,6 +23,7 @@ class Capability(StrEnum):
     SERVED_STEP = "served-step"
     PARTIAL_UPDATE = "partial-update"
     GRADIENTS_IN_BUCKETS = "gradients-in-buckets"
+    STAGED_STEP = "staged-step"
 
 
 NO_WORKERS = {
@@ -31,6 +32,7 @@ NO_WORKERS = {
         (Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS),
         "only in a strategy of placement `sharded` has each replica its own part",
     ),
+    Capability.STAGED_STEP: "only a strategy of placement `staged` has stages",
 }
 """Why no replicated group has what others have."""
 _UNDECLARED = "the backend does not declare it"

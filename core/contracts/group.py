@@ -17,6 +17,7 @@ from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.data.batches import Batch
 from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.core.stages.actions import Action
 
 CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
@@ -58,6 +59,25 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Updates each replica from its own slice alone; returns the loss of the global batch."""
+
+    def staged_step(
+        self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
+    ) -> Tensor:
+        """Takes the micro-batches of a global batch through the stages of a staged run, and updates each.
+
+        Args:
+            batch: The slices of this process's replica, which all of its stages have.
+            learning_rate: The rate of this step.
+            actions: Of each stage.
+
+        Returns:
+            The loss of the global batch, equal on every process.
+        """
+        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
+
+    def join_stages(self) -> None:
+        """Gives every process of a staged run the weights of all stages, as they are."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
 
     def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
         """Hands a global batch out to the workers of a served run. Called by the coordinator.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.layout import Layout
+from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.placement import Seat
 from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
 from isotrain.core.contracts.process import LOCALHOST
@@ -60,8 +61,9 @@ def make_plan(
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
     with_named_model(spec, host)
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
+    stages = strategy.placement.mesh(1).size(STAGE)
     if layout is None:
-        device, count, device_remarks = _devices(spec, adapter, replicas)
+        device, count, device_remarks = _devices(spec, adapter, replicas, stages)
     else:
         count = replicas_for(layout, adapter, strategy, replicas)
         device, device_remarks = devices_for(layout, adapter, spec)
@@ -71,13 +73,14 @@ def make_plan(
     remarks += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)
     placement = strategy.placement.for_replicas(count)
-    collective = placement.collective(adapter, resolved) if count > 1 else "none"
-    if count > 1 and requested is not None and collective != resolved:
+    mesh = placement.mesh(count)
+    collective = placement.collective(adapter, resolved) if mesh.places > 1 else "none"
+    if mesh.places > 1 and requested is not None and collective != resolved:
         remarks.append(
             f"{strategy.name}: {placement.name} runs exchange over {collective}, and not by {requested}"
         )
     processes = _processes(placement.seats(adapter, count))
-    threads = spec.threads or max(1, hardware.cores() // count)
+    threads = spec.threads or max(1, hardware.cores() // mesh.places)
     started_by = launcher.name
     start = resolve_start(adapter, started_by, spec, device)
     if layout is not None:
@@ -111,7 +114,7 @@ def make_plan(
         options=options,
         loggers=tuple(chosen.name for chosen in spec.loggers),
         placement=placement.name,
-        mesh=placement.mesh(count),
+        mesh=mesh,
         doors=placement.doors,
     )
     remarks += strategy.planned(spec, plan)
@@ -140,23 +143,27 @@ def _require_usable(kind: str, name: str, found: Usability) -> None:
 
 
 def _devices(
-    spec: TrainingSpec, adapter: Adapter, replicas: int | None
+    spec: TrainingSpec, adapter: Adapter, replicas: int | None, stages: int
 ) -> tuple[DeviceKind, int, list[str]]:
-    """Chooses CPUs or GPUs, and how many replicas."""
+    """Chooses CPUs or GPUs, and how many replicas, each of which takes one for each of its stages."""
     if replicas is not None and replicas < 1:
         raise PlanError(f"replicas: expected at least 1, received {replicas}.")
     gpus = 0 if spec.device == "cpu" else adapter.accelerators()
-    count = replicas or max(1, gpus)
-    if gpus >= count:
+    count = replicas or max(1, gpus // stages)
+    if gpus >= count * stages:
         return "gpu", count, []
     if spec.device == "gpu":
         raise PlanError(
-            f"device: gpu was asked for with {count} replicas, and {adapter.name!r} can use {gpus}"
+            f"device: gpu was asked for with {_asked(count, stages)}, and {adapter.name!r} can use {gpus}"
             " GPUs here. Use fewer replicas, or device: cpu."
         )
     if gpus:
-        return "cpu", count, [f"{gpus} GPUs for {count} replicas are too few: CPUs are used"]
+        return "cpu", count, [f"{gpus} GPUs for {_asked(count, stages)} are too few: CPUs are used"]
     return "cpu", count, []
+
+
+def _asked(replicas: int, stages: int) -> str:
+    return f"{replicas} replicas" if stages == 1 else f"{replicas} replicas of {stages} stages"
 
 
 def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:

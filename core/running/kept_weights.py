@@ -10,9 +10,15 @@ from isotrain.core.launching.run_directory import kept_weights, weights_after
 from isotrain.core.running.weights_file import save_weights
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.group import ReplicaGroup
     from isotrain.core.running.session import Session
 
 _SECONDS = 30.0
+
+
+def _are_whole(group: ReplicaGroup) -> bool:
+    """Whether this process has all weights as they are now."""
+    return all(info.offset is None for info in group.describe_state(("trainable",)).values())
 
 
 class KeptWeights:
@@ -32,7 +38,7 @@ class KeptWeights:
         session = self._session
         before = kept_weights(session.run_directory)
         now = weights_after(session.run_directory, session.steps_done)
-        if session.steps_done and now != before:
+        if session.steps_done and now != before and _are_whole(session.group):
             save_weights(session.group, now)
             if before is not None:
                 before.unlink()

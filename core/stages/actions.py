@@ -105,7 +105,7 @@ def _ready(
                 yield max(free[stage], ends.get(before, 0.0) if before else 0.0), stage
 
 
-def actions(orders: list[Order]) -> list[list[Action]]:
+def stage_actions(orders: list[Order]) -> list[list[Action]]:
     """What each stage does, in its order: passes, and as soon as there is something to send, transfers."""
     chunks = len({each.chunk for order in orders for each in order})
     events: list[tuple[float, int, list[int], Action]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isotrain.core.stages.partition import Stage
-from isotrain.core.stages.schedules import Shape, live, orders
+from isotrain.core.stages.schedules import PipelineShape, live, stage_orders
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class StageMemory:
         return self.weights + self.slots + self.activations
 
 
-def memory(chunks: tuple[Stage, ...], schedule: str, shape: Shape, slots: int) -> list[StageMemory]:
+def stage_memory(
+    chunks: tuple[Stage, ...], schedule: str, shape: PipelineShape, slots: int
+) -> list[StageMemory]:
     """What each stage holds.
 
     Args:
@@ -40,7 +42,7 @@ def memory(chunks: tuple[Stage, ...], schedule: str, shape: Shape, slots: int) -
         slots: Numbers that the optimizer keeps for each weight.
     """
     found = []
-    for stage, order in enumerate(orders(schedule, shape)):
+    for stage, order in enumerate(stage_orders(schedule, shape)):
         own = chunks[stage :: shape.stages]
         kept = max(sum(layer.kept_bytes for layer in chunk.layers) for chunk in own)
         weights = sum(chunk.weight_bytes for chunk in own)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from isotrain.core.errors import PlanError
-from isotrain.core.stages.profile import Cut, Layer, Profile
+from isotrain.core.stages.profile import Cut, LayerCost, ModelProfile
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stage:
         sent_bytes: What it gives to the stage behind it, for a micro-batch.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCost, ...]
     replicas: int
     sent_bytes: int
 
@@ -75,7 +75,7 @@ class Partitioner:
         bandwidth: Bytes a second between workers.
     """
 
-    profile: Profile
+    profile: ModelProfile
     bandwidth: float
 
     @cached_property

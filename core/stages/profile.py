@@ -14,7 +14,7 @@ _CUTS = 4096
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerCost:
     """One layer, measured for one micro-batch.
 
     Attributes:
@@ -42,14 +42,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Profile:
+class ModelProfile:
     """The layers of a model, each after those whose results it takes.
 
     Attributes:
         layers: In an order in which they can be computed.
     """
 
-    layers: Sequence[Layer]
+    layers: Sequence[LayerCost]
 
     def __post_init__(self) -> None:
         """Looks that the layers are in order.
@@ -69,7 +69,7 @@ class Profile:
         """The cut behind all layers."""
         return (1 << len(self.layers)) - 1
 
-    def within(self, first: Cut, second: Cut) -> list[Layer]:
+    def within(self, first: Cut, second: Cut) -> list[LayerCost]:
         """The layers between two cuts, of which the first is the smaller."""
         return [layer for place, layer in enumerate(self.layers) if (second & ~first) >> place & 1]
 

@@ -38,7 +38,7 @@ Order = list[Pass]
 
 
 @dataclass(frozen=True)
-class Shape:
+class PipelineShape:
     """How much there is to order.
 
     Attributes:
@@ -57,21 +57,21 @@ class Shape:
         return self.stages * self.chunks_per_stage
 
 
-def gpipe(stage: int, shape: Shape) -> Order:
+def gpipe(stage: int, shape: PipelineShape) -> Order:
     """All forward passes, then all backward passes."""
     micro_batches = range(shape.micro_batches)
     forward = [Pass("forward", stage, each) for each in micro_batches]
     return forward + [Pass("backward", stage, each) for each in micro_batches]
 
 
-def one_forward_one_backward(stage: int, shape: Shape) -> Order:
+def one_forward_one_backward(stage: int, shape: PipelineShape) -> Order:
     """As few forward passes ahead as keep all stages busy, then a backward pass after each forward pass."""
     forward = [Pass("forward", stage, each) for each in range(shape.micro_batches)]
     backward = [Pass("backward", stage, each) for each in range(shape.micro_batches)]
     return _in_turn(forward, backward, ahead=shape.stages - stage - 1)
 
 
-def interleaved(stage: int, shape: Shape) -> Order:
+def interleaved(stage: int, shape: PipelineShape) -> Order:
     """One forward and one backward pass in turn, over the chunks of a stage in groups of micro-batches."""
     count = shape.micro_batches * shape.chunks_per_stage
     forward = [_interleaved("forward", stage, place, shape) for place in range(count)]
@@ -80,7 +80,7 @@ def interleaved(stage: int, shape: Shape) -> Order:
     return _in_turn(forward, backward, ahead=ahead)
 
 
-def _interleaved(direction: Direction, stage: int, place: int, shape: Shape) -> Pass:
+def _interleaved(direction: Direction, stage: int, place: int, shape: PipelineShape) -> Pass:
     """The pass at a place: as many micro-batches as stages through one chunk, then through the next."""
     group, within = divmod(place, shape.chunks)
     own, micro_batch = divmod(within, shape.stages)
@@ -98,14 +98,14 @@ def _in_turn(forward: Order, backward: Order, ahead: int) -> Order:
     return order + backward[len(forward) - ahead :]
 
 
-SCHEDULES: dict[str, Callable[[int, Shape], Order]] = {
+SCHEDULES: dict[str, Callable[[int, PipelineShape], Order]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved": interleaved,
 }
 
 
-def orders(schedule: str, shape: Shape) -> list[Order]:
+def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
     """What each stage computes, in its order.
 
     Raises:
@@ -135,7 +135,7 @@ def live(order: Order) -> int:
     return most
 
 
-def bubble(shape: Shape) -> float:
+def pipeline_bubble(shape: PipelineShape) -> float:
     """The part of a step in which a stage waits, where all passes of a direction take equally long.
 
     (p - 1) / (m + p - 1) with p stages and m micro-batches (arXiv:1811.06965); with v chunks on each stage

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PRECISIONS = ("float32", "float64")
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_UNSTAGED = Capabilities.none("its networks are not cut")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -58,6 +59,7 @@ class Reference(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
+        "staged": _UNSTAGED,
     }
     kit_models = "isotrain.testing.reference.kit_models"
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.core.stages.memory import memory
+from isotrain.core.stages.memory import stage_memory
 from isotrain.core.stages.partition import Partitioner
-from isotrain.core.stages.profile import Cut, Layer, Profile
-from isotrain.core.stages.schedules import Shape
+from isotrain.core.stages.profile import Cut, LayerCost, ModelProfile
+from isotrain.core.stages.schedules import PipelineShape
 from isotrain.plugin import PlanError
 
 SECONDS = st.integers(1, 9).map(float)
@@ -19,18 +19,20 @@ BYTES = st.integers(0, 40)
 
 
 @st.composite
-def profiles(draw: st.DrawFn) -> Profile:
+def profiles(draw: st.DrawFn) -> ModelProfile:
     """Chains and other graphs: with branches, skipped layers, and layers that nobody needs."""
     count = draw(st.integers(1, 5))
     layers = []
     for place in range(count):
         sources = draw(st.sets(st.sampled_from(range(place)), max_size=2)) if place else set()
         seconds = draw(SECONDS), draw(SECONDS)
-        layers.append(Layer(str(place), *seconds, draw(BYTES), draw(BYTES), tuple(sorted(sources))))
-    return Profile(layers)
+        layers.append(
+            LayerCost(str(place), *seconds, draw(BYTES), draw(BYTES), tuple(sorted(sources)))
+        )
+    return ModelProfile(layers)
 
 
-def all_cuts(profile: Profile) -> list[Cut]:
+def all_cuts(profile: ModelProfile) -> list[Cut]:
     """Every set of layers that has what each of them needs."""
     places = range(len(profile.layers))
     return [
@@ -44,7 +46,7 @@ def all_cuts(profile: Profile) -> list[Cut]:
     ]
 
 
-def all_pipelines(profile: Profile, before: Cut = 0) -> Iterator[list[Cut]]:
+def all_pipelines(profile: ModelProfile, before: Cut = 0) -> Iterator[list[Cut]]:
     """Every way to cut a model, by where the stages end."""
     if before == profile.whole:
         yield []
@@ -74,7 +76,7 @@ def slowest(partitioner: Partitioner, cuts: list[Cut], shares: list[int]) -> flo
 
 @settings(max_examples=60, deadline=None)
 @given(profiles(), st.integers(1, 4), st.sampled_from([1.0, 8.0, 1e9]))
-def test_no_pipeline_is_faster(profile: Profile, workers: int, bandwidth: float) -> None:
+def test_no_pipeline_is_faster(profile: ModelProfile, workers: int, bandwidth: float) -> None:
     """Of all cuts and all replications of the stages; and the one that is given is as fast as is said."""
     partitioner = Partitioner(profile, bandwidth)
     found = partitioner.best(workers)
@@ -102,7 +104,7 @@ def _ends(stages: object) -> Iterator[Cut]:
 
 @settings(max_examples=60, deadline=None)
 @given(profiles(), st.integers(1, 4))
-def test_no_cut_is_more_balanced(profile: Profile, stages: int) -> None:
+def test_no_cut_is_more_balanced(profile: ModelProfile, stages: int) -> None:
     """Of all into so many stages; of equal ones, the one that sends least."""
     if stages > len(profile.layers):
         with pytest.raises(PlanError, match="each needs one"):
@@ -121,11 +123,11 @@ def test_no_cut_is_more_balanced(profile: Profile, stages: int) -> None:
     assert (found.seconds, sent) == best
 
 
-def chain(*weights: int, activation: int = 8) -> Profile:
+def chain(*weights: int, activation: int = 8) -> ModelProfile:
     """Layers one after the other, that take equally long."""
-    return Profile(
+    return ModelProfile(
         [
-            Layer(str(n), 1.0, 2.0, activation, weight, (n - 1,) if n else (), kept_bytes=10)
+            LayerCost(str(n), 1.0, 2.0, activation, weight, (n - 1,) if n else (), kept_bytes=10)
             for n, weight in enumerate(weights)
         ]
     )
@@ -147,10 +149,10 @@ def test_small_weights_are_replicated_alone() -> None:
 def test_what_skips_a_cut_crosses_it() -> None:
     """A result that is taken further behind is carried along, once however many take it."""
     layers = [
-        Layer(str(n), 1.0, 1.0, 10 + n, 0, sources)
+        LayerCost(str(n), 1.0, 1.0, 10 + n, 0, sources)
         for n, sources in enumerate([(), (0,), (0, 1), (0, 2)])
     ]
-    profile = Profile(layers)
+    profile = ModelProfile(layers)
     assert profile.crossing_bytes(0b0001) == 10
     assert profile.crossing_bytes(0b0011) == 10 + 11
     assert profile.crossing_bytes(0b0111) == 10 + 12
@@ -158,21 +160,21 @@ def test_what_skips_a_cut_crosses_it() -> None:
 
 def test_graphs_of_many_branches_are_cut_in_their_order() -> None:
     """They have more cuts than can be looked at."""
-    branches = [Layer(str(n), 1.0, 1.0, 1, 1, (0,) if n else ()) for n in range(24)]
-    found = Partitioner(Profile(branches), 1e9).balanced(4)
+    branches = [LayerCost(str(n), 1.0, 1.0, 1, 1, (0,) if n else ()) for n in range(24)]
+    found = Partitioner(ModelProfile(branches), 1e9).balanced(4)
     assert found.seconds == 12.0
 
 
 def test_layers_out_of_order_are_refused() -> None:
     with pytest.raises(PlanError, match="expected places before its own"):
-        Profile([Layer("a", 1.0, 1.0, 1, 1, (1,)), Layer("b", 1.0, 1.0, 1, 1)])
+        ModelProfile([LayerCost("a", 1.0, 1.0, 1, 1, (1,)), LayerCost("b", 1.0, 1.0, 1, 1)])
 
 
 def test_memory_of_stages() -> None:
     """Two weights' worth and the slots; activations of as many micro-batches as are under way."""
     stages = Partitioner(chain(5, 5, 5, 5), 1e9).balanced(2).stages
     for schedule, kept in {"gpipe": [4, 4], "1f1b": [2, 1]}.items():
-        found = memory(stages, schedule, Shape(2, 4), slots=2)
+        found = stage_memory(stages, schedule, PipelineShape(2, 4), slots=2)
         assert [each.micro_batches for each in found] == kept
         assert [each.activations for each in found] == [20 * n for n in kept]
         assert [each.total for each in found] == [20 + 20 + 20 * n for n in kept]

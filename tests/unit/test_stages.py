@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from typing import Any
 
 import pytest
 
-from isotrain.core.stages.actions import Action, Transfer, actions, needed, time_line
+from isotrain.core.stages.actions import Action, Transfer, needed, stage_actions, time_line
+from isotrain.core.stages.executor import StageWork, execute_stage
 from isotrain.core.stages.schedules import (
     SCHEDULES,
     Order,
     Pass,
-    Shape,
-    bubble,
+    PipelineShape,
     live,
-    orders,
+    pipeline_bubble,
+    stage_orders,
 )
 from isotrain.plugin import PlanError
 
 SHAPES = [
-    (name, Shape(stages, micro_batches, chunks))
+    (name, PipelineShape(stages, micro_batches, chunks))
     for name in SCHEDULES
     for stages in range(1, 7)
     for micro_batches in range(1, 13)
@@ -29,7 +34,7 @@ SHAPES = [
 """Every schedule, with many numbers of stages, micro-batches and chunks."""
 
 
-def assert_complete(found: list[Order], shape: Shape) -> None:
+def assert_complete(found: list[Order], shape: PipelineShape) -> None:
     """Every micro-batch goes once forward and once backward through every chunk, on its own stage."""
     for stage, order in enumerate(found):
         expected = {
@@ -46,7 +51,7 @@ def assert_complete(found: list[Order], shape: Shape) -> None:
                 assert order.index(forward) < order.index(each)
 
 
-def hand_over(found: list[list[Action]], shape: Shape, waiting: bool) -> None:
+def hand_over(found: list[list[Action]], shape: PipelineShape, waiting: bool) -> None:
     """Does all actions of all stages; `waiting`: whoever sends waits for the receiver."""
     left = [deque(each) for each in found]
     done: set[Pass] = set()
@@ -79,21 +84,21 @@ def test_nobody_waits_for_ever(name: str) -> None:
     """What a pass needs was sent before, also where a sender waits for its receiver."""
     for schedule, shape in SHAPES:
         if schedule == name:
-            found = orders(name, shape)
+            found = stage_orders(name, shape)
             assert_complete(found, shape)
             for waiting in (True, False):
-                hand_over(actions(found), shape, waiting)
+                hand_over(stage_actions(found), shape, waiting)
 
 
 def test_a_wrong_order_is_found() -> None:
     """The tests above see one: a stage that wants a gradient before it has sent what that is of."""
-    shape = Shape(2, 2)
-    first, last = orders("1f1b", shape)
+    shape = PipelineShape(2, 2)
+    first, last = stage_orders("1f1b", shape)
     first = [first[0], first[2], first[1], first[3]]
     assert first[1].direction == "backward"
     with pytest.raises(ValueError, match="waits for another"):
         time_line([first, [last[2], last[3], last[0], last[1]]])
-    wrong = actions([first, last])
+    wrong = stage_actions([first, last])
     wrong[0].remove(next(each for each in wrong[0] if isinstance(each, Transfer)))
     with pytest.raises(AssertionError):
         hand_over(wrong, shape, waiting=False)
@@ -105,17 +110,19 @@ def test_the_bubble_is_what_is_predicted(name: str) -> None:
     for schedule, shape in SHAPES:
         if schedule != name:
             continue
-        line = time_line(orders(name, shape), lambda each: 2.0 - (each.direction == "forward"))
+        line = time_line(
+            stage_orders(name, shape), lambda each: 2.0 - (each.direction == "forward")
+        )
         busy = 3.0 * shape.micro_batches * shape.chunks_per_stage
         length = max(each.end for each in line)
-        assert 1 - busy / length == pytest.approx(bubble(shape)), shape
+        assert 1 - busy / length == pytest.approx(pipeline_bubble(shape)), shape
 
 
 def test_activations_that_are_kept() -> None:
     """All with gpipe; with 1f1b as many as stages follow, and one; interleaved, more of smaller chunks."""
     for name, shape in SHAPES:
         p, m, v = shape.stages, shape.micro_batches, shape.chunks_per_stage
-        for stage, order in enumerate(orders(name, shape)):
+        for stage, order in enumerate(stage_orders(name, shape)):
             ahead = 2 * (p - stage - 1) + (v - 1) * p
             expected = {"gpipe": m, "1f1b": min(m, p - stage), "interleaved": min(m * v, ahead + 1)}
             assert live(order) == expected[name]
@@ -124,11 +131,58 @@ def test_activations_that_are_kept() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "told"),
     [
-        ("1b1f", Shape(2, 2), "did you mean '1f1b'|available|gpipe"),
-        ("gpipe", Shape(2, 2, 2), "Take schedule=interleaved"),
-        ("interleaved", Shape(2, 3, 2), "a multiple"),
+        ("1b1f", PipelineShape(2, 2), "did you mean '1f1b'|available|gpipe"),
+        ("gpipe", PipelineShape(2, 2, 2), "Take schedule=interleaved"),
+        ("interleaved", PipelineShape(2, 3, 2), "a multiple"),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, shape: Shape, told: str) -> None:
+def test_what_does_not_fit_is_refused(name: str, shape: PipelineShape, told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        orders(name, shape)
+        stage_orders(name, shape)
+
+
+class Multiplied(StageWork):
+    """Chunk c multiplies by c + 2; hands over by queues."""
+
+    def __init__(self, queues: dict[tuple[int, int], Queue[Any]], shape: PipelineShape) -> None:
+        self.queues, self.shape = queues, shape
+        self.kept: dict[tuple[int, int], float] = {}
+        self.gradients: Counter[int] = Counter()
+        self.loss = 0.0
+
+    def forward(self, work: Pass, received: list[Any]) -> list[Any]:
+        value = received[0] if work.chunk else work.micro_batch + 1.0
+        self.kept[work.chunk, work.micro_batch] = value
+        if work.chunk < self.shape.chunks - 1:
+            return [value * (work.chunk + 2)]
+        self.loss += value * (work.chunk + 2)
+        return []
+
+    def backward(self, work: Pass, received: list[Any]) -> list[Any]:
+        gradient = received[0] if work.chunk < self.shape.chunks - 1 else 1.0
+        self.gradients[work.chunk] += gradient * self.kept.pop((work.chunk, work.micro_batch))
+        return [gradient * (work.chunk + 2)]
+
+    def send(self, transfer: Transfer, tensors: list[Any]) -> None:
+        self.queues[transfer.source, transfer.destination].put(tensors)
+
+    def receive(self, transfer: Transfer) -> list[Any]:
+        return list(self.queues[transfer.source, transfer.destination].get(timeout=60))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_stages_together_compute_what_one_does(name: str) -> None:
+    """With nothing but the order to tell what arrives; every stage in a thread of its own."""
+    shape = PipelineShape(3, 6, 2 if name == "interleaved" else 1)
+    queues = {(a, b): Queue[Any]() for a in range(3) for b in range(3)}
+    works = [Multiplied(queues, shape) for _ in range(3)]
+    todo = stage_actions(stage_orders(name, shape))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(execute_stage, todo, range(3), works))
+    factors = [chunk + 2.0 for chunk in range(shape.chunks)]
+    whole = math.prod(factors) * 21  # the sum of the micro-batches
+    assert sum(work.loss for work in works) == whole
+    found = sum((work.gradients for work in works), Counter())
+    assert found == {chunk: whole / factor for chunk, factor in enumerate(factors)}
+    assert not any(work.kept for work in works)
+    assert all(queue.empty() for queue in queues.values())

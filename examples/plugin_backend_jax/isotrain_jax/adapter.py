@@ -67,6 +67,9 @@ class JaxMesh(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": Capabilities.none("its compiled step updates all weights on each replica"),
+        "staged": Capabilities.none(
+            "all its replicas live in one process, and stages need one each"
+        ),
     }
 
     def usability(self) -> Usability:

@@ -1,0 +1,177 @@
+"""What one torch process does of one step of a staged run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import torch
+
+from isotrain.adapters import keras_losses, keras_private
+from isotrain.adapters.keras_stages import Chunk, StagedModel
+from isotrain.adapters.portable import OwnLosses
+from isotrain.adapters.torch.stage_exchange import StageExchange
+from isotrain.plugin import Pass, Slice, StageWork, Transfer, UnsupportedError
+
+
+@dataclass
+class Stages:
+    """What stays from step to step.
+
+    Attributes:
+        model: The model, cut.
+        exchange: With the other stages.
+        losses: Of targets and predictions, one for each output.
+        told: Of which transfers, and for how many samples, the receiver knows the shapes: what they are like.
+    """
+
+    model: StagedModel
+    exchange: StageExchange
+    losses: Callable[[Any, Any], Any]
+    told: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Of a forward pass, for its backward pass."""
+
+    received: list[torch.Tensor]
+    given: list[torch.Tensor]
+    loss: torch.Tensor
+
+
+class TorchStageWork(StageWork):
+    """Passes through the chunks of this process.
+
+    Attributes:
+        share: The sum of the weighted losses so far, which is all of it once all passes are done.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        pieces: Sequence[Slice],
+        still: Callable[[], AbstractContextManager[None]],
+        seen: Callable[[Slice, Any], None],
+    ) -> None:
+        """Takes a step up.
+
+        Args:
+            stages: What stays.
+            pieces: The micro-batches.
+            still: Within it, statistics stay as they are.
+            seen: Is told the predictions for a micro-batch.
+        """
+        self._stages = stages
+        self._pieces = pieces
+        self._still = still
+        self._seen = seen
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self.share: torch.Tensor = torch.zeros((), dtype=torch.float64)
+
+    def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
+        piece, chunk = self._pieces[work.micro_batch], self._chunk(work)
+        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in received]
+        known = self._stages.model.inputs(piece.inputs) | dict(
+            zip(chunk.takes, leaves, strict=True)
+        )
+        if piece.count:
+            known = chunk(known, training=True)
+        else:
+            with self._still():
+                known = chunk(known, training=True)
+        given = [_unmasked(known[key]) for key in chunk.gives]
+        loss = self._loss(work, known) * piece.weight
+        self.share = self.share + loss.detach().double()
+        self._kept[work.chunk, work.micro_batch] = _Kept(leaves, given, loss)
+        return [each.detach() for each in given]
+
+    def _chunk(self, work: Pass) -> Chunk:
+        return self._stages.model.chunks[work.chunk]
+
+    def _loss(self, work: Pass, known: dict[int, Any]) -> torch.Tensor:
+        """Of the last chunk that of targets and predictions; of each, its layers' own.
+
+        Raises:
+            UnsupportedError: It counts targets by more than their number.
+        """
+        chunk, model = self._chunk(work), self._stages.model
+        own = OwnLosses(chunk)
+        if chunk is not model.chunks[-1]:
+            return own.added_to(keras.ops.zeros((), dtype=keras.config.floatx()))
+        piece, predictions = self._pieces[work.micro_batch], model.outputs(known)
+        found = keras_losses.in_rows(self._stages.losses(piece.targets, predictions), own.added_to)
+        if found.dim():
+            raise UnsupportedError(
+                "loss: it masks, ignores or weighs targets, whose number all replicas must know before the"
+                " first backward pass; strategy pipeline does not tell it. Use data-parallel."
+            )
+        self._seen(piece, predictions)
+        return found
+
+    def backward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
+        kept = self._kept.pop((work.chunk, work.micro_batch))
+        differentiable = [each for each in kept.given if each.is_floating_point()]
+        pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
+            (root, gradient)
+            for root, gradient in zip(differentiable, received, strict=True)
+            if root.requires_grad
+        ]
+        if kept.loss.requires_grad:
+            pairs.append((kept.loss, None))
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+        return [
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for leaf in kept.received
+            if leaf.requires_grad
+        ]
+
+    def send(self, transfer: Transfer, tensors: list[torch.Tensor]) -> None:
+        exchange, key = self._stages.exchange, self._key(transfer)
+        if transfer.direction == "forward" and key not in self._stages.told:
+            self._stages.told[key] = [torch.empty_like(each, device="meta") for each in tensors]
+            for each in tensors:
+                exchange.send_like(each, transfer.destination)
+        for each in tensors:
+            exchange.send(each, transfer.destination)
+
+    def receive(self, transfer: Transfer) -> list[torch.Tensor]:
+        exchange = self._stages.exchange
+        return [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
+
+    def _expected(self, transfer: Transfer) -> list[torch.Tensor]:
+        """Tensors like those that come."""
+        if transfer.direction == "backward":
+            kept = self._kept[transfer.chunk, transfer.micro_batch]
+            return [each for each in kept.given if each.is_floating_point()]
+        key, told = self._key(transfer), self._stages.told
+        if key not in told:
+            takes = self._stages.model.chunks[transfer.chunk].takes
+            device = self._pieces_device()
+            exchange = self._stages.exchange
+            told[key] = [exchange.receive_like(transfer.source, device) for _ in takes]
+        return told[key]
+
+    def _key(self, transfer: Transfer) -> tuple[int, int]:
+        piece = self._pieces[transfer.micro_batch]
+        return transfer.chunk, max(piece.count, 1)
+
+    def _pieces_device(self) -> torch.device:
+        return next(iter(self._stages.model.inputs(self._pieces[0].inputs).values())).device
+
+
+def _unmasked(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that goes over a cut.
+
+    Raises:
+        UnsupportedError: It has a mask, which would not go along.
+    """
+    if keras_private.mask_of(tensor) is not None:
+        raise UnsupportedError(
+            "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
+        )
+    return tensor

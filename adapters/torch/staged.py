@@ -1,0 +1,202 @@
+"""The group of one torch process of a staged run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from isotrain.adapters import keras_losses
+from isotrain.adapters.keras_stages import StagedModel
+from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.torch import metrics
+from isotrain.adapters.torch.exchange import flat_mean
+from isotrain.adapters.torch.group import TorchReplicaGroup, kept, update
+from isotrain.adapters.torch.keras_program import KerasProgram
+from isotrain.adapters.torch.stage_exchange import StageExchange
+from isotrain.adapters.torch.stage_work import Stages, TorchStageWork
+from isotrain.adapters.torch.state import Section
+from isotrain.plugin import (
+    MODEL_STATE,
+    Action,
+    Batch,
+    ModelCut,
+    Phase,
+    Setting,
+    Slice,
+    SpecError,
+    StateInfo,
+    StateKind,
+    TrainingSpec,
+    UnsupportedError,
+    execute_stage,
+)
+
+_WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
+
+
+class StagedGroup(TorchReplicaGroup):
+    """One stage of one replica, which has all weights and keeps its own up to date."""
+
+    exchange: StageExchange
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        setting: Setting,
+        device: torch.device,
+        connect: Callable[[], StageExchange],
+        cut: ModelCut,
+    ) -> None:
+        """Builds the model, joins the others, and keeps the optimizer's slots of its own stage.
+
+        Args:
+            spec: What to train.
+            setting: What the plan resolved.
+            device: Where this stage lives.
+            connect: Joins the other processes; called once the model is built.
+            cut: Of the model.
+        """
+        self._is_joined = True
+        super().__init__(spec, setting, device, connect)
+        program = self.program
+        if not isinstance(program, KerasProgram):
+            raise UnsupportedError(
+                f"strategy pipeline: the model is a {type(program.model).__name__}; so far only portable"
+                " (Keras) models are cut into stages."
+            )
+        late = [metric.name for metric in self._training_metrics if metric.is_late]
+        if late:
+            raise UnsupportedError(
+                f"strategy pipeline: metrics: {', '.join(late)} has no sums before it sees samples; only the"
+                " last stage does. Leave it out."
+            )
+        model = StagedModel(program.model, cut.chunks, cut.first)
+        parts = keras_losses.build_parts(spec, "torch", Outputs.of_keras(program.model))
+        self._stages = Stages(model, self.exchange, parts)
+        self._homes = {
+            id(variable.value): number % self.exchange.stages
+            for number, chunk in enumerate(model.chunks)
+            for variable in chunk.variables
+        }
+        places = [n for n, each in enumerate(program.trainable.values()) if self._is_own(each)]
+        if not places:
+            raise SpecError(
+                f"pipeline: stage {self.exchange.stage} has no trainable weights. Use fewer stages, or cut"
+                " elsewhere, by the option `cut`."
+            )
+        program.keep_slots_of(places)
+        self.statistics = [each for each in program.statistics if self._is_own(each)]
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        return self._homes.get(id(tensor), 0) == self.exchange.stage
+
+    @property
+    def _is_last(self) -> bool:
+        return self.exchange.stage == (len(self._stages.model.chunks) - 1) % self.exchange.stages
+
+    def staged_step(
+        self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
+    ) -> torch.Tensor:
+        self._set_learning_rate(learning_rate)
+        self.program.zero_gradients()
+        if self._is_joined:
+            self._is_joined = False
+            self._let_go()
+        pieces, stage = batch.slices[0], self.exchange.stage
+        still = functools.partial(kept, self.statistics)
+        work = TorchStageWork(self._stages, pieces, still, self._see)
+        execute_stage(actions[stage], stage, work)
+        self.exchange.finish_sending()
+        self._update_own()
+        if self.statistics and self.replicas > 1:
+            flat_mean(self.exchange, self.statistics, sum(piece.weight for piece in pieces))
+        return self.exchange.over_all(work.share) / self.replicas
+
+    def _see(self, piece: Slice, predictions: Any) -> None:
+        update(self._training_metrics, piece, predictions)
+
+    def _update_own(self) -> None:
+        """Averages this stage's gradients over the replicas, clips them with all others, and applies them."""
+        gradients = [each.grad for each in self.program.updated if each.grad is not None]
+        if self.replicas > 1:
+            flat_mean(self.exchange, gradients, 1.0)
+        norm = None
+        if self._spec.clip is not None and self._spec.clip.global_norm is not None:
+            own = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            norm = self.exchange.over_stages(own**2).sqrt()
+        self.program.apply(norm)
+
+    def join_stages(self) -> None:
+        if self._is_joined:
+            return
+        with torch.no_grad():
+            for tensor in self._weights().values():
+                if not tensor.untyped_storage().nbytes():
+                    tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+                self.exchange.from_stage(tensor, self._homes.get(id(tensor), 0))
+        self._is_joined = True
+
+    def remarks(self) -> list[str]:
+        return super().remarks() + self._stages.model.described(self.exchange.stages)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        if self._is_last:
+            super().evaluation_step(batch)
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        def total(tensor: torch.Tensor) -> torch.Tensor:
+            return self.exchange.over_all(tensor)
+
+        results = {}
+        if phase == "evaluation":
+            results["loss"] = self._evaluated.taken(total)
+        return results | metrics.collect(self._metrics[phase], total)
+
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        found = super().describe_state(kinds, replica=replica)
+        if self._is_joined:
+            return found
+        weights = self._weights()
+        return {
+            name: info.held_alone() if name in weights else info for name, info in found.items()
+        }
+
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        elsewhere = set() if self._is_joined else self._weights().keys() - self._here().keys()
+        own = {name: value for name, value in state.items() if name not in elsewhere}
+        super().write_state(own, replica=replica)
+
+    def _sections(self) -> dict[StateKind, Section]:
+        """As of one replica; between steps, the weights of this stage alone."""
+        whole = super()._sections()
+        return whole | {
+            kind: Section(functools.partial(self._read_here, whole[kind]), whole[kind].write)
+            for kind in _WEIGHTS
+        }
+
+    def _read_here(self, section: Section) -> dict[str, torch.Tensor]:
+        here = self._here()
+        return {name: tensor for name, tensor in section.read().items() if name in here}
+
+    def _here(self) -> dict[str, torch.Tensor]:
+        """The weights that this process has as they are now."""
+        weights = self._weights()
+        if self._is_joined:
+            return weights
+        return {name: tensor for name, tensor in weights.items() if self._is_own(tensor)}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {**self.program.trainable, **self.program.frozen}
+
+    def _let_go(self) -> None:
+        """Gives the memory of other stages' weights back; `join_stages` gets them again."""
+        for tensor in self._weights().values():
+            storage = tensor.untyped_storage()
+            if not self._is_own(tensor) and storage.resizable():
+                storage.resize_(0)

@@ -1,0 +1,62 @@
+"""Does the actions of one stage: neutral to frameworks, at once or while a graph is traced."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from isotrain.core.stages.actions import Action, Transfer
+from isotrain.core.stages.schedules import Pass
+
+Tensors = list[Any]
+"""What crosses a cut: activations, or the gradients of them."""
+
+
+class StageWork(ABC):
+    """What one stage does for one step."""
+
+    @abstractmethod
+    def forward(self, work: Pass, received: Tensors) -> Tensors:
+        """Takes a micro-batch through a chunk, and keeps what its backward pass needs.
+
+        Returns:
+            What the next chunk needs; nothing of the last one.
+        """
+
+    @abstractmethod
+    def backward(self, work: Pass, received: Tensors) -> Tensors:
+        """Adds the gradients of a chunk's weights, and forgets what was kept of the forward pass.
+
+        Args:
+            work: The pass.
+            received: The gradients of what `forward` gave.
+
+        Returns:
+            The gradients of what `forward` received.
+        """
+
+    @abstractmethod
+    def send(self, transfer: Transfer, tensors: Tensors) -> None:
+        """Lets another stage have tensors; may return before it has them."""
+
+    @abstractmethod
+    def receive(self, transfer: Transfer) -> Tensors:
+        """Waits for what another stage sends."""
+
+
+def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> None:
+    """Does a stage's actions, in their order."""
+    held: dict[Pass, Tensors] = {}
+    for action in actions:
+        if isinstance(action, Transfer):
+            needing = Pass(action.direction, action.chunk, action.micro_batch)
+            if action.source == stage:
+                work.send(action, held.pop(needing))
+            else:
+                held[needing] = work.receive(action)
+            continue
+        take = work.forward if action.direction == "forward" else work.backward
+        step = 1 if action.direction == "forward" else -1
+        given = take(action, held.pop(action, []))
+        held[Pass(action.direction, action.chunk + step, action.micro_batch)] = given

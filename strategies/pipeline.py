@@ -1,0 +1,114 @@
+"""Pipeline parallelism: the layers of a model in stages, through which micro-batches pass in turn.
+
+Huang et al., "GPipe" (NeurIPS 2019, arXiv 1811.06965); Narayanan et al., "PipeDream" (SOSP 2019, arXiv
+1806.03377), here with one set of weights and a flush in every step, so that it equals data parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from isotrain.plugin import (
+    Action,
+    Batch,
+    Capability,
+    Conserved,
+    ModelCut,
+    PipelineShape,
+    Plan,
+    ReplicaGroup,
+    Strategy,
+    StrategyState,
+    Tensor,
+    TrainingSpec,
+    UnsupportedError,
+    pipeline_bubble,
+    stage_actions,
+    stage_orders,
+)
+from isotrain.strategies import options
+from isotrain.strategies.staged import Staged
+
+_REFUSED = {
+    "objective": "it calls the whole model, which is in stages; give a loss",
+    "checkpoint": "the state of stages is not written yet; leave it out",
+}
+"""Fields of the spec, and why stages cannot honour them."""
+_UNRECORDED = "training steps of stages are computed by Keras, and not replayed from a record"
+
+
+class Pipeline(Strategy):
+    """Every step, the micro-batches of a replica's slice pass through its stages, forward and backward."""
+
+    name = "pipeline"
+    summary = (
+        "synchronous: layers in stages on processes of their own, through which micro-batches pass"
+    )
+    requires = frozenset({Capability.STAGED_STEP})
+    placement = Staged(2, ModelCut(2))
+    keeps_replicas_equal = "finally"
+    equals_data_parallel = True
+    conserves = frozenset({Conserved.GRADIENT_SUM})
+
+    def __init__(
+        self, stages: int = 2, schedule: str = "1f1b", chunks: int = 1, cut: Sequence[str] = ()
+    ) -> None:
+        """Checks the options.
+
+        Args:
+            stages: On processes of their own.
+            schedule: `gpipe`, `1f1b` or `interleaved`.
+            chunks: Of the model on each stage; `interleaved` has several.
+            cut: The names of the layers with which the chunks after the first begin; none to balance them.
+        """
+        self._stages = options.whole(self.name, "stages", stages, 1)
+        self._chunks = options.whole(self.name, "chunks", chunks, 1)
+        self._schedule = schedule
+        given = (cut,) if isinstance(cut, str) else tuple(cut)
+        self.placement = Staged(stages, ModelCut(stages * chunks, given))
+        self._actions: list[list[Action]] = []
+
+    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses what stages cannot honour; orders the passes, and says how long stages wait.
+
+        Raises:
+            UnsupportedError: The spec asks for something of the kind.
+        """
+        options.without_loss_scaling(self.name, spec, "scales no losses")
+        for field, why in _REFUSED.items():
+            if getattr(spec, field):
+                raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
+        shape = PipelineShape(self._stages, spec.accumulate, self._chunks)
+        self._actions = stage_actions(stage_orders(self._schedule, shape))
+        return [
+            f"{self.name}: {self._stages} stages, {spec.accumulate} micro-batches (`accumulate`): stages wait"
+            f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
+            *([_UNRECORDED] if spec.record else []),
+        ]
+
+    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
+        """Does the actions of this process's stage."""
+        return group.staged_step(batch, learning_rate, self._actions)
+
+    def state(self, group: ReplicaGroup) -> StrategyState:
+        """Is what a checkpoint would begin with.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(f"strategy {self.name}: {_REFUSED['checkpoint']}.")
+
+    @contextmanager
+    def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
+        """Has all weights on all processes."""
+        group.join_stages()
+        yield
+
+    def finished(self, group: ReplicaGroup) -> None:
+        """Leaves all weights on all processes."""
+        group.join_stages()
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Of gradients, as in an optimal all-reduce over the replicas of a stage; activations come on top."""
+        return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
