@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -133,25 +134,46 @@ class Partitioner:
             raise PlanError(
                 f"pipeline: {stages} stages for {len(self.profile.layers)} layers; each needs one."
             )
-        found: dict[Cut, tuple[float, int, tuple[Cut, ...]]] = {0: (0.0, 0, ())}
-        for number in range(1, stages + 1):
-            found = dict(self._one_more(found, is_last=number == stages))
-        seconds, _, cuts = found[self.profile.whole]
+        profile = self.profile
+        seconds, _ = self._chain(
+            stages, lambda slowest, before, cut: max(slowest, profile.seconds(before, cut))
+        )
+        # Only then: what sends least up to a cut need not be the fastest up to there.
+        _, cuts = self._chain(
+            stages,
+            lambda sent, before, cut: (
+                sent + profile.crossing_bytes(cut)
+                if profile.seconds(before, cut) <= seconds
+                else math.inf
+            ),
+        )
         return self._partition(tuple((cut, 1) for cut in cuts), seconds)
 
-    def _one_more(
-        self, found: dict[Cut, tuple[float, int, tuple[Cut, ...]]], is_last: bool
-    ) -> Iterator[tuple[Cut, tuple[float, int, tuple[Cut, ...]]]]:
-        """The best with a stage more, by the cut that it ends at."""
-        for cut in [self.profile.whole] if is_last else self._cuts[1:-1]:
-            sent = 0 if is_last else self.profile.crossing_bytes(cut)
-            options = [
-                (max(seconds, self.profile.seconds(before, cut)), total + sent, (*cuts, cut))
-                for before, (seconds, total, cuts) in found.items()
-                if before != cut and not before & ~cut
-            ]
-            if options:
-                yield cut, min(options)
+    def _chain(
+        self, stages: int, extended: Callable[[float, Cut, Cut], float]
+    ) -> tuple[float, tuple[Cut, ...]]:
+        """The ends of so many stages that cost least.
+
+        Args:
+            stages: How many.
+            extended: What stages cost with one more behind them, from what they cost without it and the cuts
+                between which it is; it never falls.
+        """
+        found: dict[Cut, tuple[float, tuple[Cut, ...]]] = {0: (0.0, ())}
+        for number in range(1, stages + 1):
+            ends = [self.profile.whole] if number == stages else self._cuts[1:-1]
+            found = {
+                cut: min(options)
+                for cut in ends
+                if (
+                    options := [
+                        (extended(cost, before, cut), (*cuts, cut))
+                        for before, (cost, cuts) in found.items()
+                        if before != cut and not before & ~cut
+                    ]
+                )
+            }
+        return found[self.profile.whole]
 
     def _partition(self, ends: tuple[tuple[Cut, int], ...], seconds: float) -> Partition:
         stages, before = [], 0
