@@ -24,6 +24,8 @@ NEEDS: Mapping[str, Capability] = {
     "compute": Capability.COMPUTE,
     "all_reduce": Capability.COMPUTE,
     "served_step": Capability.SERVED_STEP,
+    "staged_step": Capability.STAGED_STEP,
+    "join_stages": Capability.STAGED_STEP,
     "keep_slots_of": Capability.PARTIAL_UPDATE,
     "update_own": Capability.PARTIAL_UPDATE,
     "served_account": Capability.SERVED_STEP,
