@@ -22,6 +22,7 @@ _WITHOUT_REPLICAS = (
     Capability.BFLOAT16_EXCHANGE,
     Capability.PARTIAL_UPDATE,
     Capability.GRADIENTS_IN_BUCKETS,
+    Capability.STAGED_STEP,
 )
 SERVED_GROUP = Capabilities(
     _HAS,
