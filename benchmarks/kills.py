@@ -118,7 +118,7 @@ def main(backend: str, kills: int, seed: int) -> None:
     lost = [each["after_step"] - each["from_step"] for each in found.restarts]
     print(
         f"{backend}: {len(lost)} restarts in {_STEPS * kills} steps, a checkpoint every {_EVERY};"
-        f" steps lost, of those told: median {statistics.median(lost):g}, most {max(lost)}"
+        f" steps lost: median {statistics.median(lost):g}, most {max(lost)}"
     )
     print(
         f"weights {'equal' if same else 'NOT EQUAL'}, history {'equal' if history else 'NOT EQUAL'}"

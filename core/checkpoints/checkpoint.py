@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import posixpath
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -24,8 +25,11 @@ from isotrain.core.checkpoints.records import (
     read_record,
 )
 from isotrain.core.checkpoints.storage import Storage
-from isotrain.core.checkpoints.tensor_file import check_header, read_blocks
+from isotrain.core.checkpoints.tensor_file import check_header, read_blocks, read_whole
 from isotrain.core.errors import CheckpointError, unknown_name
+
+_FEW_BYTES = 2**24
+"""Up to so many, one thread reads a file as quickly as several."""
 
 
 class Checkpoint:
@@ -84,12 +88,19 @@ class Checkpoint:
         wanted = list(tensors if names is None else names)
         parts = [part for name in wanted for part in self._parts(section, name)]
         found = {name: _array(tensors[name].shape, tensors[name].dtype, name) for name in wanted}
-        for file, own in itertools.groupby(sorted(parts, key=_place), key=lambda part: part.file):
-            with self._opened(file) as stream:
-                for part in own:
-                    target = found[part.record.name]
-                    self._read_into(target, [0] * target.ndim, stream, part)
+        files = itertools.groupby(sorted(parts, key=_place), key=lambda part: part.file)
+        shares = [share for _, own in files for share in _shares(list(own), self._storage.readers)]
+        with ThreadPoolExecutor(self._storage.readers) as readers:
+            for _ in readers.map(functools.partial(self._read_share, found), shares):
+                pass
         return found
+
+    def _read_share(self, found: Mapping[str, np.ndarray], share: Sequence[PlacedPart]) -> None:
+        """Reads some parts of one file to where they belong; by a thread of several."""
+        with self._opened(share[0].file) as stream:
+            for part in share:
+                target = found[part.record.name]
+                self._read_into(target, [0] * target.ndim, stream, part)
 
     def read_part(
         self,
@@ -140,6 +151,9 @@ class Checkpoint:
         self, target: np.ndarray, first: Sequence[int], stream: IO[bytes], part: PlacedPart
     ) -> None:
         """Reads what a part has of the numbers of `target`, which begins at `first` of the whole."""
+        is_first = list(first) == list(part.record.offset)
+        if is_first and read_whole(stream, part.record, target, self._where(part.file)):
+            return
         for offset, block in read_blocks(stream, part.record, self._where(part.file)):
             start = [a + b for a, b in zip(part.record.offset, offset, strict=True)]
             common = _common(first, target.shape, start, block.shape)
@@ -224,6 +238,19 @@ def _array(shape: Sequence[int], dtype: str, name: str) -> np.ndarray:
         raise CheckpointError(
             f"{name}: {dtype} of shape {tuple(shape)} has no room in memory."
         ) from None
+
+
+def _shares(parts: Sequence[PlacedPart], readers: int) -> list[list[PlacedPart]]:
+    """Parts of one file for each reader, with about as many bytes; all for one where these are few."""
+    if readers == 1 or sum(part.record.bytes for part in parts) < _FEW_BYTES:
+        return [list(parts)]
+    shares: list[list[PlacedPart]] = [[] for _ in range(readers)]
+    sizes = [0] * readers
+    for part in sorted(parts, key=lambda part: -part.record.bytes):
+        least = sizes.index(min(sizes))
+        shares[least].append(part)
+        sizes[least] += part.record.bytes
+    return [share for share in shares if share]
 
 
 def _place(part: PlacedPart) -> tuple[str, int]:

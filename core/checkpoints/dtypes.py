@@ -26,7 +26,7 @@ CODES = {
     "complex64": "C64",
 }
 """What a safetensors file calls each dtype that a checkpoint can hold."""
-_BLOCK = 4 * 2**20
+BLOCK = 4 * 2**20
 """Bytes that are written or read, and checked, at a time: few enough to stay in a processor's cache."""
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,12 +50,12 @@ def blocks(shape: tuple[int, ...], item_bytes: int) -> Iterator[Place]:
     row_bytes = math.prod(shape[1:]) * item_bytes
     if not shape:
         yield (), ()
-    elif row_bytes > _BLOCK:
+    elif row_bytes > BLOCK:
         inner = list(blocks(shape[1:], item_bytes))
         for row in range(shape[0]):
             yield from (((row, *offset), (1, *extent)) for offset, extent in inner)
     else:
-        rows = _BLOCK // row_bytes
+        rows = BLOCK // row_bytes
         rest = (0,) * len(shape[1:])
         for first in range(0, shape[0], rows):
             yield (first, *rest), (min(rows, shape[0] - first), *shape[1:])

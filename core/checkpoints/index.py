@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from isotrain.core.checkpoints.dtypes import CODES, stored_dtype
-from isotrain.core.checkpoints.parts import MOST_AXES, StoredTensor
+from isotrain.core.checkpoints.parts import MOST_AXES, StoredTensor, can_be
 from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
 from isotrain.core.checkpoints.tensor_file import MOST_HEADER_BYTES
 from isotrain.core.errors import CheckpointError
 
 _MOST_PARTS = 4096
-_MOST_BYTES = 2**62
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _check_part(record: PartRecord, where: str) -> None:
         min(first, n) >= 0 and first + n <= most for n, first, most in zip(*extents, strict=True)
     )
     item = stored_dtype(record.dtype).itemsize
-    sound = math.prod(max(n, 1) for n in record.global_shape) * item < _MOST_BYTES
+    sound = can_be(record.global_shape, item)
     if not (inside and sound and math.prod(record.shape) * item == record.bytes):
         raise CheckpointError(
             f"{where}: {record.bytes} bytes cannot be {record.dtype} of shape {record.shape!s:.200} at"

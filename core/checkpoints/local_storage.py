@@ -19,6 +19,8 @@ _REMOVED = ".removed-"
 class LocalStorage(Storage):
     """A folder of this machine's file system; it need not be there yet."""
 
+    readers = max(1, min(4, os.cpu_count() or 1))  # checksums take as long as reading
+
     def __init__(self, location: str) -> None:
         self.location = location
         self._folder = Path(location).absolute()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,12 @@ Section = Mapping[str, "TensorPart"]
 """The tensors of one section, by name."""
 MOST_AXES = 32
 """More are not known to every NumPy."""
+_MOST_BYTES = 2**62
+
+
+def can_be(shape: Sequence[int], item: int) -> bool:
+    """Whether an array may have this shape, of numbers of so many bytes; an empty one is no exception."""
+    return len(shape) <= MOST_AXES and math.prod(max(n, 1) for n in shape) * item < _MOST_BYTES
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from isotrain.core.checkpoints.dtypes import CODES, stored_dtype, widened
 from isotrain.core.checkpoints.locations import storage_at
-from isotrain.core.checkpoints.parts import MOST_AXES, Section
+from isotrain.core.checkpoints.parts import MOST_AXES, Section, can_be
 from isotrain.core.checkpoints.tensor_file import MOST_HEADER_BYTES, NOT_A_TENSOR, write_tensors
 from isotrain.core.errors import CheckpointError
 
@@ -73,7 +73,9 @@ class SafetensorsFile:
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
         header.pop(NOT_A_TENSOR, None)
-        return {name: _checked(name, each, first, size) for name, each in header.items()}
+        entries = {name: _checked(name, each, first, size) for name, each in header.items()}
+        _require_apart(entries)
+        return entries
 
     def read(self, name: str) -> np.ndarray:
         """Reads a tensor; the array is the caller's own.
@@ -113,11 +115,25 @@ def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
     if len(shape) > MOST_AXES or len(offsets) != 2:
         raise ValueError(f"{name!r} has the shape {shape!r:.60} at {offsets!r:.60}")
     start, stop = (first + each for each in offsets)
-    if stop - start != math.prod(shape) * stored_dtype(dtype).itemsize or stop > size:
+    item = stored_dtype(dtype).itemsize
+    if not (can_be(shape, item) and stop - start == math.prod(shape) * item and stop <= size):
         raise ValueError(
             f"{name!r} of shape {shape} would be the bytes {start} to {stop} of {size}"
         )
     return _Entry(dtype, shape, start, stop)
+
+
+def _require_apart(entries: Mapping[str, _Entry]) -> None:
+    """Keeps a small file from being many large tensors.
+
+    Raises:
+        ValueError: Two tensors have bytes in common.
+    """
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
+        if entry.start < end and entry.start < entry.stop:
+            raise ValueError(f"{name!r} begins at byte {entry.start}, within another tensor")
+        end = max(end, entry.stop)
 
 
 def _numbers(name: str, plain: Any) -> tuple[int, ...]:

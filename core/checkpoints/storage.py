@@ -21,9 +21,11 @@ class Storage(ABC):
 
     Attributes:
         location: Of the folder, as a person writes it.
+        readers: How many threads may read from it at once, and gain by it.
     """
 
     location: str
+    readers: int = 1
 
     def where(self, path: str) -> str:
         """A file's or a folder's full path or URL, for messages."""

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from isotrain.core.checkpoints import dtypes
 from isotrain.core.checkpoints.dtypes import CODES, blocks, box, narrowed, stored_dtype, widened
 from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
@@ -122,6 +123,35 @@ def check_header(stream: IO[bytes], file: TensorFileRecord, where: str) -> None:
         )
 
 
+def read_whole(stream: IO[bytes], part: PartRecord, target: np.ndarray, where: str) -> bool:
+    """Reads a tensor's numbers to where they belong, if they lie there as they do in the file.
+
+    Args:
+        stream: Of the file, at any place.
+        part: What is said of them.
+        target: For all of them.
+        where: The file, for errors.
+
+    Returns:
+        Whether they were read.
+
+    Raises:
+        CheckpointError: They are not those that were written; or the file ends before.
+        OSError: They cannot be read.
+    """
+    is_alike = target.dtype == stored_dtype(part.dtype) and target.shape == tuple(part.shape)
+    if not (is_alike and target.flags.c_contiguous):
+        return False
+    stream.seek(part.start)
+    checksum, data = 0, target.reshape(-1).view(np.uint8).data
+    for start in range(0, part.bytes, dtypes.BLOCK):
+        block = data[start : start + dtypes.BLOCK]
+        _fill(stream, block, where)
+        checksum = zlib.crc32(block, checksum)
+    _require_checksum(checksum, part, where)
+    return True
+
+
 def read_blocks(
     stream: IO[bytes], part: PartRecord, where: str
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
@@ -149,6 +179,10 @@ def read_blocks(
         _fill(stream, data, where)
         checksum = zlib.crc32(data, checksum)
         yield offset, widened(block, part.dtype)
+    _require_checksum(checksum, part, where)
+
+
+def _require_checksum(checksum: int, part: PartRecord, where: str) -> None:
     if checksum != part.checksum:
         raise CheckpointError(
             f"{where} is not as it was written: the checksum of {part.name!r} is {checksum}; it was"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.core.checkpoints import dtypes
+from isotrain.core.checkpoints import checkpoint, dtypes
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.errors import CheckpointError
@@ -20,7 +20,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def test_blocks_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "_BLOCK", 24)
+    monkeypatch.setattr(dtypes, "BLOCK", 24)
     for shape in [(), (1,), (7,), (3, 0, 2), (5, 3), (2, 9), (1, 50), (2, 3, 4), (3, 1, 7, 2)]:
         array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
         blocks = [array[dtypes.box(*place)] for place in dtypes.blocks(shape, 8)]
@@ -53,7 +53,8 @@ def splits(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box], Box]:
 def small_blocks() -> Iterator[None]:
     """A block has three numbers, so that most tensors have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dtypes, "_BLOCK", 12)
+        patch.setattr(dtypes, "BLOCK", 12)
+        patch.setattr(checkpoint, "_FEW_BYTES", 0)
         yield
 
 
