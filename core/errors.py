@@ -43,7 +43,13 @@ class PluginError(IsotrainError):
 
 
 class RunFailedError(IsotrainError):
-    """A run ended early: which rank, at which step, in which call, and its traceback."""
+    """A run ended early: which rank, at which step, in which call, and its traceback.
+
+    Attributes:
+        steps_done: By the process that came furthest; None where no process has told.
+    """
+
+    steps_done: int | None = None
 
 
 class NotANumberError(RunFailedError):

@@ -269,7 +269,7 @@ class Restarted(Event):
     Attributes:
         time: When, in seconds since 1970.
         failure: What happened.
-        after_step: Steps that had been done by then, as far as was told.
+        after_step: Steps that had been done by then.
         from_step: Steps that it goes on after.
         replicas: With how many.
     """

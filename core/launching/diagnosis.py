@@ -151,9 +151,16 @@ def _ending(code: int) -> str:
 def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
     """The error that the run ends with, in the words of `describe_failure`."""
     text = describe_failure(culprit, everyone)
-    if culprit.failure is not None and culprit.failure.error == NotANumberError.__name__:
-        return NotANumberError(text)
-    return RunFailedError(text)
+    is_nan = culprit.failure is not None and culprit.failure.error == NotANumberError.__name__
+    error = NotANumberError(text) if is_nan else RunFailedError(text)
+    reached = [_steps_done(watched.process.status) for watched in everyone]
+    error.steps_done = max((steps for steps in reached if steps is not None), default=None)
+    return error
+
+
+def _steps_done(status: Status) -> int | None:
+    """How many steps a process has done, from the run's first; None before its own first."""
+    return None if status.step is None else status.step + (status.call != "step")
 
 
 def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:

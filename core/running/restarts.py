@@ -61,7 +61,8 @@ class Restarts:
             except RunFailedError as failure:
                 if len(self.made) >= self.allowed:
                     raise
-                plan, resume = self._again(plan, failure, reached.steps)
+                steps = reached.steps if failure.steps_done is None else failure.steps_done
+                plan, resume = self._again(plan, failure, steps)
 
     def _again(self, plan: Plan, failure: RunFailedError, reached: int) -> tuple[Plan, str | None]:
         """What to start after a failure, and from where."""
