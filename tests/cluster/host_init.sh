@@ -2,12 +2,17 @@
 # Arguments: the host's name, the folder that hosts share (under /tmp), and Python.
 set -eu
 name=$1 folder=$2 python=$3
+checkout=$(cd "$(dirname "$0")/../.." && pwd -P)
 hostname "$name"
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /mnt
-mkdir -p "/mnt/${folder#/tmp/}"
-mount --bind "$folder" "/mnt/${folder#/tmp/}"
+for kept in "$folder" "$checkout"; do
+	case "$kept" in /tmp/*)  # it would be hidden by the host's own /tmp
+		mkdir -p "/mnt/${kept#/tmp/}"
+		mount --bind "$kept" "/mnt/${kept#/tmp/}"
+	esac
+done
 mount --move /mnt /tmp
 mount --bind "$folder/etc/hosts" /etc/hosts
 [ ! -d /etc/ssh ] || mount --bind "$folder/etc/ssh" /etc/ssh
