@@ -19,8 +19,9 @@ from cluster.network import Network
 
 RECORDED = Path(__file__).parents[1] / "launchers" / "recorded"
 SECONDS = 120.0
-_LEFT_TO_CHANCE = "SLURM_DISTRIBUTION"
-"""Of heterogeneous steps: now `block`, now `cyclic`, for the same command."""
+_LEFT_TO_CHANCE = ("SLURM_DISTRIBUTION", "RAY_USAGE_STATS_ENABLED")
+"""Of heterogeneous steps: now `block`, now `cyclic`, for the same command. Of Ray: the head has it alone,
+whose ranks are now the first, now the last."""
 _PROJECT = str(Path(__file__).parents[2])
 _RANK = str(Path(__file__).with_name("rank_variables.py"))
 _OF_A_SHELL = re.compile(
@@ -73,10 +74,16 @@ def form(ranks: list[dict[str, Any]]) -> list[dict[str, str]]:
         {
             name: _VARIES.sub("#", text)
             for name, text in rank["variables"].items()
-            if name != _LEFT_TO_CHANCE
+            if name not in _LEFT_TO_CHANCE
         }
         for rank in ranks
     ]
+
+
+def hosts(ranks: list[dict[str, Any]]) -> list[int]:
+    """Which ranks are on one host: hosts are numbered as they come, for Ray begins with any."""
+    names = [rank["host"] for rank in ranks]
+    return [list(dict.fromkeys(names)).index(name) for name in names]
 
 
 def recorded(name: str) -> list[dict[str, Any]]:

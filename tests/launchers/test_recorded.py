@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from cluster.bed import Bed
 from cluster.engines import ENGINES
-from cluster.recording import RECORDED, form, record, recorded
+from cluster.recording import RECORDED, form, hosts, record, recorded
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_sets_what_was_recorded(bed: Bed, name: str) -> None:
     found, before = record(bed, ENGINES[name]), recorded(name)
-    assert [rank["host"] for rank in found] == [rank["host"] for rank in before]
+    assert hosts(found) == hosts(before)
     assert form(found) == form(before)
 
 
