@@ -230,8 +230,8 @@ def _named_optimizer(
 
 
 def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The variables of a loss scale as its state names them; none without one."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    """The variables of a loss scale as its state names them; none without one, or before it is built."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
         return {}
     return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
 

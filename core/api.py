@@ -202,6 +202,7 @@ def resume(
         launcher_options=before.launcher.options if alone and not launcher else launcher_options,
         resume=checkpoint_folder(own, before.directory),
         max_restarts=max_restarts,
+        ranks=ranks,
     )
 
 

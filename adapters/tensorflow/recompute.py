@@ -80,11 +80,20 @@ def _attributes(values: Mapping[str, Any], start: str) -> Iterator[tuple[str, tf
 
 
 def _recomputed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives tensors by position, also those of keywords: no gradient comes back to others."""
+
     def call_or_recompute(module: tf.Module, *args: Any, **kwargs: Any) -> Any:
+        given = tf.nest.flatten((args, kwargs))
+        places = [place for place, each in enumerate(given) if tf.is_tensor(each)]
+
         def compute(*tensors: Any) -> Any:
-            return call(module, *tensors, **kwargs)
+            filled = list(given)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
+            return call(module, *own_args, **own_kwargs)
 
         compute.__name__ = name
-        return recomputed(compute)(*args)
+        return recomputed(compute)(*(given[place] for place in places))
 
     return call_or_recompute

@@ -16,6 +16,9 @@ from isotrain.adapters.portable import OwnLosses
 from isotrain.adapters.torch.stage_exchange import StageExchange
 from isotrain.plugin import Pass, Slice, StageWork, Transfer, UnsupportedError
 
+TransferKey = tuple[int, tuple[tuple[int, ...], ...]]
+"""A chunk, and the shapes of the inputs."""
+
 
 @dataclass
 class Stages:
@@ -25,13 +28,13 @@ class Stages:
         model: The model, cut.
         exchange: With the other stages.
         losses: Of targets and predictions, one for each output.
-        told: Of which transfers, and for how many samples, the receiver knows the shapes: what they are like.
+        told: Of which transfers, for inputs of which shapes, the receiver knows what comes: what it is like.
     """
 
     model: StagedModel
     exchange: StageExchange
     losses: Callable[[Any, Any], Any]
-    told: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict)
+    told: dict[TransferKey, list[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +159,10 @@ class TorchStageWork(StageWork):
             told[key] = [exchange.receive_like(transfer.source, device) for _ in takes]
         return told[key]
 
-    def _key(self, transfer: Transfer) -> tuple[int, int]:
-        piece = self._pieces[transfer.micro_batch]
-        return transfer.chunk, max(piece.count, 1)
+    def _key(self, transfer: Transfer) -> TransferKey:
+        """What both ends know, and what decides the shapes: the inputs, which every stage has."""
+        inputs = self._stages.model.inputs(self._pieces[transfer.micro_batch].inputs)
+        return transfer.chunk, tuple(tuple(each.shape) for each in inputs.values())
 
     def _pieces_device(self) -> torch.device:
         return next(iter(self._stages.model.inputs(self._pieces[0].inputs).values())).device

@@ -126,8 +126,9 @@ class StagedGroup(TorchReplicaGroup):
             flat_mean(self.exchange, gradients, 1.0)
         norm = None
         if self._spec.clip is not None and self._spec.clip.global_norm is not None:
-            own = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            norm = self.exchange.over_stages(own**2).sqrt()
+            nothing = torch.zeros_like(self.program.updated[0].flatten()[0])
+            norms = torch.stack([nothing, *torch._foreach_norm(gradients)])
+            norm = self.exchange.over_stages(torch.linalg.vector_norm(norms) ** 2).sqrt()
         self.program.apply(norm)
 
     def join_stages(self) -> None:

@@ -53,13 +53,16 @@ def launchers(options: argparse.Namespace) -> None:
 
 def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
     """Writes what a run would give to its engine, and says what to do with it; starts nothing."""
+    from dataclasses import replace
+
     from isotrain.core import api
     from isotrain.core.launching import driving
     from isotrain.core.launching.run_directory import RunDirectory
 
     how = {"launcher": options.launcher, "launcher_options": dict(options.launcher_option)}
     plan = api.plan(spec, backend=options.backend, replicas=options.replicas, **how)
-    if _engine(spec, plan) is None:
+    launcher = _engine(spec, plan)
+    if launcher is None:
         raise PlanError(
             f"--dry-run: launcher {plan.launcher!r} gives nothing to an engine. `isotrain plan` shows what it"
             " would do."
@@ -67,11 +70,12 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
     given = RunDirectory.create(spec.name, options.run_dir)
     found = _submission(spec, plan, given.path.absolute())
     files = driving.write(*found)
+    shown = _plain(launcher.submission(replace(found[1], key="KEY")), found[1])
     if options.json:
-        print(json_page({"format": FORMAT, "folder": str(given.path), **_plain(*found)}))
+        print(json_page({"format": FORMAT, "folder": str(given.path), **shown}))
         return
     print("".join(f"{path}\n" for path in files), end="")
-    print("".join(f"{line}\n" for line in _plain(*found)["submission"]["commands"]), end="")
+    print("".join(f"{line}\n" for line in shown["submission"]["commands"]), end="")
 
 
 def given_to_engine(spec: TrainingSpec, plan: Plan) -> dict[str, Any]:

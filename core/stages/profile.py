@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from isotrain.core.errors import PlanError
 
@@ -75,7 +76,22 @@ class ModelProfile:
 
     def seconds(self, first: Cut, second: Cut) -> float:
         """Forward and backward, of the layers between two cuts."""
-        return sum(layer.seconds for layer in self.within(first, second))
+        return self._seconds_until(second) - self._seconds_until(first)
+
+    def _seconds_until(self, cut: Cut) -> float:
+        if cut not in self._known_seconds:
+            self._known_seconds[cut] = sum(layer.seconds for layer in self.within(0, cut))
+        return self._known_seconds[cut]
+
+    @cached_property
+    def _known_seconds(self) -> dict[Cut, float]:
+        """By the cut: a graph has thousands, and every two are asked for."""
+        return {}
+
+    @cached_property
+    def _known_bytes(self) -> dict[Cut, int]:
+        """As above, of what goes over a cut."""
+        return {}
 
     def weight_bytes(self, first: Cut, second: Cut) -> int:
         """The weights of the layers between two cuts."""
@@ -83,6 +99,11 @@ class ModelProfile:
 
     def crossing_bytes(self, cut: Cut) -> int:
         """What goes over a cut: all that layers behind it take from before it, also past other stages."""
+        if cut not in self._known_bytes:
+            self._known_bytes[cut] = self._crossing_bytes(cut)
+        return self._known_bytes[cut]
+
+    def _crossing_bytes(self, cut: Cut) -> int:
         needed = {
             source
             for place, layer in enumerate(self.layers)
