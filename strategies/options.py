@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from isotrain.plugin import PlanError, TrainingSpec, UnsupportedError, unknown_name
+from isotrain.plugin import CustomOptimizer, PlanError, TrainingSpec, UnsupportedError, unknown_name
 
 
 def refused(strategy: str, option: str, expected: str, given: Any) -> PlanError:
@@ -78,5 +78,22 @@ def without_loss_scaling(strategy: str, spec: TrainingSpec, why: str) -> None:
     if spec.precision == "float16":
         raise UnsupportedError(
             f"strategy {strategy} {why}. Float16 needs one: use precision bfloat16 or float32, or"
+            " strategy data-parallel."
+        )
+
+
+def without_own_optimizer(strategy: str, spec: TrainingSpec) -> None:
+    """Refuses an optimizer of the person's own where each process updates a part of the weights.
+
+    It may clip by the norm of all gradients, look across weights, or treat some by their place among all:
+    of a part it would make something else, and nothing tells.
+
+    Raises:
+        UnsupportedError: The spec has one.
+    """
+    if isinstance(spec.optimizer, CustomOptimizer):
+        raise UnsupportedError(
+            f"strategy {strategy}: optimizer.custom: each process updates a part of the weights, of which an"
+            " optimizer of your own might make something else. Use one of the named ones (and `clip`), or"
             " strategy data-parallel."
         )

@@ -76,6 +76,7 @@ class Pipeline(Strategy):
             UnsupportedError: The spec asks for something of the kind.
         """
         options.without_loss_scaling(self.name, spec, "scales no losses")
+        options.without_own_optimizer(self.name, spec)
         for field, why in _REFUSED.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")

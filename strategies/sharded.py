@@ -73,8 +73,9 @@ class Sharded(Strategy):
         self._buckets: tuple[Bucket, ...] = ()
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses loss scaling; shares the weights out."""
+        """Refuses loss scaling and an own optimizer; shares the weights out."""
         options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
+        options.without_own_optimizer(self.name, spec)
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         if plan.weight_shapes is not None:
             self._share_out(list(map(math.prod, plan.weight_shapes)), plan)

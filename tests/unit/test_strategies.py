@@ -108,6 +108,13 @@ def test_loss_scaling_is_refused(host: PluginHost, name: str, options: dict[str,
         plan(host, name, options, precision="float16")
 
 
+@pytest.mark.parametrize("name", ["sharded", "pipeline"])
+def test_an_own_optimizer_is_refused_where_it_would_see_a_part(host: PluginHost, name: str) -> None:
+    optimizer = {"custom": "somewhere:make", "lr": 0.5}
+    with pytest.raises(UnsupportedError, match="a part of the weights"):
+        plan(host, name, {}, optimizer=optimizer)
+
+
 def test_bfloat16_is_refused_where_it_would_travel_as_float32(host: PluginHost) -> None:
     (strategy,) = [host.strategy("compressed", {"method": "bf16"})]
     lacking = [
