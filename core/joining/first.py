@@ -105,7 +105,7 @@ def _tell_end(error: BaseException, channels: Sequence[Channel]) -> None:
     known = isinstance(error, RunFailedError)
     told = error if known else EndedError(f"the run was ended on rank 0: {_words(error)}")
     for channel in channels:
-        channel.send({"do": "fail", **as_message(told)})
+        channel.send(as_message(told))
 
 
 def _words(error: BaseException) -> str:

@@ -30,6 +30,8 @@ _LOOK_SECONDS = 0.1
 _STATUS_SECONDS_PER_PROCESS = 0.002
 """So often rank 0 is told where this process is: it hears of all of them."""
 _PAUSE_SECONDS = 1.0
+_STDERR = 2
+"""Whatever has been put in the place of `sys.stderr`."""
 
 
 class Relay:
@@ -87,10 +89,12 @@ class Relay:
             self._heard += pause
 
     def _pass_on(self, tail: Tail) -> None:
-        text = tail.read()
-        if text:
+        lines = (
+            self._line.read_lines() or ()
+        )  # first: what was printed before an event goes before it
+        while text := tail.read():
             self._channel.send({"output": text})
-        for line in self._line.read_lines() or ():
+        for line in lines:
             self._channel.send({"event": line.decode(), **self._status()})
         if self._told != self._line.status and time.monotonic() - self._told_at > self._interval:
             self._channel.send(self._status())
@@ -107,12 +111,12 @@ class Relay:
         if messages:
             self._heard = time.monotonic()
         for message, arrays in messages:
+            if "error" in message:  # of the run, or of rank 0 before or after it
+                raise error_of(message)
             what = message["do"]
             if what == "leave":
                 values: list[Any] = unpacked_value(message["returned"], arrays)
                 return True, values
-            if what == "fail":
-                raise error_of(message)
             self._do(what, message)
         silent = time.monotonic() - self._heard
         if silent > self._silence:
@@ -127,7 +131,7 @@ class Relay:
         elif what == "begin":
             self._work.begin()
         elif what == "stacks":
-            faulthandler.dump_traceback(all_threads=True)
+            faulthandler.dump_traceback(_STDERR, all_threads=True)
         elif what == "end":
             os._exit(1)
 

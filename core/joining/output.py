@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -17,18 +19,19 @@ class Tail:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._position = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self) -> str:
         """What is new, or the first part of it."""
         chunk = os.pread(self._descriptor, _MOST_BYTES, self._position)
         self._position += len(chunk)
-        return chunk.decode(errors="replace")
+        return self._decoder.decode(chunk)
 
 
 @contextlib.contextmanager
 def sent_to_file() -> Iterator[Tail]:
-    """Within it, standard output and error go to a file, whoever writes to them."""
-    with tempfile.TemporaryFile() as log:
+    """Within it, standard output and error go to a file, line by line, whoever writes to them."""
+    with tempfile.TemporaryFile() as log, _line_buffered():
         _flush()
         kept = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
@@ -40,6 +43,19 @@ def sent_to_file() -> Iterator[Tail]:
             for number, own in zip((1, 2), kept, strict=True):
                 os.dup2(own, number)
                 os.close(own)
+
+
+@contextlib.contextmanager
+def _line_buffered() -> Iterator[None]:
+    streams = [s for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
+    before = [stream.line_buffering for stream in streams]
+    for stream in streams:
+        stream.reconfigure(line_buffering=True)
+    try:
+        yield
+    finally:
+        for stream, own in zip(streams, before, strict=True):
+            stream.reconfigure(line_buffering=own)
 
 
 def _flush() -> None:

@@ -174,6 +174,7 @@ def do_job(
 
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
+        reporter.enter("build model")
         spec = with_named_model(job.spec, host)
         strategy = host.strategy(job.plan.strategy, job.plan.strategy_options)
         adapter = host.backend(job.plan.backend)

@@ -64,7 +64,7 @@ class Started:
         with (self._folder / f"out-{rank}").open("w") as out:
             return subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, **variables},
+                env={**os.environ, "PYTHONUNBUFFERED": "", **variables},  # as engines leave it
                 cwd=self._folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,
