@@ -312,7 +312,7 @@ class ServedGroup(ReplicaGroup):
         return self._own.numpy(tensor)
 
     local_step = apply = average_parameters = _refusal
-    keep_slots_of = update_own = reduced_gradients = _refusal
+    keep_slots_of = update_own = reduced_gradients = staged_step = join_stages = _refusal
 
     def barrier(self) -> None:
         """Waits for what was handed out; there is no other process to wait for."""
