@@ -82,3 +82,11 @@ def unknown_name(kind: str, name: str, available: Iterable[str]) -> str:
     known = sorted(available)
     listed = ", ".join(known) or "none"
     return f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {listed}."
+
+
+def error_named(name: str, text: str) -> IsotrainError:
+    """The error that another process has told of: of the class of that name, if it is one of these."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, IsotrainError):
+        return kind(text)
+    return RunFailedError(text)

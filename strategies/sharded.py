@@ -17,7 +17,6 @@ from isotrain.plugin import (
     Capability,
     Conserved,
     ModelBytes,
-    Partition,
     Plan,
     PlanError,
     Reduction,
@@ -69,7 +68,6 @@ class Sharded(Strategy):
             )
         self._bucket_bytes = 1e6 * options.positive(self.name, "bucket_megabytes", bucket_megabytes)
         self._clips = False
-        self._partition: Partition | None = None
         self._buckets: tuple[Bucket, ...] = ()
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
@@ -89,8 +87,8 @@ class Sharded(Strategy):
                 " data-parallel."
             )
         width = (plan.gradient_bytes or 0) / sum(sizes)
-        self._partition = partition(sizes, plan.replicas)
-        self._buckets = self._partition.buckets(max(1, int(self._bucket_bytes / width)))
+        shares = partition(sizes, plan.replicas)
+        self._buckets = shares.buckets(max(1, int(self._bucket_bytes / width)))
 
     def started(self, group: ReplicaGroup) -> None:
         """Leaves each replica the slots of its own weights, in the order of the buckets."""

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+KEY_VARIABLE = "ISOTRAIN_KEY"
+"""By which processes that an engine starts are told the key of their run."""
+
 
 @dataclass(frozen=True)
 class RankCommand:
@@ -19,7 +22,7 @@ class RankCommand:
         options: Of `isotrain run`, but for the run directory.
         run_directory: Where rank 0 keeps the run's files.
         variables: What every rank must find set, as it is here; no secret is among them.
-        key: The value of `ISOTRAIN_KEY`, a secret by which the processes of the run know each other.
+        key: The value of `KEY_VARIABLE`, a secret by which the processes of the run know each other.
     """
 
     name: str

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.rank_command import KEY_VARIABLE
 from isotrain.core.errors import PlanError
 
-VARIABLE = "ISOTRAIN_KEY"
 FILE = Path("~/.config/isotrain/key")
 _READABLE_BY_OTHERS = 0o077
 
@@ -40,7 +40,7 @@ class RunKey:
         Raises:
             PlanError: The key file can be read by others.
         """
-        own = variables.get(VARIABLE, "").encode() or _from_file()
+        own = variables.get(KEY_VARIABLE, "").encode() or _from_file()
         run = f"{place.engine}\n{place.job}\n{place.world_size}\n{number}"
         return cls(hmac.digest(own or b"isotrain", run.encode(), "sha256"), bool(own))
 

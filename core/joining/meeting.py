@@ -11,7 +11,7 @@ from typing import Any
 from isotrain.core import errors
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.process import LOCALHOST
-from isotrain.core.errors import IsotrainError, PeerLostError, RunFailedError
+from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.joining.channel import Channel, finish
 from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.welcome import Welcome
@@ -230,8 +230,4 @@ def as_message(error: BaseException) -> dict[str, str]:
 
 def error_of(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
     """The error that another process has told of."""
-    kind = getattr(errors, str(message["error"]), None)
-    text = prefix + str(message["text"])
-    if isinstance(kind, type) and issubclass(kind, IsotrainError):
-        return kind(text)
-    return RunFailedError(text)
+    return errors.error_named(str(message["error"]), prefix + str(message["text"]))

@@ -22,12 +22,12 @@ from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.meeting import Chair, Facts, Meeting, Member
 from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import PORTS, Ports
+from isotrain.core.planning.places import COORDINATOR_VARIABLE
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.version import VERSION
 from isotrain.core.system.versions import versions
 
-COORDINATOR_VARIABLE = "ISOTRAIN_COORDINATOR"
 """`HOST` or `HOST:PORT` where rank 0 lets the others in, where the engine does not tell it."""
 _CANDIDATES = 8
 _UNKNOWN_SECONDS = 60.0

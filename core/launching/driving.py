@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.core import errors
 from isotrain.core.contracts.events import OnEvent, Output, read_event
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.plugin_choice import PluginChoice
-from isotrain.core.contracts.rank_command import RankCommand
+from isotrain.core.contracts.rank_command import KEY_VARIABLE, RankCommand
 from isotrain.core.contracts.submission import Submission
-from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
+from isotrain.core.errors import PlanError, RunFailedError, error_named
 from isotrain.core.json_text import json_page
 from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.launching.run_directory import checkpoint_folder
@@ -29,7 +28,6 @@ FOLDER = "engine"
 """In the run directory: what the engine was given, and what it said."""
 _TRAINING = ("isotrain.core.running.works", "train")
 """What `isotrain run` does with its session."""
-KEY_VARIABLE = "ISOTRAIN_KEY"
 _KEY_BYTES = 32
 _LAST_LINES = 30
 _LONGEST_PREFIX = 64
@@ -193,9 +191,7 @@ def _event(line: str) -> dict[str, Any] | None:
 def _raise_if_error(told: Mapping[str, Any]) -> None:
     """Raises again what was raised on rank 0."""
     if told["event"] == "error":
-        kind = getattr(errors, str(told.get("error")), RunFailedError)
-        known = isinstance(kind, type) and issubclass(kind, IsotrainError)
-        raise (kind if known else RunFailedError)(str(told.get("message")))
+        raise error_named(str(told.get("error")), str(told.get("message")))
 
 
 def _result(told: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
