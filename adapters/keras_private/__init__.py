@@ -1,0 +1,83 @@
+"""The parts of Keras that it does not document and isotrain uses; nothing else touches such parts.
+
+Imported by adapters only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+from isotrain.adapters.keras_private import (
+    calls,
+    drawing,
+    graphs,
+    layers,
+    losses,
+    masks,
+    optimizers,
+    promotion,
+)
+from isotrain.adapters.keras_private.calls import is_training, layer_of_error, surroundings, uncast
+from isotrain.adapters.keras_private.drawing import (
+    draw_unseeded_by,
+    initial_draws,
+    is_seed,
+    moved_seeds,
+    seeded_generators,
+)
+from isotrain.adapters.keras_private.graphs import is_functional, nodes_of, standardised_inputs
+from isotrain.adapters.keras_private.layers import (
+    add_losses,
+    assignments,
+    draws_random_numbers,
+    hooks_of,
+    layers_of,
+    moved_by,
+    parts_of,
+)
+from isotrain.adapters.keras_private.losses import counting_losses, is_built, plain_losses, reduced
+from isotrain.adapters.keras_private.masks import mask_of, set_mask
+from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of
+from isotrain.adapters.keras_private.promotion import keep_64_bits
+
+PARTS = (
+    *promotion.PARTS,
+    *layers.PARTS,
+    *graphs.PARTS,
+    *calls.PARTS,
+    *masks.PARTS,
+    *drawing.PARTS,
+    *losses.PARTS,
+    *optimizers.PARTS,
+)
+"""Each with a test of itself."""
+
+__all__ = [
+    "PARTS",
+    "add_losses",
+    "apply_as_given",
+    "assignments",
+    "counting_losses",
+    "draw_unseeded_by",
+    "draws_random_numbers",
+    "hooks_of",
+    "initial_draws",
+    "is_built",
+    "is_functional",
+    "is_seed",
+    "is_training",
+    "keep_64_bits",
+    "layer_of_error",
+    "layers_of",
+    "mask_of",
+    "moved_by",
+    "moved_seeds",
+    "nodes_of",
+    "parts_of",
+    "plain_losses",
+    "reduced",
+    "seeded_generators",
+    "set_mask",
+    "slots_of",
+    "standardised_inputs",
+    "surroundings",
+    "uncast",
+]

@@ -1,0 +1,118 @@
+"""What layers hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from isotrain.adapters.keras_private.replacing import replaced
+from isotrain.adapters.private_parts import PrivatePart, require
+
+
+def layers_of(layer: keras.Layer) -> list[keras.Layer]:
+    """A layer and all that are inside it, at any depth."""
+    return [layer, *layer._flatten_layers(include_self=False)]
+
+
+def _finds_inner_layers() -> None:
+    inner = keras.layers.Dense(1)
+    outer = keras.Sequential([keras.Sequential([inner])])
+    found = layers_of(outer)
+    require(found[0] is outer and any(each is inner for each in found), "layers at any depth")
+
+
+def parts_of(layer: keras.Layer) -> list[keras.Layer]:
+    """The layers that are right inside of a layer."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def _finds_parts() -> None:
+    dense, inner = keras.layers.Dense(1), keras.Sequential(name="inner")
+    inner.add(dense)
+    inner.build((None, 2))
+    found = parts_of(keras.Sequential([inner]))
+    require([each for each in found if each is not inner] == [], "no more than the layers inside")
+    require(any(each is dense for each in parts_of(inner)), "a layer in a Sequential")
+
+
+def draws_random_numbers(layer: keras.Layer) -> bool:
+    """Whether a layer has a generator of random numbers of its own."""
+    return bool(layer._seed_generators)
+
+
+def _knows_who_draws() -> None:
+    require(draws_random_numbers(keras.layers.Dropout(0.5)), "a generator in Dropout")
+    require(not draws_random_numbers(keras.layers.Dense(1)), "no generator in Dense")
+
+
+def moved_by(layer: keras.Layer) -> list[Any]:
+    """The weights that a layer itself moves, whether it is frozen or not."""
+    return list(layer._non_trainable_variables)
+
+
+def _knows_who_moves() -> None:
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    layer.trainable = False
+    moved = {id(variable) for variable in moved_by(layer)}
+    require(
+        moved == {id(layer.moving_mean), id(layer.moving_variance)}, "the moving mean and variance"
+    )
+
+
+def add_losses(layers: Iterable[keras.Layer]) -> bool:
+    """Whether any layer has added a loss of its own while it was called last."""
+    return any(layer._losses or layer._loss_ids for layer in layers)
+
+
+def _notices_added_losses() -> None:
+    layer = keras.layers.ActivityRegularization(l2=1.0)
+    require(not add_losses([layer]), "no loss before the call")
+    layer(keras.ops.ones((1, 2)))
+    require(add_losses([layer]), "a loss after the call")
+
+
+def assignments(note: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:
+    """Has `note(variable, value)` called in place of every assignment to a variable, which stays as it is."""
+    return replaced(keras.Variable, "assign", note)
+
+
+def _notes_assignments() -> None:
+    layer, seen = keras.layers.BatchNormalization(), []
+    layer.build((None, 2))
+    before = keras.ops.convert_to_numpy(layer.gamma)
+    with assignments(lambda variable, value: seen.append(id(variable))):
+        layer.load_own_variables({str(place): np.full(2, 7.0) for place in range(4)})
+    require(seen == [id(v) for v in layer.variables], "each variable of a layer is assigned to")
+    require(bool((keras.ops.convert_to_numpy(layer.gamma) == before).all()), "and none is changed")
+
+
+def hooks_of(layers: Iterable[keras.Layer]) -> list[Any]:
+    """The tables of torch's hooks that wait for layers to be called; none on other frameworks."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [vars(layer)[name] for layer in layers for name in names if name in vars(layer)]
+
+
+def _knows_hooks() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    layer = keras.layers.Dense(1)
+    hooks = hooks_of([layer])
+    require(not any(hooks), "no hooks on a new layer")
+    layer.register_forward_hook(lambda *given: None)
+    require(any(hooks), "a hook in the layer's table")
+
+
+PARTS = (
+    PrivatePart("Layer._flatten_layers", _finds_inner_layers),
+    PrivatePart("Layer._flatten_layers, not recursive", _finds_parts),
+    PrivatePart("Layer._seed_generators", _knows_who_draws),
+    PrivatePart("Layer._non_trainable_variables", _knows_who_moves),
+    PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),
+    PrivatePart("Layer.load_own_variables by Variable.assign", _notes_assignments),
+    PrivatePart("Layer._forward_hooks", _knows_hooks),
+)

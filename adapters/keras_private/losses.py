@@ -1,0 +1,94 @@
+"""How losses and metrics count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src.losses import loss as loss_module
+
+from isotrain.adapters.keras_private.masks import set_mask
+from isotrain.adapters.keras_private.replacing import replaced
+from isotrain.adapters.private_parts import PrivatePart, require
+
+
+def plain_losses() -> contextlib.AbstractContextManager[None]:
+    """Makes losses give the mean over the samples they get, also under a strategy of TensorFlow."""
+    return replaced(loss_module, "scale_loss_for_distribution", lambda value: value)
+
+
+def _scales_losses() -> None:
+    def doubled(value: Any) -> Any:
+        return value * 2
+
+    ones, zeros = keras.ops.ones((2, 1)), keras.ops.zeros((2, 1))
+    with replaced(loss_module, "scale_loss_for_distribution", doubled):
+        loss = keras.losses.MeanSquaredError()(ones, zeros)
+    require(float(loss) == 2.0, "losses are scaled by losses.loss.scale_loss_for_distribution")
+
+
+@contextlib.contextmanager
+def counting_losses(counted: Callable[[Any | None], None]) -> Iterator[None]:
+    """Tells of every loss that is reduced to a mean what that mean counts by.
+
+    Args:
+        counted: Gets, for each, the number of places that a mask leaves, or the sum of the weights that the
+            reduction divides by; None where it divides by the number of all places.
+    """
+    original = loss_module.reduce_weighted_values
+
+    def noted(values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+        weights = mask
+        if reduction == "mean_with_sample_weight":
+            weights = loss_module.apply_mask(sample_weight, mask, values.dtype, reduction)
+        is_mean = reduction in ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+        is_alike = weights is None or not is_mean
+        counted(None if is_alike else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
+        return original(values, sample_weight, mask, reduction, dtype)
+
+    with replaced(loss_module, "reduce_weighted_values", noted):
+        yield
+
+
+def reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
+    """The mean of values over the places that a mask leaves, each times its sample's weight."""
+    return loss_module.reduce_weighted_values(
+        values,
+        sample_weight=weights,
+        mask=mask,
+        reduction="sum_over_batch_size",
+        dtype=values.dtype,
+    )
+
+
+def _counts_losses() -> None:
+    found: list[Any] = []
+    plain, masked = keras.ops.ones((2, 1)), keras.ops.ones((2, 1))
+    set_mask(masked, keras.ops.convert_to_tensor([True, False]))
+    with counting_losses(found.append):
+        for predictions in (plain, masked):
+            keras.losses.MeanSquaredError()(keras.ops.zeros((2, 1)), predictions)
+    require(found[0] is None and float(found[1]) == 1.0, "what counts in a loss with a mask")
+    weighed = reduced(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
+    require(float(weighed) == 2.0, "the mean of weighed values")
+
+
+def is_built(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric has all its variables; some make them when they see the first samples."""
+    return bool(getattr(metric, "_built", True))
+
+
+def _knows_what_is_built() -> None:
+    metric = keras.metrics.R2Score()
+    require(not is_built(metric), "R2Score without variables before its first samples")
+    metric.update_state(keras.ops.ones((2, 1)), keras.ops.zeros((2, 1)))
+    require(is_built(metric), "R2Score with its variables afterwards")
+
+
+PARTS = (
+    PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
+    PrivatePart("losses.loss.reduce_weighted_values", _counts_losses),
+    PrivatePart("Metric._built", _knows_what_is_built),
+)
