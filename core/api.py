@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.environment import Place
-from isotrain.core.contracts.events import Event
-from isotrain.core.contracts.events import OnEvent as OnEachEvent
-from isotrain.core.contracts.job import Job, Work
+from isotrain.core.asked_run import AskedRun, OnEvent
+from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
-from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
@@ -24,31 +17,17 @@ from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.look import look
-from isotrain.core.launching.run_directory import PLAN_FILE, RunDirectory, checkpoint_folder
-from isotrain.core.launching.run_job import run_job
-from isotrain.core.launching.shown_ranks import shown_ranks
-from isotrain.core.loggers.audience import Audience
+from isotrain.core.launching.run_directory import PLAN_FILE, checkpoint_folder
 from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
-from isotrain.core.plugins import choice as plugin_choice
-from isotrain.core.plugins.host import PluginHost, plugin_host
-from isotrain.core.running.restarts import Restarts
+from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
-from isotrain.core.running.run_records import RunRecords
-from isotrain.core.running.starting_point import RunBefore, held_directory, starting_checkpoint
+from isotrain.core.running.starting_point import RunBefore
 from isotrain.core.running.works import describe, train
-from isotrain.core.spec.files import load_spec
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.system.variables import variables_set
-from isotrain.core.system.versions import versions
 
 if TYPE_CHECKING:
-    from isotrain.core.checkpoints.checkpoint import Checkpoint
-    from isotrain.core.joining.party import Party
     from isotrain.core.running.session import Session
-
-SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
-OnEvent = Callable[[Mapping[str, Any]], None]
-"""A person's own function: it is told of every event as a mapping."""
 
 
 def run(
@@ -90,11 +69,11 @@ def run(
         RunFailedError: A process failed; tells which, where and why.
     """
     chosen = ChosenLauncher(launcher, launcher_options or {})
-    asked = _Asked(
+    asked = AskedRun(
         *(spec, backend, replicas, chosen, run_directory, on_event, port, resume, max_restarts),
         ranks,
     )
-    with _started(train, asked) as ended:
+    with asked.carried_out(train) as ended:
         result = result_from_dict(
             {**ended.returned[0], "restarts": ended.restarts}, ended.directory.path
         )
@@ -146,11 +125,11 @@ def launch(
         RunFailedError: A process failed; tells which, where and why.
     """
     chosen = ChosenLauncher(launcher, launcher_options or {})
-    asked = _Asked(
+    asked = AskedRun(
         *(spec, backend, replicas, chosen, run_directory, on_event, port, resume, max_restarts),
         ranks,
     )
-    with _started(work, asked) as ended:
+    with asked.carried_out(work) as ended:
         return ended.returned
 
 
@@ -305,193 +284,3 @@ def measured_plan(
         strategy=host.strategy(wanted.strategy, wanted.strategy_options),
         adapter=host.backend(wanted.backend),
     )
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments that `run` and `launch` share."""
-
-    spec: SpecLike
-    backend: str
-    replicas: int | None
-    launcher: ChosenLauncher
-    run_directory: str | os.PathLike[str] | None
-    on_event: OnEvent | None
-    port: int | None
-    resume: str | os.PathLike[str] | None
-    max_restarts: int
-    ranks: Sequence[int]
-
-    def loaded(self) -> tuple[TrainingSpec, PluginHost]:
-        """The spec, and the host with its plugins."""
-        given = load_spec(self.spec)
-        return given, plugin_host(given.plugins)
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """Runs all processes of a plan once, from a checkpoint or from the start."""
-
-    work: Work
-    spec: TrainingSpec
-    host: PluginHost
-    directory: RunDirectory
-    port: int | None
-    party: Party | None
-
-    def __call__(self, plan: Plan, start: str | None, on_event: OnEachEvent) -> list[Any]:
-        launcher = None
-        if self.party is not None:
-            from isotrain.core.joining.first import First
-
-            launcher = First(self.party)
-        return run_job(
-            self.work,
-            self.spec,
-            plan,
-            self.host,
-            self.directory,
-            on_event=on_event,
-            resume=start,
-            first_port=self.port,
-            launcher=launcher,
-        )
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """A run that has ended well.
-
-    Attributes:
-        returned: What `work` returned, by rank.
-        directory: Where the run was.
-        audience: Will be told how it ended; None where another process does that.
-        restarts: See `RunResult`.
-    """
-
-    returned: list[Any]
-    directory: RunDirectory
-    audience: Audience | None = None
-    restarts: list[dict[str, Any]] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def _started(work: Work, asked: _Asked) -> Iterator[_Ended]:
-    """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
-    place = None if asked.launcher.name != LOCAL else place_to_join()
-    if place is None:
-        with _launched(work, asked, *asked.loaded(), None) as ended:
-            yield ended
-        return
-    from isotrain.core.joining.other import attend  # these import NumPy
-    from isotrain.core.joining.party import gather
-
-    _require_no_restarts(asked, place)
-    party = gather(
-        place, asked.loaded, backend=asked.backend, replicas=asked.replicas, port=asked.port
-    )
-    if party.rank == 0:
-        with (
-            party.meeting.telling(),
-            _launched(work, asked, party.spec, party.host, party) as ended,
-        ):
-            yield ended
-        return
-    with party.meeting.telling():
-        plan = _planned(party.spec, party.host, asked, party.layout, asked.replicas)
-    job = Job(work, party.spec, plan, b"", plugin_choice.current())
-    returned, directory = attend(party, job)
-    yield _Ended(returned, RunDirectory(Path(directory)))
-
-
-def _require_no_restarts(asked: _Asked, place: Place) -> None:
-    if asked.max_restarts:
-        raise PlanError(
-            f"max_restarts: this process was started by {place.engine}, which alone can start it again."
-            " Ask it to, and say --resume auto (resume= in Python)."
-        )
-
-
-@contextlib.contextmanager
-def _launched(
-    work: Work, asked: _Asked, given: TrainingSpec, host: PluginHost, party: Party | None
-) -> Iterator[_Ended]:
-    """Plans and launches; in the first process of a party, does its part and watches the others."""
-    layout = None if party is None else party.layout
-    planned = functools.partial(_planned, given, host, asked, layout)
-    resolved = planned(asked.replicas)
-    _require_ranks(asked.ranks, resolved)
-    loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
-    packages = versions(host.backend(resolved.backend).packages)
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(held_directory(given, asked.run_directory, asked.resume))
-        checkpoint = starting_checkpoint(given, directory, asked.resume)
-        _require_same_run(checkpoint, given, resolved)
-        audience = Audience(host, loggers, resolved.to_dict(), directory.path)
-        if asked.resume is not None:
-            step = 0 if checkpoint is None else checkpoint.step
-            directory.rewind(step)
-            audience.rewound(step)
-        directory.write_start(given, resolved, packages)
-        stack.enter_context(audience)
-        folder = checkpoint_folder(given, directory.path)
-        with (
-            _display(asked.on_event, resolved) as display,
-            shown_ranks(directory.path, asked.ranks, display) as show,
-        ):
-            records = RunRecords(directory, audience, show)
-            restarts = Restarts(
-                asked.max_restarts, folder, checkpoint, records, given.min_replicas, planned
-            )
-            attempt = _Attempt(work, given, host, directory, asked.port, party)
-            returned = restarts.run(attempt, resolved)
-        yield _Ended(returned, directory, audience, restarts.made)
-
-
-def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
-    count = len(plan.processes)
-    for rank in ranks:
-        if not 0 <= rank < count:
-            raise PlanError(
-                f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has {count} processes."
-            )
-        if rank and plan.launcher_options is not None and plan.launcher != LOCAL:
-            raise PlanError(
-                f"ranks: the output of rank {rank} is where {plan.launcher} starts it, and does not come here"
-                " while the run goes on. Leave it out."
-            )
-
-
-def _planned(
-    spec: TrainingSpec,
-    host: PluginHost,
-    asked: _Asked,
-    layout: Layout | None,
-    replicas: int | None,
-) -> Plan:
-    return make_plan(
-        spec,
-        backend=asked.backend,
-        replicas=replicas,
-        host=host,
-        launcher=asked.launcher,
-        layout=layout,
-    )
-
-
-def _require_same_run(checkpoint: Checkpoint | None, spec: TrainingSpec, plan: Plan) -> None:
-    """Refuses a checkpoint of another run before anything is touched."""
-    if checkpoint is not None:
-        from isotrain.core.running import resuming
-
-        resuming.changes(resuming.Saved(checkpoint), spec, plan)
-
-
-def _display(
-    on_event: OnEvent | None, plan: Plan
-) -> contextlib.AbstractContextManager[Callable[[Event], None]]:
-    if on_event is not None:
-        return contextlib.nullcontext(lambda event: on_event(event.to_dict()))
-    from isotrain.core.showing import display
-
-    return display.automatic(plan)

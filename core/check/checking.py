@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from isotrain.core.check import batch_rules, machine_rules, model_rules
 from isotrain.core.check.codes import CODES
@@ -15,12 +14,9 @@ from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecE
 from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.works import examine
-from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
-
-if TYPE_CHECKING:
-    from isotrain.core.api import SpecLike
 
 _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     model_rules.layers,

@@ -17,7 +17,7 @@ from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
-    from isotrain.core.api import OnEvent
+    from isotrain.core.asked_run import OnEvent
     from isotrain.core.cli.argument_types import Target
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.plugins.host import PluginHost

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from isotrain.core.comparison.comparison import Comparison
 from isotrain.core.comparison.engine import Engine, OnProgress
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
-from isotrain.core.spec.files import Source
+from isotrain.core.spec.files import SpecLike
 from isotrain.core.spec.parts import StrategyLike
 
 
 def compare(
-    spec: Source,
+    spec: SpecLike,
     *,
     backends: Sequence[str] | None = None,
     replicas: Sequence[int] = (1,),

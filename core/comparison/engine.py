@@ -32,7 +32,7 @@ from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plain_records import value
 from isotrain.core.plugins.host import plugin_host
-from isotrain.core.spec.files import Source, load_spec
+from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
@@ -52,7 +52,7 @@ class Engine:
         report: The HTML report, once there is one.
     """
 
-    def __init__(self, spec: Source, request: Request, on_progress: OnProgress) -> None:
+    def __init__(self, spec: SpecLike, request: Request, on_progress: OnProgress) -> None:
         """Plans every cell; starts nothing.
 
         Raises:

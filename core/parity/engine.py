@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,13 @@ from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRe
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost, plugin_host
-from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.name_maps import MapLike, NameMap, read_maps
 from isotrain.core.spec.parts import StrategyChoice, StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 from isotrain.core.system.versions import versions
 
-SpecLike = TrainingSpec | Mapping[str, Any] | str | os.PathLike[str]
 Say = Callable[[str], None]
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
 """The last one, as it compares all slots, which a replica that does not update all weights has not."""

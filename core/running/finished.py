@@ -21,7 +21,7 @@ from isotrain.core.running.data_loading import loaded
 from isotrain.core.running.targets import form_of, replaced
 from isotrain.core.running.trained import RunLike, Trained
 from isotrain.core.running.weight_sources import stored_weights
-from isotrain.core.spec.files import Source
+from isotrain.core.spec.files import SpecLike
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
@@ -31,7 +31,7 @@ def predict(
     run: RunLike,
     data: Any,
     *,
-    spec: Source | None = None,
+    spec: SpecLike | None = None,
     backend: str | None = None,
     replicas: int | None = None,
 ) -> Any:
@@ -66,7 +66,7 @@ def export(
     target: str | os.PathLike[str],
     *,
     to: ExportForm | None = None,
-    spec: Source | None = None,
+    spec: SpecLike | None = None,
     data: Any = None,
 ) -> Path:
     """Writes a trained model in a form that others open without isotrain, in a process of its own.

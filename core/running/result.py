@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from isotrain.core.contracts.export import ExportForm
-    from isotrain.core.spec.files import Source
+    from isotrain.core.spec.files import SpecLike
 
 RESULT_FILE = "result.json"
 FORMAT = 1
@@ -97,7 +97,7 @@ class RunResult(_Written):
         target: str | os.PathLike[str],
         *,
         to: ExportForm | None = None,
-        spec: Source | None = None,
+        spec: SpecLike | None = None,
         data: Any = None,
     ) -> Path:
         """Writes the trained model in a form that others open; see `isotrain.export`."""

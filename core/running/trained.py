@@ -15,7 +15,7 @@ from isotrain.core.errors import CheckpointError, IsotrainError, SpecError
 from isotrain.core.launching.run_directory import PLAN_FILE, SPEC_FILE, read_fields
 from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references
-from isotrain.core.spec.files import Source, load_spec
+from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _OF_THE_MODEL = (
@@ -54,7 +54,7 @@ class Trained:
     given: TrainingSpec | None
 
     @classmethod
-    def of(cls, run: RunLike, spec: Source | None = None) -> Trained:
+    def of(cls, run: RunLike, spec: SpecLike | None = None) -> Trained:
         """Finds out what a run has trained.
 
         Args:

@@ -18,7 +18,8 @@ from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES
 from isotrain.core.spec.problems import SpecModel, as_spec_error
 from isotrain.core.spec.training_spec import TrainingSpec
 
-Source = str | PathLike[str] | Mapping[str, Any] | TrainingSpec
+SpecLike = TrainingSpec | Mapping[str, Any] | str | PathLike[str]
+"""What a spec can be given as."""
 
 _SCRIPT = re.compile(r"\.py:[^:/]+$")
 _SHORTHANDS = {
@@ -33,7 +34,7 @@ _SHORTHANDS = {
 
 
 def load_spec(
-    source: Source, overrides: Sequence[str] = (), *, check_imports: bool = True
+    source: SpecLike, overrides: Sequence[str] = (), *, check_imports: bool = True
 ) -> TrainingSpec:
     """Reads and validates a spec; imports nothing that the spec names.
 

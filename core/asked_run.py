@@ -1,0 +1,225 @@
+"""A run as `run` and `launch` are asked for it, carried out to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.events import Event
+from isotrain.core.contracts.events import OnEvent as OnEachEvent
+from isotrain.core.contracts.job import Job, Work
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.layout import Layout
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.errors import PlanError
+from isotrain.core.joining.place import place_to_join
+from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
+from isotrain.core.launching.run_job import run_job
+from isotrain.core.launching.shown_ranks import shown_ranks
+from isotrain.core.loggers.audience import Audience
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins import choice as plugin_choice
+from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.running.restarts import Restarts
+from isotrain.core.running.run_records import RunRecords
+from isotrain.core.running.starting_point import held_directory, starting_checkpoint
+from isotrain.core.spec.files import SpecLike, load_spec
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.versions import versions
+
+if TYPE_CHECKING:
+    from isotrain.core.checkpoints.checkpoint import Checkpoint
+    from isotrain.core.joining.party import Party
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+"""A person's own function: it is told of every event as a mapping."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended well.
+
+    Attributes:
+        returned: What `work` returned, by rank.
+        directory: Where the run was.
+        audience: Will be told how it ended; None where another process does that.
+        restarts: See `RunResult`.
+    """
+
+    returned: list[Any]
+    directory: RunDirectory
+    audience: Audience | None = None
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AskedRun:
+    """What `run` and `launch` are asked for: the arguments that they share."""
+
+    spec: SpecLike
+    backend: str
+    replicas: int | None
+    launcher: ChosenLauncher
+    run_directory: str | os.PathLike[str] | None
+    on_event: OnEvent | None
+    port: int | None
+    resume: str | os.PathLike[str] | None
+    max_restarts: int
+    ranks: Sequence[int]
+
+    def loaded(self) -> tuple[TrainingSpec, PluginHost]:
+        """The spec, and the host with its plugins."""
+        given = load_spec(self.spec)
+        return given, plugin_host(given.plugins)
+
+    @contextlib.contextmanager
+    def carried_out(self, work: Work) -> Iterator[Ended]:
+        """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
+        place = None if self.launcher.name != LOCAL else place_to_join()
+        if place is None:
+            with self._launched(work, *self.loaded(), None) as ended:
+                yield ended
+            return
+        from isotrain.core.joining.other import attend  # these import NumPy
+        from isotrain.core.joining.party import gather
+
+        self._require_no_restarts(place)
+        party = gather(
+            place, self.loaded, backend=self.backend, replicas=self.replicas, port=self.port
+        )
+        if party.rank == 0:
+            with (
+                party.meeting.telling(),
+                self._launched(work, party.spec, party.host, party) as ended,
+            ):
+                yield ended
+            return
+        with party.meeting.telling():
+            plan = self._planned(party.spec, party.host, party.layout, self.replicas)
+        job = Job(work, party.spec, plan, b"", plugin_choice.current())
+        returned, directory = attend(party, job)
+        yield Ended(returned, RunDirectory(Path(directory)))
+
+    def _require_no_restarts(self, place: Place) -> None:
+        if self.max_restarts:
+            raise PlanError(
+                f"max_restarts: this process was started by {place.engine}, which alone can start it again."
+                " Ask it to, and say --resume auto (resume= in Python)."
+            )
+
+    @contextlib.contextmanager
+    def _launched(
+        self, work: Work, given: TrainingSpec, host: PluginHost, party: Party | None
+    ) -> Iterator[Ended]:
+        """Plans and launches; in the first process of a party, does its part and watches the others."""
+        layout = None if party is None else party.layout
+        planned = functools.partial(self._planned, given, host, layout)
+        resolved = planned(self.replicas)
+        _require_ranks(self.ranks, resolved)
+        loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
+        packages = versions(host.backend(resolved.backend).packages)
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(held_directory(given, self.run_directory, self.resume))
+            checkpoint = starting_checkpoint(given, directory, self.resume)
+            _require_same_run(checkpoint, given, resolved)
+            audience = Audience(host, loggers, resolved.to_dict(), directory.path)
+            if self.resume is not None:
+                step = 0 if checkpoint is None else checkpoint.step
+                directory.rewind(step)
+                audience.rewound(step)
+            directory.write_start(given, resolved, packages)
+            stack.enter_context(audience)
+            folder = checkpoint_folder(given, directory.path)
+            with (
+                self._display(resolved) as display,
+                shown_ranks(directory.path, self.ranks, display) as show,
+            ):
+                records = RunRecords(directory, audience, show)
+                restarts = Restarts(
+                    self.max_restarts, folder, checkpoint, records, given.min_replicas, planned
+                )
+                attempt = _Attempt(work, given, host, directory, self.port, party)
+                returned = restarts.run(attempt, resolved)
+            yield Ended(returned, directory, audience, restarts.made)
+
+    def _planned(
+        self,
+        spec: TrainingSpec,
+        host: PluginHost,
+        layout: Layout | None,
+        replicas: int | None,
+    ) -> Plan:
+        return make_plan(
+            spec,
+            backend=self.backend,
+            replicas=replicas,
+            host=host,
+            launcher=self.launcher,
+            layout=layout,
+        )
+
+    def _display(self, plan: Plan) -> contextlib.AbstractContextManager[Callable[[Event], None]]:
+        on_event = self.on_event
+        if on_event is not None:
+            return contextlib.nullcontext(lambda event: on_event(event.to_dict()))
+        from isotrain.core.showing import display
+
+        return display.automatic(plan)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Runs all processes of a plan once, from a checkpoint or from the start."""
+
+    work: Work
+    spec: TrainingSpec
+    host: PluginHost
+    directory: RunDirectory
+    port: int | None
+    party: Party | None
+
+    def __call__(self, plan: Plan, start: str | None, on_event: OnEachEvent) -> list[Any]:
+        launcher = None
+        if self.party is not None:
+            from isotrain.core.joining.first import First
+
+            launcher = First(self.party)
+        return run_job(
+            self.work,
+            self.spec,
+            plan,
+            self.host,
+            self.directory,
+            on_event=on_event,
+            resume=start,
+            first_port=self.port,
+            launcher=launcher,
+        )
+
+
+def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
+    count = len(plan.processes)
+    for rank in ranks:
+        if not 0 <= rank < count:
+            raise PlanError(
+                f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has {count} processes."
+            )
+        if rank and plan.launcher_options is not None and plan.launcher != LOCAL:
+            raise PlanError(
+                f"ranks: the output of rank {rank} is where {plan.launcher} starts it, and does not come here"
+                " while the run goes on. Leave it out."
+            )
+
+
+def _require_same_run(checkpoint: Checkpoint | None, spec: TrainingSpec, plan: Plan) -> None:
+    """Refuses a checkpoint of another run before anything is touched."""
+    if checkpoint is not None:
+        from isotrain.core.running import resuming
+
+        resuming.changes(resuming.Saved(checkpoint), spec, plan)
