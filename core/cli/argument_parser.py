@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from isotrain.core.errors import IsotrainError, did_you_mean, unknown_name
+from isotrain.core.errors import IsotrainError, nearest, unknown_name
 
 
 class UsageError(IsotrainError):
@@ -22,6 +23,22 @@ class Layout(argparse.RawDescriptionHelpFormatter):
         self._action_max_length = 15  # the names of the commands stand beside theirs too
 
 
+class Once(argparse.Action):
+    """Keeps an option's value, and refuses a second one where the last would win without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keeps it."""
+        if option_string and getattr(namespace, self.dest, self.default) is not self.default:
+            parser.error(f"{option_string} was given twice; expected one value.")
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises what is wrong instead of ending the program.
 
@@ -30,6 +47,10 @@ class Parser(argparse.ArgumentParser):
     """
 
     commands: Mapping[str, Any] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
         """Raises an error that also shows how to use the command."""
@@ -55,18 +76,31 @@ class Parser(argparse.ArgumentParser):
 
     def _require_options(self, words: Iterable[str]) -> None:
         known = [name for action in self._actions for name in action.option_strings]
-        for word in words:
-            name = word.partition("=")[0]
-            if name.startswith("--") and not any(each.startswith(name) for each in known):
+        for name in (word.partition("=")[0] for word in words if _is_option(word)):
+            if name not in known:
                 self.error(f"unknown option {name!r}.{self._hint(name, known)}")
 
-    def _hint(self, name: str, known: Sequence[str]) -> str:
+    def _hint(self, name: str, known: Iterable[str]) -> str:
         if self.commands:
             return " The options of a command stand after its name."
         field = _field(name) if "--set" in known else None
         if field is not None:
             return f" Fields of the spec are changed with --set {field}=VALUE."
-        return did_you_mean(name, known)
+        return _meant(name, [each.removeprefix("--") for each in known if each.startswith("--")])
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word can only be an option: not `-`, and no negative number."""
+    return word.startswith("-") and word[1:2] not in {"", ".", *string.digits}
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Asks for the option that was meant: of one letter, one that begins with it."""
+    if name.startswith("--"):
+        near = nearest(name.removeprefix("--"), known)
+    else:
+        near = min((each for each in known if each.startswith(name[1])), default=None)
+    return f" Did you mean '--{near}'?" if near else ""
 
 
 def _field(option: str) -> str | None:

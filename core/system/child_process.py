@@ -26,6 +26,7 @@ END_SECONDS = 10.0
 _PROGRAM = (
     "import json, sys; call = json.loads(sys.stdin.buffer.readline());"
     " sys.path[:] = [*(sys.path if call['is_elsewhere'] else ()), *call['path']];"
+    " sys.argv[:] = call['argv'];"
     " from isotrain.core.system.child_process import main; main(call)"
 )
 
@@ -61,7 +62,8 @@ class ChildEndedError(Exception):
 class ChildProcess:
     """An interpreter, in a session of its own, that calls one function with plain values.
 
-    It ends when this process is gone: first like Ctrl-C, so that what it has started is ended too.
+    It sees this program's `sys.argv`, which modules of a person may read when they are imported, and
+    ends when this process is gone: first like Ctrl-C, so that what it has started is ended too.
 
     Attributes:
         log: The file with what it writes.
@@ -103,6 +105,7 @@ class ChildProcess:
             "value": value,
             "answer": str(self._answer),
             "is_elsewhere": python is not None,
+            "argv": sys.argv,
             "path": sys.path if python is None else _own_folders(),
         }
         self._tell(json.dumps(call).encode() + b"\n")

@@ -110,6 +110,20 @@ def test_core_names_no_backend() -> None:
             assert not names.search(text), f"{path}: {text!r}"
 
 
+def test_contributors_read_of_every_room_in_its_order() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    rooms = next(
+        each["layers"] for each in contracts if each.get("containers") == ["isotrain.core"]
+    )
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawn = text.partition("The rooms of `core`")[2].split("```")[1].strip().splitlines()
+    assert [set(re.split(", ", re.split(r"\s{2,}", line)[0])) for line in drawn] == [
+        set(layer.split(" | ")) for layer in rooms
+    ]
+
+
 def test_every_package_is_in_the_wheel() -> None:
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][

@@ -46,8 +46,8 @@ def ended(child: ChildProcess) -> ChildProcess:
 
 
 def test_it_returns_what_the_function_returns(call: Call) -> None:
-    child = call("builtins:eval", "{'sum': 1 + 2, 'path': __import__('sys').path}")
-    assert ended(child).answer() == {"sum": 3, "path": sys.path}
+    child = call("builtins:eval", "[1 + 2, __import__('sys').path, __import__('sys').argv]")
+    assert ended(child).answer() == [3, sys.path, sys.argv]
 
 
 def test_its_variables_are_this_processes_and_its_own(call: Call) -> None:

@@ -182,7 +182,12 @@ def test_exit_codes_are_documented() -> None:
         (["run", "small.json", "--epochs", "3"], "with --set epochs=VALUE"),
         (["run", "small.json", "--batch-size=3"], "with --set global_batch=VALUE"),
         (["run", "small.json", "--learning-rate", "3"], "with --set optimizer.lr=VALUE"),
-        (["run", "small.json", "--backend", "torch-ddp", "-q"], "unexpected argument '-q'"),
+        (
+            ["run", "small.json", "--backend", "torch-ddp", "-r", "2"],
+            "unknown option '-r'. Did you mean '--replicas'?",
+        ),
+        (["run", "small.json", "--backend", "torch-ddp", "--backend", "reference"], "given twice"),
+        (["plan", "small.json", "--backend", "torch-ddp", "--perod=3"], "'--perod'.\n"),
         (["doctor", "torch-ddp"], "unexpected argument 'torch-ddp'"),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
         (["run", "small.json", "--backend", "torch-ddp", "--port", "70000"], "65535"),
