@@ -23,7 +23,7 @@ from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
 from isotrain.core.data import sources as sources
-from isotrain.core.data.batches import DataSet as DataSet
+from isotrain.core.data.dataset import DataSet as DataSet
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError

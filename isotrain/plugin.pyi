@@ -64,8 +64,8 @@ from isotrain.core.contracts.traits import LayerTrait as LayerTrait
 from isotrain.core.contracts.traits import Trait as Trait
 from isotrain.core.contracts.usability import Examination as Examination
 from isotrain.core.contracts.usability import Usability as Usability
-from isotrain.core.data.batches import Batch as Batch
-from isotrain.core.data.batches import Slice as Slice
+from isotrain.core.data.batch import Batch as Batch
+from isotrain.core.data.batch import Slice as Slice
 from isotrain.core.data.trees import Weighted as Weighted
 from isotrain.core.data.trees import map_tree as map_tree
 from isotrain.core.data.trees import unweighted as unweighted

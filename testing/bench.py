@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.data.batches import Batch, Loader, Slice
+from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session

@@ -12,7 +12,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.contracts.strategy_state import StrategyState
-from isotrain.core.data.batches import DataSet
+from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import plugin_host

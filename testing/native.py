@@ -9,7 +9,7 @@ import numpy as np
 
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.state import StateKind
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.running.loop import fit
 from isotrain.core.running.session import Session
 from isotrain.testing.series import launched_in_turn

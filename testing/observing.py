@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.state import MODEL_STATE
-from isotrain.core.data.batches import Batch, Slice
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.testing import digits

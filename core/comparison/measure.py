@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.replica import Tensor
-    from isotrain.core.data.batches import Batch
+    from isotrain.core.data.batch import Batch
     from isotrain.core.running.session import Session
 
 _TIMELINE_STEPS = 5

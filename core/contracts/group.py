@@ -15,7 +15,7 @@ from isotrain.core.contracts.reduction import Reduction
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.stages.actions import Action
 

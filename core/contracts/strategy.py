@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.replica import Tensor
-    from isotrain.core.data.batches import Batch
+    from isotrain.core.data.batch import Batch
     from isotrain.core.spec.training_spec import TrainingSpec
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.replica import Tensor
     from isotrain.core.contracts.state import StateKind
-    from isotrain.core.data.batches import Batch
+    from isotrain.core.data.batch import Batch
     from isotrain.core.running.session import Session
 
 INITIAL_FILE = "initial.npz"

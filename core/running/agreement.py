@@ -10,7 +10,7 @@ import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.reporter import Wishes
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.errors import DataError
 
 _SECONDS = 1.0

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isotrain.core.data.batches import DataSet, as_dataset
+from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.parted import class_weighted, split
 from isotrain.core.data.sources import stream
 from isotrain.core.errors import DataError, IsotrainError

@@ -13,7 +13,7 @@ import numpy as np
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.contracts.export import ExportForm
-from isotrain.core.data.batches import DataSet
+from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.launching.look import look
 from isotrain.core.plugins.host import PluginHost, plugin_host

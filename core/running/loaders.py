@@ -9,7 +9,9 @@ import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.data.batches import Batch, DataSet, Loader, Place
+from isotrain.core.data.batch import Batch
+from isotrain.core.data.dataset import DataSet
+from isotrain.core.data.loader import Loader, Place
 from isotrain.core.data.sources import ShardedStream
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.trees import map_tree

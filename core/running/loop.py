@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from isotrain.core.running.best import Watch
 
 if TYPE_CHECKING:
-    from isotrain.core.data.batches import Batch
+    from isotrain.core.data.batch import Batch
     from isotrain.core.running.session import Session
 
 

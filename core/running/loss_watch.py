@@ -13,7 +13,7 @@ from isotrain.core.contracts.events import Warned
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.data.trees import leaves
 from isotrain.core.errors import NotANumberError
 

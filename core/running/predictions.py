@@ -9,7 +9,7 @@ import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.replica import Replica, Tensor
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.data.order import slice_bounds
 from isotrain.core.data.trees import leaves, map_tree
 from isotrain.core.errors import UnsupportedError

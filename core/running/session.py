@@ -19,7 +19,7 @@ from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.running.agreement import require_same_samples

@@ -11,7 +11,7 @@ from typing import Self
 from isotrain.core.contracts.events import Progress, Steps
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.stopwatch import Stopwatch

@@ -17,7 +17,7 @@ from isotrain.core.contracts.replica import Computation, StatePart, Tensor
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
-from isotrain.core.data.batches import Batch, Slice
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from isotrain.core.data.batches import Slice
+from isotrain.core.data.batch import Slice
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from isotrain.core.contracts.events import Ready
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.contracts.service import Service
-from isotrain.core.data.batches import Batch, Slice
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.served.vectors import STATISTICS, WEIGHTS, change, read_parts, write_parts
 from isotrain.core.served.wire import Wire, WireError, connect, unpacked
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.data.batches import Batch, DataSet
+from isotrain.core.data.batch import Batch
+from isotrain.core.data.dataset import DataSet
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.testing.bench import batches_in_order

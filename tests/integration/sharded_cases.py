@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from conformance import wire
 
-from isotrain.core.data.batches import DataSet
+from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
 from isotrain.testing.series import PATIENT, next_session
 

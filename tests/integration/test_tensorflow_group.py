@@ -23,7 +23,9 @@ from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tens
 from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
-from isotrain.core.data.batches import Batch, Loader, Slice, as_dataset
+from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.dataset import as_dataset
+from isotrain.core.data.loader import Loader
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.spec.files import load_spec
 from isotrain.testing.bench import assert_same

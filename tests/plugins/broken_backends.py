@@ -19,7 +19,7 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import DeviceKind, Setting
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Parts, ReduceOp
-from isotrain.core.data.batches import Batch, Slice
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registers import BackendRegister
 from isotrain.core.spec.training_spec import TrainingSpec

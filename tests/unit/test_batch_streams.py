@@ -19,8 +19,10 @@ from torch.utils.data import (
 )
 
 from isotrain.core.data.arrays import ArraySource, arrays
-from isotrain.core.data.batches import Batch, DataSet, Loader, as_dataset
+from isotrain.core.data.batch import Batch
 from isotrain.core.data.by_position import MapStyle
+from isotrain.core.data.dataset import DataSet, as_dataset
+from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source, stream
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.errors import DataError

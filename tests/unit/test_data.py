@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from isotrain.core.data import order
 from isotrain.core.data.arrays import ArraySource, arrays
-from isotrain.core.data.batches import Batch, DataSet, Loader, Slice, as_dataset
+from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.dataset import DataSet, as_dataset
+from isotrain.core.data.loader import Loader
 from isotrain.core.errors import DataError
 
 shapes = st.fixed_dictionaries(

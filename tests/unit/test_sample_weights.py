@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.core.data.batches import Loader
+from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source, stream
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import DataError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.data.batches import Slice
+from isotrain.core.data.batch import Slice
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.host import PluginHost

@@ -11,7 +11,7 @@ import pytest
 
 from isotrain.core.contracts.events import ProcessEvent, Progress, Steps, Warned
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.errors import NotANumberError
 from isotrain.core.running import step_reports
 from isotrain.core.running.loss_watch import LossWatch, OnNan

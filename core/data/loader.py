@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,9 +11,11 @@ import numpy as np
 
 from isotrain.core.data import order, recut
 from isotrain.core.data.arrays import ArraySource, Parts, as_array, as_parts
+from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.lengths import at_least, epoch_steps, total_steps
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.sample_random import SampleRandom
-from isotrain.core.data.sources import AnySource, ShardedStream, Source, as_source
+from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.trees import Weighted, leaves, map_tree, unweighted
 from isotrain.core.errors import DataError
@@ -21,80 +23,9 @@ from isotrain.core.errors import DataError
 Transform = Callable[[Any, Any, SampleRandom], Parts]
 Place = Callable[[Any], Any]
 
-_MOST_SAMPLES = 2**36
-
 # Up to here, gathering from memory costs less than handing the batch over from another thread; on the
 # cores that replicas compute on, it costs less at any size.
 _INLINE_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """What a spec's `data` gives: the samples to train on, and those to evaluate on."""
-
-    train: Any
-    validation: Any = None
-
-
-def as_dataset(value: Any) -> DataSet:
-    """A `DataSet` of sources, from a `DataSet` or from what `as_source` accepts (then train only).
-
-    Raises:
-        DataError: lists what is accepted.
-    """
-    if not isinstance(value, DataSet):
-        return DataSet(as_source(value))
-    validation = None if value.validation is None else as_source(value.validation)
-    return DataSet(as_source(value.train), validation)
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What one replica computes on at once.
-
-    Attributes:
-        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or what `place`
-            made of it.
-        targets: the same, or None; with their sample weights, where data give them, a `Weighted`.
-        count: samples in it. When 0, the arrays hold one placeholder sample, so that the replica
-            can take part in every collective; its weight is 0.
-        weight: count * replicas / size of the global batch. A replica's contribution is the sum
-            over its slices of weight * mean; the mean of the contributions over all replicas is
-            then exactly the mean over the global batch.
-    """
-
-    inputs: Any
-    targets: Any
-    count: int
-    weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The part of one global batch that belongs to this process.
-
-    Attributes:
-        epoch: from 0.
-        index: number of the global batch in its epoch, from 0.
-        step: number of the global batch in the run, from 0.
-        size: samples in the global batch, over all replicas.
-        is_last_of_epoch: whether the next batch belongs to another epoch.
-        even: whether every replica of the run has equally many samples of it; without accumulation,
-            each weight is then exactly 1.
-        slices: for each local replica its slices, one after the other in the order of the samples:
-            as many as gradients are accumulated over.
-        fingerprint: of the whole global batch, where every process must find the same and may not:
-            in the first batch that is read of each epoch of a stream.
-    """
-
-    epoch: int
-    index: int
-    step: int
-    size: int
-    is_last_of_epoch: bool
-    even: bool
-    slices: tuple[tuple[Slice, ...], ...]
-    fingerprint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +100,11 @@ class Loader:
             DataError: a number is out of range, or partial global batches are dropped and there is
                 no full one.
         """
-        _at_least("global_batch", global_batch, 1)
-        _at_least("replicas", replicas, 1)
-        _at_least("accumulate", accumulate, 1)
-        _at_least("start_step", start_step, 0)
-        _at_least("prefetch", prefetch, 0)
+        at_least("global_batch", global_batch, 1)
+        at_least("replicas", replicas, 1)
+        at_least("accumulate", accumulate, 1)
+        at_least("start_step", start_step, 0)
+        at_least("prefetch", prefetch, 0)
         outside = [r for r in local_replicas if not 0 <= r < replicas]
         if outside or not local_replicas:
             raise DataError(
@@ -189,8 +120,8 @@ class Loader:
         self._transform = transform
         self._place = place
         self._start_step = start_step
-        self.steps_per_epoch = _epoch_steps(source, global_batch, replicas, drop_remainder)
-        self.total_steps = _total_steps(epochs, steps, self.steps_per_epoch)
+        self.steps_per_epoch = epoch_steps(source, global_batch, replicas, drop_remainder)
+        self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
 
     def __len__(self) -> int:
@@ -369,58 +300,6 @@ class Loader:
             if number >= skip:
                 own = number * self._global_batch + np.arange(share.start, share.stop)
                 yield self._checked(as_parts(batch, "a local batch"), epoch, own)
-
-
-def _at_least(name: str, value: int, bound: int) -> None:
-    if value < bound:
-        raise DataError(f"{name}: expected {bound} or more, got {value}.")
-
-
-def _length(source: Sized) -> int:
-    """How many samples or local batches there are, if anybody can have so many."""
-    try:
-        length = len(source)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise DataError(
-            f"data: its length cannot be had: {type(error).__name__}: {error}."
-        ) from None
-    if length > _MOST_SAMPLES:
-        raise DataError(
-            f"data: it says that it has {length:,} samples; expected at most {_MOST_SAMPLES:,}, whose order"
-            " fits into memory. Is `__len__` right?"
-        )
-    return length
-
-
-def _epoch_steps(
-    source: AnySource,
-    global_batch: int,
-    replicas: int,
-    drop_remainder: bool,
-) -> int:
-    """Global batches per epoch, at least one."""
-    length = _length(source)
-    if isinstance(source, ShardedStream):
-        _at_least("length of the stream", length, 1)
-        if global_batch < replicas:
-            raise DataError(
-                f"global_batch: a stream needs a sample for each of {replicas} replicas, "
-                f"got {global_batch}."
-            )
-        return length
-    steps = order.steps_per_epoch(length, global_batch, drop_remainder)
-    if steps < 1:
-        raise DataError(
-            f"the data set has {length} samples: not one global batch of {global_batch}, and the "
-            "remainder is dropped. Lower global_batch or keep the remainder."
-        )
-    return steps
-
-
-def _total_steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
-    if (epochs is None) == (steps is None):
-        raise DataError(f"expected either epochs or steps, got epochs={epochs} and steps={steps}.")
-    return steps if steps is not None else per_epoch * (epochs or 0)
 
 
 def _part(tree: Any, piece: _Piece) -> Any:
