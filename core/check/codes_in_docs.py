@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from isotrain.core.check.codes import GROUPS, RULES, Rule
+from isotrain.core.check.codes import GROUPS, RULES
+from isotrain.core.check.rule import Rule
 
 _START, _END = "<!-- codes -->\n", "<!-- /codes -->"
 

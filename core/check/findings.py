@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isotrain.core.check.codes import RULES, Rule, Severity, is_silenced
+from isotrain.core.check.codes import RULES, is_silenced
+from isotrain.core.check.rule import Rule, Severity
 from isotrain.core.check.subject import Hit
 from isotrain.core.json_text import FORMAT, json_page
 from isotrain.core.showing.html import html_table

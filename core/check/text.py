@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from isotrain.core.check.codes import Severity
 from isotrain.core.check.findings import CheckResult, Finding
+from isotrain.core.check.rule import Severity
 from isotrain.core.showing.tables import facts, paragraph
 
 

@@ -177,7 +177,7 @@ def report(options: argparse.Namespace) -> None:
 def check(options: argparse.Namespace) -> ExitCode | None:
     """Prints what will make results differ."""
     from isotrain.core.check.checking import check as checked
-    from isotrain.core.check.codes import Severity
+    from isotrain.core.check.rule import Severity
 
     spec = _spec(options)
     looking: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

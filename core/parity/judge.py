@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isotrain.core.parity.causes import Case, likely_causes
+from isotrain.core.parity.case import Case
+from isotrain.core.parity.causes import likely_causes
 from isotrain.core.parity.noise import Floor
 from isotrain.core.parity.records import STAGES, Cause, Parting, RunStatus, Stage, StepRecord
 from isotrain.core.parity.runs import RunTrace, StepTrace, differences

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.core.check.codes import Severity
+from isotrain.core.check.rule import Severity
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
 from isotrain.testing.reference.network import Network
 

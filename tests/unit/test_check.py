@@ -13,8 +13,9 @@ import pytest
 
 from isotrain.core.check import checking, codes_in_docs, machine_rules, text
 from isotrain.core.check.checking import check
-from isotrain.core.check.codes import GROUPS, RULES, Severity
+from isotrain.core.check.codes import GROUPS, RULES
 from isotrain.core.check.findings import CheckResult
+from isotrain.core.check.rule import Severity
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.strategy import Strategy
