@@ -25,6 +25,7 @@ from isotrain.core.launching.ports import PORTS, Ports
 from isotrain.core.planning.places import COORDINATOR_VARIABLE
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.urls import is_url
 from isotrain.core.system.version import VERSION
 from isotrain.core.system.versions import versions
 
@@ -88,7 +89,7 @@ class Party:
     def _require_shared(self, folder: Path, sees: bool, resume: str | None) -> None:
         """Refuses checkpoints that not all can reach; a folder of the spec's own is taken to be shared."""
         host = self.layout.spots[self.rank].host
-        finds = resume is None or "://" in resume or Path(resume).exists()
+        finds = resume is None or is_url(resume) or Path(resume).exists()
         blind = self.meeting.settle({"host": host, "sees": sees, "finds": finds}, _blind)
         policy = self.spec.checkpoint
         if policy is not None and policy.folder is None and blind["sees"]:
@@ -143,7 +144,7 @@ class Agreed:
 
 
 def _absolute(location: str | None) -> str | None:
-    return location if location is None or "://" in location else str(Path(location).absolute())
+    return location if location is None or is_url(location) else str(Path(location).absolute())
 
 
 def _blind(told: Sequence[Facts]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.urls import is_url
 
 _OF_THE_MODEL = (
     *("name", "model_args", "seed", "precision", "record", "device", "threads"),
@@ -136,7 +137,7 @@ def _location(run: RunLike) -> str:
     if isinstance(run, Checkpoint):
         return run.location
     text = os.fspath(run) if isinstance(run, str | os.PathLike) else str(run.run_directory)
-    return text if "://" in text else str(Path(text).expanduser().resolve())
+    return text if is_url(text) else str(Path(text).expanduser().resolve())
 
 
 def _found_again(model: Any, where: str) -> Any:

@@ -20,6 +20,7 @@ from isotrain.core.data.arrays import as_array
 from isotrain.core.errors import IsotrainError
 from isotrain.core.running.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import references
+from isotrain.core.system.urls import is_url
 
 Weights = Mapping[str, np.ndarray]
 _OTHER_STATE = ("optimizer/", "loss-scale/", "random/", "metrics/", "exchange/")
@@ -38,7 +39,7 @@ def weights_at(source: Any, group: ReplicaGroup) -> Weights:
     if callable(source) or references.syntax_problem(source) is None:
         return _given_by(references.resolve(source))
     path = Path(source)
-    if "://" in source or path.is_dir():
+    if is_url(source) or path.is_dir():
         return stored_weights(source)
     if not path.is_file():
         raise IsotrainError(f"initial_weights: there is no file or folder {source}.")

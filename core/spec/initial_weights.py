@@ -15,6 +15,7 @@ from isotrain.core.spec import references
 from isotrain.core.spec.fields import Text
 from isotrain.core.spec.name_maps import read_maps
 from isotrain.core.spec.problems import Problem, SpecModel
+from isotrain.core.system.urls import is_url
 
 _SOURCE = "a file, a run, a checkpoint, or a function that gives names and arrays"
 
@@ -29,7 +30,7 @@ def _source(value: Any, info: ValidationInfo) -> Any:
     text, folder = os.fspath(value), (info.context or {}).get("folder") or Path.cwd()
     if references.syntax_problem(text) is None:
         return references.absolute(text, folder)
-    return text if "://" in text else str((folder / Path(text).expanduser()).resolve())
+    return text if is_url(text) else str((folder / Path(text).expanduser()).resolve())
 
 
 def _listed(value: Any) -> Any:
