@@ -18,7 +18,8 @@ from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, checkpoint_folder
-from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore

@@ -8,11 +8,51 @@ from dataclasses import replace
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.layout import Layout, Spot
-from isotrain.core.contracts.plan import DeviceKind, ProcessPlan
+from isotrain.core.contracts.plan import ProcessPlan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.planning.ground import Devices, Ground
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
+
+_NO_SECRET = (
+    "the processes know each other by the engine's name for the job, which is no secret: set ISOTRAIN_KEY"
+    " for all of them where others can reach the network"
+)
+
+
+class OnLayout(Ground):
+    """One process at each spot of a layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.engine = layout.engine
+        self._layout = layout
+
+    def devices(
+        self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
+    ) -> Devices:
+        count = replicas_for(self._layout, adapter, strategy, replicas)
+        gpus = 0 if spec.device == "cpu" else min(adapter.accelerators(), self._layout.gpus)
+        needed = self._layout.most_on_a_host
+        secret = [] if self._layout.is_secret else [_NO_SECRET]
+        if gpus >= needed:
+            return Devices("gpu", count, secret)
+        if spec.device == "gpu":
+            raise PlanError(
+                f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
+                " Let each process see all GPUs of its host, start fewer, or use device: cpu."
+            )
+        few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
+        return Devices("cpu", count, [few, *secret] if gpus else secret)
+
+    def cores(self, places: int) -> int:
+        return self._layout.cores
+
+    def placed(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+        return tuple(
+            replace(process, host=spot.host, local_rank=spot.local_rank)
+            for process, spot in zip(processes, self._layout.spots, strict=True)
+        )
 
 
 def layout_of(launcher: str, allocation: Allocation) -> Layout:
@@ -68,39 +108,3 @@ def replicas_for(layout: Layout, adapter: Adapter, strategy: Strategy, asked: in
             " processes."
         )
     return replicas
-
-
-def devices_for(
-    layout: Layout, adapter: Adapter, spec: TrainingSpec
-) -> tuple[DeviceKind, list[str]]:
-    """Whether each process has a GPU, and what to say about that.
-
-    Raises:
-        PlanError: GPUs were asked for, and are too few.
-    """
-    gpus = 0 if spec.device == "cpu" else min(adapter.accelerators(), layout.gpus)
-    needed = layout.most_on_a_host
-    secret = [] if layout.is_secret else [_NO_SECRET]
-    if gpus >= needed:
-        return "gpu", secret
-    if spec.device == "gpu":
-        raise PlanError(
-            f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
-            " Let each process see all GPUs of its host, start fewer, or use device: cpu."
-        )
-    few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
-    return "cpu", [few, *secret] if gpus else secret
-
-
-_NO_SECRET = (
-    "the processes know each other by the engine's name for the job, which is no secret: set ISOTRAIN_KEY"
-    " for all of them where others can reach the network"
-)
-
-
-def placed(processes: Sequence[ProcessPlan], layout: Layout) -> tuple[ProcessPlan, ...]:
-    """The processes of a plan where they are."""
-    return tuple(
-        replace(process, host=spot.host, local_rank=spot.local_rank)
-        for process, spot in zip(processes, layout.spots, strict=True)
-    )

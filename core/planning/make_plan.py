@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.layout import Layout
-from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.placement import Seat
-from isotrain.core.contracts.plan import DeviceKind, Plan, ProcessPlan, split_backend
+from isotrain.core.contracts.plan import Plan, ProcessPlan, split_backend
 from isotrain.core.contracts.process import LOCALHOST
-from isotrain.core.contracts.start import Start
-from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
+from isotrain.core.planning.ground import Ground
 from isotrain.core.planning.launchable import require_launchable
-from isotrain.core.planning.layouts import devices_for, layout_of, placed, replicas_for
+from isotrain.core.planning.layouts import OnLayout, layout_of
 from isotrain.core.planning.starts import resolve_start
+from isotrain.core.planning.this_machine import ThisMachine
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.core.system import hardware
 
 
 def make_plan(
@@ -54,22 +52,16 @@ def make_plan(
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
     launcher = launcher or ChosenLauncher()
-    launcher_options = None if layout else launcher.options
-    if layout is None:
-        layout = _allocated(launcher, adapter, host)
+    ground = OnLayout(layout) if layout else _ground(launcher, adapter, host)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
     with_named_model(spec, host)
     strategy = host.strategy(spec.strategy.name, spec.strategy.options)
-    stages = strategy.placement.mesh(1).size(STAGE)
-    if layout is None:
-        device, count, device_remarks = _devices(spec, adapter, replicas, stages)
-    else:
-        count = replicas_for(layout, adapter, strategy, replicas)
-        device, device_remarks = devices_for(layout, adapter, spec)
+    found = ground.devices(spec, adapter, strategy, replicas)
+    device, count = found.kind, found.replicas
     _require_capabilities(strategy, adapter)
     options = adapter.check_options(spec)
-    remarks = [*device_remarks, *_compiling(spec, strategy, adapter)]
+    remarks = [*found.remarks, *_compiling(spec, strategy, adapter)]
     remarks += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)
     placement = strategy.placement.for_replicas(count)
@@ -79,14 +71,7 @@ def make_plan(
         remarks.append(
             f"{strategy.name}: {placement.name} runs exchange over {collective}, and not by {requested}"
         )
-    processes = _processes(placement.seats(adapter, count))
-    threads = spec.threads or max(1, hardware.cores() // mesh.places)
-    started_by = launcher.name
-    start = resolve_start(adapter, started_by, spec, device)
-    if layout is not None:
-        started_by, processes = layout.engine, placed(processes, layout)
-        threads = spec.threads or layout.cores
-        start = Start(why_fresh=f"{started_by} starts each process by itself")
+    threads = spec.threads or ground.cores(mesh.places)
     global_batch = spec.resolve_global_batch(count)
     factor = spec.scaling.factor(global_batch)
     plan = Plan(
@@ -96,13 +81,13 @@ def make_plan(
         collective=collective,
         strategy=strategy.name,
         strategy_options=spec.strategy.options,
-        launcher=started_by,
-        launcher_options=launcher_options,
+        launcher=ground.engine,
+        launcher_options=None if layout else launcher.options,
         device=device,
         replicas=count,
         threads=threads,
-        processes=processes,
-        start=start,
+        processes=ground.placed(_processes(placement.seats(adapter, count))),
+        start=resolve_start(adapter, ground.engine, spec, device),
         environment=adapter.environment(device=device, threads=threads, replicas=count),
         precision=spec.precision,
         global_batch=global_batch,
@@ -121,17 +106,19 @@ def make_plan(
     return replace(plan, remarks=tuple(remarks))
 
 
-def _allocated(launcher: ChosenLauncher, adapter: Adapter, host: PluginHost) -> Layout | None:
-    """Where the processes will be; None: on this machine.
+def _ground(launcher: ChosenLauncher, adapter: Adapter, host: PluginHost) -> Ground:
+    """Where a launcher will start the processes.
 
     Raises:
-        PlanError: The launcher cannot be used here, or does not start this backend.
+        PlanError: It cannot be used here, or does not start this backend.
     """
     starting = host.launcher(launcher.name, launcher.options)
     _require_usable("launcher", launcher.name, starting.usability())
     require_launchable(starting, adapter)
     allocation = starting.allocation()
-    return None if allocation is None else layout_of(launcher.name, allocation)
+    if allocation is None:
+        return ThisMachine(launcher.name)
+    return OnLayout(layout_of(launcher.name, allocation))
 
 
 def _require_usable(kind: str, name: str, found: Usability) -> None:
@@ -140,30 +127,6 @@ def _require_usable(kind: str, name: str, found: Usability) -> None:
         if kind == "backend":
             raise BackendUnavailableError(f"{text} `isotrain doctor` examines every backend.")
         raise PlanError(text)
-
-
-def _devices(
-    spec: TrainingSpec, adapter: Adapter, replicas: int | None, stages: int
-) -> tuple[DeviceKind, int, list[str]]:
-    """Chooses CPUs or GPUs, and how many replicas, each of which takes one for each of its stages."""
-    if replicas is not None and replicas < 1:
-        raise PlanError(f"replicas: expected at least 1, received {replicas}.")
-    gpus = 0 if spec.device == "cpu" else adapter.accelerators()
-    count = replicas or max(1, gpus // stages)
-    if gpus >= count * stages:
-        return "gpu", count, []
-    if spec.device == "gpu":
-        raise PlanError(
-            f"device: gpu was asked for with {_asked(count, stages)}, and {adapter.name!r} can use {gpus}"
-            " GPUs here. Use fewer replicas, or device: cpu."
-        )
-    if gpus:
-        return "cpu", count, [f"{gpus} GPUs for {_asked(count, stages)} are too few: CPUs are used"]
-    return "cpu", count, []
-
-
-def _asked(replicas: int, stages: int) -> str:
-    return f"{replicas} replicas" if stages == 1 else f"{replicas} replicas of {stages} stages"
 
 
 def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:
@@ -213,61 +176,3 @@ def _processes(seats: Sequence[Seat]) -> tuple[ProcessPlan, ...]:
 def _local_batches(global_batch: int, replicas: int) -> tuple[int, ...]:
     bounds = (order.slice_bounds(global_batch, replicas, replica) for replica in range(replicas))
     return tuple(stop - start for start, stop in bounds)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What only the data and the built model can tell.
-
-    Attributes:
-        samples: In the training data; None for a stream.
-        parameters: Trainable numbers in the model.
-        gradient_bytes: Bytes of all gradients of one replica.
-        weight_shapes: Of the trainable weights, in order.
-        remarks: On the model and the loss.
-        model: What its state takes.
-    """
-
-    samples: int | None
-    parameters: int
-    gradient_bytes: int
-    weight_shapes: Sequence[Sequence[int]]
-    remarks: Sequence[str] = ()
-    model: ModelBytes | None = None
-
-
-def with_measures(
-    plan: Plan, spec: TrainingSpec, found: Measured, *, strategy: Strategy, adapter: Adapter
-) -> Plan:
-    """Completes a plan with what was measured.
-
-    Args:
-        plan: Without it.
-        spec: What the plan was made from.
-        found: What was measured.
-        strategy: Of the plan; it is told of the completed plan, so that it can start.
-        adapter: Of the plan's backend.
-    """
-    per_epoch = None
-    total = spec.steps
-    if found.samples is not None:
-        per_epoch = order.steps_per_epoch(found.samples, plan.global_batch, spec.drop_remainder)
-        total = spec.steps or (spec.epochs or 0) * per_epoch
-    plan = replace(
-        plan,
-        samples=found.samples,
-        steps_per_epoch=per_epoch,
-        total_steps=total,
-        parameters=found.parameters,
-        gradient_bytes=found.gradient_bytes,
-        weight_shapes=tuple(map(tuple, found.weight_shapes)),
-        remarks=(*plan.remarks, *found.remarks),
-    )
-    strategy.planned(spec, plan)
-    exchanged: float | None = 0.0
-    if plan.replicas > 1:
-        exchanged = strategy.exchanged_bytes(found.gradient_bytes, plan.replicas)
-        if exchanged is None:
-            exchanged = adapter.exchanged_bytes(plan)
-    kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
-    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept)

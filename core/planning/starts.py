@@ -16,8 +16,8 @@ VARIABLE = "ISOTRAIN_START"
 _WAYS = ("forked", "fresh")
 
 
-def resolve_start(adapter: Adapter, launcher: str, spec: TrainingSpec, device: DeviceKind) -> Start:
-    """Has processes forked where launcher, system and backend can, unless the person said no.
+def resolve_start(adapter: Adapter, engine: str, spec: TrainingSpec, device: DeviceKind) -> Start:
+    """Has processes forked where what starts them, system and backend can, unless the person said no.
 
     Raises:
         PlanError: The variable by which a person says so has another value.
@@ -27,7 +27,7 @@ def resolve_start(adapter: Adapter, launcher: str, spec: TrainingSpec, device: D
         raise PlanError(f"{VARIABLE}: expected one of {', '.join(_WAYS)}, received {asked!r}.")
     if asked == "fresh":
         return Start(why_fresh=f"{VARIABLE}=fresh")
-    if launcher != LOCAL:
-        return Start(why_fresh=f"launcher {launcher!r} starts each process by itself")
+    if engine != LOCAL:
+        return Start(why_fresh=f"{engine} starts each process by itself")
     obstacle = forking.obstacle()
     return adapter.preload(spec, device=device) if obstacle is None else Start(why_fresh=obstacle)

@@ -12,7 +12,7 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
-from isotrain.core.planning.make_plan import Measured, with_measures
+from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.running.data_loading import load_data

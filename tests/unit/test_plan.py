@@ -21,12 +21,8 @@ from isotrain.core.errors import (
     PlanError,
     UnsupportedError,
 )
-from isotrain.core.planning.make_plan import (
-    Measured,
-    make_plan,
-    missing_capabilities,
-    with_measures,
-)
+from isotrain.core.planning.make_plan import make_plan, missing_capabilities
+from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.served.placement import Served
 from isotrain.core.spec.training_spec import TrainingSpec

@@ -76,7 +76,7 @@ def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
     silent = resolve_start(SaysNothing(), LOCAL, SPEC, "cpu")
     assert silent == Start(why_fresh="backend 'says-nothing' does not say that it can be forked")
     alone = resolve_start(TorchDDP(), "one-by-one", SPEC, "cpu")
-    assert alone.why_fresh == "launcher 'one-by-one' starts each process by itself"
+    assert alone.why_fresh == "one-by-one starts each process by itself"
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

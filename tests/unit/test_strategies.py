@@ -10,7 +10,8 @@ import pytest
 
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.planning.make_plan import Measured, make_plan, with_measures
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import graphs

@@ -1,0 +1,71 @@
+"""A plan, completed with what only the data and the built model can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.state_bytes import ModelBytes
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.data import order
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What only the data and the built model can tell.
+
+    Attributes:
+        samples: In the training data; None for a stream.
+        parameters: Trainable numbers in the model.
+        gradient_bytes: Bytes of all gradients of one replica.
+        weight_shapes: Of the trainable weights, in order.
+        remarks: On the model and the loss.
+        model: What its state takes.
+    """
+
+    samples: int | None
+    parameters: int
+    gradient_bytes: int
+    weight_shapes: Sequence[Sequence[int]]
+    remarks: Sequence[str] = ()
+    model: ModelBytes | None = None
+
+
+def with_measures(
+    plan: Plan, spec: TrainingSpec, found: Measured, *, strategy: Strategy, adapter: Adapter
+) -> Plan:
+    """Completes a plan with what was measured.
+
+    Args:
+        plan: Without it.
+        spec: What the plan was made from.
+        found: What was measured.
+        strategy: Of the plan; it is told of the completed plan, so that it can start.
+        adapter: Of the plan's backend.
+    """
+    per_epoch = None
+    total = spec.steps
+    if found.samples is not None:
+        per_epoch = order.steps_per_epoch(found.samples, plan.global_batch, spec.drop_remainder)
+        total = spec.steps or (spec.epochs or 0) * per_epoch
+    plan = replace(
+        plan,
+        samples=found.samples,
+        steps_per_epoch=per_epoch,
+        total_steps=total,
+        parameters=found.parameters,
+        gradient_bytes=found.gradient_bytes,
+        weight_shapes=tuple(map(tuple, found.weight_shapes)),
+        remarks=(*plan.remarks, *found.remarks),
+    )
+    strategy.planned(spec, plan)
+    exchanged: float | None = 0.0
+    if plan.replicas > 1:
+        exchanged = strategy.exchanged_bytes(found.gradient_bytes, plan.replicas)
+        if exchanged is None:
+            exchanged = adapter.exchanged_bytes(plan)
+    kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
+    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept)
