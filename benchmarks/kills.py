@@ -1,7 +1,10 @@
 """Whether a run that is killed again and again loses more than it may, and ends as one that never was.
 
 A random process of the run is killed with SIGKILL at a random moment, also while checkpoints are written and
-while the run starts again. `reference` is the NumPy backend of the test kit.
+while the run starts again. `reference` is the NumPy backend of the test kit. A kill may cost the steps since
+the newest checkpoint that was complete: the interval, and what was trained while the next one was written;
+none may cost a checkpoint of which the run had told that it is complete. Seconds of a restart are from the
+kill, those of a start from the call, until every process is ready for its next step.
 `python -m benchmarks.kills [--backend NAME] [--kills N] [--seed N]`
 """
 
@@ -28,8 +31,8 @@ _EVERY = 10
 _REPLICAS = 2
 _STEPS = 150
 """For each kill."""
-_SECONDS = 0.7
-"""From a start to the kill after it, on average."""
+_SECONDS = 0.4
+"""From a start to the kill after it, on average, besides what a start takes."""
 _STEP_SECONDS = 0.004
 """What a step takes at least, so that kills fall between checkpoints too."""
 
@@ -61,27 +64,54 @@ def slowly(inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
 
 
 class Killer:
-    """Kills a process of the run now and then, until it has done so often enough."""
+    """Kills a process of the run now and then, until it has done so often enough.
 
-    def __init__(self, kills: int, seed: int) -> None:
+    Attributes:
+        starts: The seconds until all processes were ready, of the first start and of those after a kill.
+        forgotten: How often a restart went on before a checkpoint that had been called complete.
+    """
+
+    def __init__(self, kills: int, seed: int, processes: int) -> None:
+        self.starts: list[float] = []
+        self.forgotten = 0
         self._left = kills
+        self._processes = processes
         self._draw = random.Random(seed)
         self._pids: list[int] = []
         self._timer: threading.Timer | None = None
+        self._began: float | None = time.time()
+        self._ready = self._complete = 0
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Learns of processes; the kill is due some time after all have started, ready or not."""
-        if event["event"] != "started":
-            return
-        self._pids = [*self._pids[-_REPLICAS + 1 :], event["pid"]]
+        """Learns of processes and checkpoints."""
+        match event["event"]:
+            case "started":
+                self._pids = [*self._pids, event["pid"]][-self._processes :]
+                if self.starts:  # the first start is left alone, as it is measured
+                    self._set_timer()
+            case "ready":
+                self._ready += 1
+                if self._ready == self._processes and self._began is not None:
+                    self.starts.append(event["time"] - self._began)
+                    self._began = None
+                    self._set_timer()
+            case "checkpoint":
+                self._complete = event["done"]
+            case "restarted":
+                self.forgotten += event["from_step"] < self._complete
+
+    def _set_timer(self) -> None:
+        """The kill is due some time after the processes have begun, ready or not."""
         if self._timer is not None:
             self._timer.cancel()
         if self._left:
-            self._timer = threading.Timer(self._draw.expovariate(1 / _SECONDS), self._kill)
+            mean = _SECONDS + self.starts[0]
+            self._timer = threading.Timer(self._draw.expovariate(1 / mean), self._kill)
             self._timer.start()
 
     def _kill(self) -> None:
         self._left -= 1
+        self._began, self._ready = time.time(), 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._draw.choice(self._pids), signal.SIGKILL)
 
@@ -100,12 +130,12 @@ def main(backend: str, kills: int, seed: int) -> None:
         "checkpoint": {"every_steps": _EVERY},
         "plugins": ["isotrain.testing.reference"],
     }
-    killer = Killer(kills, seed)
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"backend": backend, "replicas": _REPLICAS}
         whole = isotrain.run(
             spec, run_directory=Path(folder, "whole"), on_event=lambda event: None, **options
         )
+        killer = Killer(kills, seed, len(whole.plan["processes"]))
         found = isotrain.run(
             spec,
             run_directory=Path(folder, "killed"),
@@ -115,14 +145,21 @@ def main(backend: str, kills: int, seed: int) -> None:
         )
         same = all(np.array_equal(found.weights[n], w) for n, w in whole.weights.items())
         history = found.history == whole.history
-    lost = [each["after_step"] - each["from_step"] for each in found.restarts]
-    print(
-        f"{backend}: {len(lost)} restarts in {_STEPS * kills} steps, a checkpoint every {_EVERY};"
-        f" steps lost: median {statistics.median(lost):g}, most {max(lost)}"
-    )
+    _print(backend, killer, found)
     print(
         f"weights {'equal' if same else 'NOT EQUAL'}, history {'equal' if history else 'NOT EQUAL'}"
     )
+
+
+def _print(backend: str, killer: Killer, found: isotrain.RunResult) -> None:
+    lost = [each["after_step"] - each["from_step"] for each in found.restarts]
+    print(
+        f"{backend}: {len(lost)} restarts, a checkpoint every {_EVERY} steps; steps lost: median"
+        f" {statistics.median(lost):g}, most {max(lost)}, more than {_EVERY} in"
+        f" {sum(each > _EVERY for each in lost)}; complete checkpoints lost: {killer.forgotten}"
+    )
+    first, *again = killer.starts
+    print(f"seconds to the next step: start {first:.2f}, restart {statistics.median(again):.2f}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from isotrain.core.data.stream_marks import StreamMark
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -43,6 +45,7 @@ class Batch:
             as many as gradients are accumulated over.
         fingerprint: of the whole global batch, where every process must find the same and may not:
             in the first batch that is read of each epoch of a stream.
+        mark: where the stream can be taken back to, to read on from there, if it has a state of its own.
     """
 
     epoch: int
@@ -53,3 +56,4 @@ class Batch:
     even: bool
     slices: tuple[tuple[Slice, ...], ...]
     fingerprint: int | None = None
+    mark: StreamMark | None = None

@@ -16,6 +16,7 @@ from isotrain.core.data.lengths import at_least, epoch_steps, total_steps
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.sample_random import SampleRandom
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
+from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.trees import Weighted, leaves, map_tree, unweighted
 from isotrain.core.errors import DataError
@@ -73,6 +74,7 @@ class Loader:
         place: Place | None = None,
         prefetch: int = 2,
         shares_cores: bool = False,
+        keeps_marks: bool = False,
     ) -> None:
         """Plans the batches; reads no sample.
 
@@ -95,6 +97,7 @@ class Loader:
             prefetch: batches made ahead in a background thread; 0 makes them when they are asked
                 for, and so are batches of arrays in memory that are small, or that share cores.
             shares_cores: whether the replicas compute on the cores that gather the batches.
+            keeps_marks: whether batches of a stream that has a state of its own say where it was.
 
         Raises:
             DataError: a number is out of range, or partial global batches are dropped and there is
@@ -120,6 +123,7 @@ class Loader:
         self._transform = transform
         self._place = place
         self._start_step = start_step
+        self._keeps_marks = keeps_marks
         self.steps_per_epoch = epoch_steps(source, global_batch, replicas, drop_remainder)
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
@@ -132,10 +136,15 @@ class Loader:
         """The batches from `start_step` to the end."""
         return self.from_step(self._start_step)
 
-    def from_step(self, step: int) -> Iterator[Batch]:
-        """The batches from a step to the end, the same ones that a whole iteration would give."""
+    def from_step(self, step: int, mark: StreamMark | None = None) -> Iterator[Batch]:
+        """The batches from a step to the end, the same ones that a whole iteration would give.
+
+        Args:
+            step: of the run.
+            mark: of the batch of the step before, if it has one.
+        """
         if isinstance(self._source, BatchStream):
-            batches = self._recut_batches(self._source, step)
+            batches = self._recut_batches(self._source, step, mark)
         elif isinstance(self._source, ShardedStream):
             batches = self._sharded_batches(self._source, step)
         else:
@@ -240,29 +249,34 @@ class Loader:
         size: int,
         slices: tuple[tuple[Slice, ...], ...],
         fingerprint: int | None = None,
+        mark: StreamMark | None = None,
     ) -> Batch:
         epoch, index = divmod(step, self.steps_per_epoch)
         last = index == self.steps_per_epoch - 1
         even = size % self._replicas == 0
-        return Batch(epoch, index, step, size, last, even, slices, fingerprint)
+        return Batch(epoch, index, step, size, last, even, slices, fingerprint, mark)
 
-    def _recut_batches(self, source: BatchStream, step: int) -> Iterator[Batch]:
-        plans = {size: self._shares(size) for size in self._sizes(len(source))}
+    def _recut_batches(
+        self, source: BatchStream, step: int, mark: StreamMark | None
+    ) -> Iterator[Batch]:
+        whole, plans = self._global_batch, {n: self._shares(n) for n in self._sizes(len(source))}
+        before = mark
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
-            found = recut.global_batches(source.epoch(epoch), self._global_batch, len(source))
-            for index, (parts, size) in enumerate(found):
+            reading = source.epoch(epoch, mark, marks=self._keeps_marks)
+            options = {"given": reading.given, "first": skip * whole}
+            found = recut.global_batches(reading, whole, len(source), **options)
+            for index, (parts, size) in enumerate(found, skip):
                 if index == self.steps_per_epoch or step == self.total_steps:
                     break
-                if index >= skip:
-                    first = index * self._global_batch
-                    slices = tuple(
-                        self._cut(share, self._own(parts, epoch, first, share))
-                        for share in plans[size]
-                    )
-                    seen = recut.fingerprint(parts) if index == skip else None
-                    yield self._batch(step, size, slices, seen)
-                    step += 1
+                slices = tuple(
+                    self._cut(share, self._own(parts, epoch, index * whole, share))
+                    for share in plans[size]
+                )
+                seen = recut.fingerprint(parts) if index == skip else None
+                yield self._batch(step, size, slices, seen, reading.mark or before)
+                step += 1
+            before, mark = reading.mark or before, None
 
     def _own(self, parts: Parts, epoch: int, first: int, share: _Share) -> Parts:
         """One share of a global batch whose first sample has this number; a placeholder if it has none."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,15 +99,14 @@ def class_weighted(source: AnySource, weights: Mapping[int, float]) -> AnySource
             "class_weight: a stream that shards itself must give sample weights itself."
         )
     if isinstance(source, BatchStream):
-        return BatchStream(lambda: _weighted_batches(source.epoch(0), weights), len(source))
+        return source.changed(functools.partial(_weighted_batch, weights))
     if isinstance(source, ArraySource):
         return ArraySource(*_with_weights((source.inputs, source.targets), weights))
     return _ClassWeighted(source, weights)
 
 
-def _weighted_batches(batches: Iterable[Any], weights: Mapping[int, float]) -> Iterator[Parts]:
-    for batch in batches:
-        yield _with_weights(as_parts(batch, "a batch of the stream"), weights)
+def _weighted_batch(weights: Mapping[int, float], batch: Any) -> Parts:
+    return _with_weights(as_parts(batch, "a batch of the stream"), weights)
 
 
 def _with_weights(parts: Parts, weights: Mapping[int, float]) -> Parts:

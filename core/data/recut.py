@@ -14,28 +14,36 @@ from isotrain.core.data.trees import leaves, map_tree, same_kind
 from isotrain.core.errors import DataError
 
 
-def global_batches(batches: Iterable[Any], size: int, samples: int) -> Iterator[tuple[Parts, int]]:
+def global_batches(
+    batches: Iterable[Any], size: int, samples: int, *, given: int = 0, first: int = 0
+) -> Iterator[tuple[Parts, int]]:
     """Yields (inputs, targets) of `size` samples, and the rest of the epoch at last.
 
     A batch that has the right size already is passed on as it is; others are cut and joined.
 
     Args:
-        batches: of one epoch, each (inputs, targets) or inputs alone.
+        batches: of one epoch, each (inputs, targets), (inputs, targets, sample weights) or inputs alone.
         size: of a global batch.
         samples: what the epoch is to have in all.
+        given: how many of them were in batches before these.
+        first: the first that is wanted, a multiple of `size`.
 
     Raises:
         DataError: It has fewer or more, or a batch is not as the others.
     """
     held: list[Parts] = []
-    rows = given = 0
+    rows = 0
     for batch in batches:
         parts = _arrays(batch)
         length = _rows(parts)
-        given, rows = given + length, rows + length
+        passed = min(max(first - given, 0), length)
+        given += length
         if given > samples:
             break
-        held.append(parts)
+        if passed == length:
+            continue
+        rows += length - passed
+        held.append(_cut(parts, passed, length) if passed else parts)
         if rows >= size:
             whole = _joined(held)
             for start in range(0, rows - size + 1, size):
@@ -57,6 +65,11 @@ def fingerprint(parts: Parts) -> int:
     for _, array in _leaves(parts):
         found = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, found)
     return found
+
+
+def next_sample(batch: Any) -> int:
+    """The fingerprint of the first sample of a batch of a stream."""
+    return fingerprint(_cut(_arrays(batch), 0, 1))
 
 
 def _arrays(batch: Any) -> Parts:

@@ -70,7 +70,10 @@ class ShardedStream(Protocol):
         """Global batches per epoch, the same for every replica; more than that is not read."""
 
     def iterate(self, *, epoch: int, seed: int, replica: int, replicas: int) -> Iterator[Any]:
-        """One replica's local batches of one epoch, each (inputs, targets) or inputs alone."""
+        """One replica's local batches of one epoch.
+
+        Each is (inputs, targets), (inputs, targets, sample weights) or inputs alone.
+        """
 
 
 AnySource = Source | ShardedStream | BatchStream
@@ -80,8 +83,8 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     """A source of batches that an iterable gives anew in every epoch, in an order of its own.
 
     Args:
-        batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets) or
-            inputs alone.
+        batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets),
+            (inputs, targets, sample weights) or inputs alone.
         samples: in an epoch. When left out, every process reads the stream through once to count them.
 
     Raises:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from isotrain.core.data.reading import Change, Reading, rows_of
+from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.errors import DataError
 
 _MAPPED_IN_ORDER = ("SequentialSampler", "RandomSampler", "DistributedSampler")
@@ -18,37 +20,68 @@ class BatchStream:
     stream's affair; every process must be given the same, which is checked at the start of each epoch.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Any]], samples: int | None = None) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Iterable[Any]],
+        samples: int | None = None,
+        change: Change | None = None,
+    ) -> None:
         """Takes what begins an epoch; reads nothing.
 
         Args:
-            read: gives the batches of one epoch, each (inputs, targets) or inputs alone.
+            read: gives what has the batches of one epoch, each (inputs, targets), (inputs, targets, sample
+                weights) or inputs alone.
             samples: in an epoch. When left out, the stream is read through once to count them.
+            change: what is made of each batch.
         """
         self._read = read
+        self._change = change
         self._samples = samples
         self._next_epoch = 0
 
     def __len__(self) -> int:
         """Samples in an epoch."""
         if self._samples is None:
-            self._samples = sum(map(_rows_of, self._read()))
+            self._samples = sum(map(rows_of, self._read()))
         if self._samples < 1:
             raise DataError("the data set is empty: expected at least one sample.")
         return self._samples
 
-    def epoch(self, number: int) -> Iterator[Any]:
+    def changed(self, change: Change) -> BatchStream:
+        """The same batches, of each of which something else is made."""
+        return BatchStream(self._read, self._samples, change)
+
+    def epoch(self, number: int, mark: StreamMark | None = None, *, marks: bool = False) -> Reading:
         """The batches of one epoch.
 
         A stream that shuffles itself does so anew in each reading: epochs before this one that were not
         read yet, as where a run resumes, are read through first.
+
+        Args:
+            number: from 0.
+            mark: a place in this epoch or before it, for streams that can be taken there.
+            marks: whether the reading is to note such places.
         """
+        if mark is not None:
+            reading = self._reading(mark.epoch, mark, marks)
+            if reading.is_at_mark:
+                self._next_epoch = mark.epoch + 1
+                if mark.epoch == number:
+                    return reading
+                _read_through(reading)
         while self._next_epoch < number:
-            for _ in self._read():
-                pass
+            _read_through(self._read())
             self._next_epoch += 1
         self._next_epoch = number + 1
-        return iter(self._read())
+        return self._reading(number, None, marks)
+
+    def _reading(self, epoch: int, mark: StreamMark | None, marks: bool) -> Reading:
+        return Reading(self._read(), epoch, mark, marks=marks, change=self._change)
+
+
+def _read_through(batches: Iterable[Any]) -> None:
+    for _ in batches:
+        pass
 
 
 def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
@@ -66,8 +99,13 @@ def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
     if callable(value) and not hasattr(value, "__iter__"):
         return partial(_called, value)
     if hasattr(value, "__iter__") and (is_loader(value) or not hasattr(value, "__getitem__")):
-        return value.__iter__  # type: ignore[no-any-return]
+        return partial(_itself, value)
     return None
+
+
+def _itself(value: Any) -> Any:
+    """What gives batches whenever it is iterated over."""
+    return value
 
 
 def is_loader(value: Any) -> bool:
@@ -82,7 +120,7 @@ def loads_by_position(loader: Any) -> bool:
 
 
 def _called(function: Callable[[], Any]) -> Iterable[Any]:
-    """The batches that a function gives.
+    """What has the batches that a function gives.
 
     Raises:
         DataError: It returns something else.
@@ -120,17 +158,3 @@ def _finite(dataset: Any) -> Iterator[Any]:
         raise DataError("data: the tf.data.Dataset never ends; leave out repeat(), or add take(n).")
     iterator: Iterator[Any] = dataset.as_numpy_iterator()
     return iterator
-
-
-def _rows_of(batch: Any) -> int:
-    """The samples of a batch: the rows of the first array in it."""
-    while isinstance(batch, tuple | list | dict):
-        if not batch:
-            raise DataError("data: a batch of the stream is empty, expected (inputs, targets).")
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    if not getattr(batch, "shape", ()):
-        raise DataError(
-            f"data: the stream gave {type(batch).__name__} where arrays with one row per sample are"
-            " expected. Make batches first: dataset.batch(n), or arrays of shape [n, ...]."
-        )
-    return int(batch.shape[0])

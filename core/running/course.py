@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isotrain.core.contracts.replica import Tensor
+from isotrain.core.data.stream_marks import StreamMark
 
 
 @dataclass
@@ -20,6 +21,7 @@ class Course:
         rate_factor: By which the spec's learning rates are multiplied.
         last_loss: Of the last step, which need not be known yet; None before the first.
         best_steps: Of the checkpoints that were each the best so far; the last is the best.
+        mark: To which place the stream of data can be taken back, if it has a state of its own.
         returns: How often a checkpoint has taken it elsewhere.
     """
 
@@ -31,6 +33,7 @@ class Course:
     rate_factor: float = 1.0
     last_loss: Tensor | None = None
     best_steps: list[int] = field(default_factory=list)
+    mark: StreamMark | None = None
     returns: int = 0
 
     @property
@@ -46,4 +49,5 @@ class Course:
     def seek(self, step: int) -> None:
         """Makes `step` the next; what else there is stays."""
         self.steps_done = step
+        self.mark = None
         self.is_finished = False

@@ -58,6 +58,8 @@ def equip(
     host: PluginHost,
     reporter: Reporter,
     service: Service | None,
+    *,
+    resumes: bool,
 ) -> Equipment:
     """Builds the model, joins the other processes and loads the data.
 
@@ -68,6 +70,7 @@ def equip(
         host: Knows the backend, strategy and model.
         reporter: Is told what goes on.
         service: What it is told besides, where it was launched.
+        resumes: Whether a checkpoint is loaded next.
     """
     reporter.enter("build model")
     adapter = host.backend(plan.backend)
@@ -78,7 +81,7 @@ def equip(
         group = placement.open(adapter, named, plan.setting, context, service)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = Loaders(spec, plan, group, load_data(spec))
-    initial = start_from(spec, plan, group)
+    initial = start_from(spec, plan, group, resumes=resumes)
     measured = _measured(spec, group, loaders, initial)
     completed = with_measures(plan, spec, measured, strategy=strategy, adapter=adapter)
     strategy.started(group)

@@ -60,10 +60,18 @@ class LoadReport:
         return [f"initial_weights: {line}" for line in lines]
 
 
-def start_from(spec: TrainingSpec, plan: Plan, group: ReplicaGroup) -> LoadReport | None:
+def start_from(
+    spec: TrainingSpec, plan: Plan, group: ReplicaGroup, *, resumes: bool
+) -> LoadReport | None:
     """Sets the weights that the spec names, and makes sure that those to freeze are frozen.
 
     Called by every process, before the first step.
+
+    Args:
+        spec: Names them.
+        plan: Of the run.
+        group: Gets them.
+        resumes: Whether a checkpoint with all weights is loaded next: then they are not read.
 
     Raises:
         SpecError: Names or shapes do not fit, and no pattern says why; or a pattern fits no weight.
@@ -76,7 +84,7 @@ def start_from(spec: TrainingSpec, plan: Plan, group: ReplicaGroup) -> LoadRepor
     _require_fitting("freeze", wanted.freeze, known)
     frozen = [name for name in known if spec.is_frozen(name)]
     _require_frozen(group, frozen, plan.backend)
-    if wanted.source is None:
+    if wanted.source is None or resumes:
         return LoadReport(frozen=frozen)
     maps = read_maps(wanted.map)
     names = maps.get(plan.backend) or maps.get(plan.framework) or NameMap({})

@@ -60,6 +60,7 @@ class Loaders:
             steps=self._spec.steps,
             place=place,
             shares_cores=self._shares_cores,
+            keeps_marks=self._spec.checkpoint is not None,
         )
 
     def evaluation(self, source: Any) -> Loader:

@@ -108,6 +108,7 @@ class RunCheckpoints:
             course.loss,
             course.is_finished,
             dict(notes),
+            course.mark,
         )
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
@@ -135,6 +136,7 @@ class RunCheckpoints:
     def _go_on_from(self, position: Position, *, is_own: bool) -> None:
         course = self._course
         course.seek(position.step)
+        course.mark = position.mark
         course.is_finished = position.is_finished
         course.returns += 1
         course.last_loss = position.last_loss

@@ -21,6 +21,7 @@ from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import Reporter, Wishes
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.errors import CheckpointError, IsotrainError
 from isotrain.core.running.agreement import Agreement
 from isotrain.core.running.equipment import Equipment
@@ -48,6 +49,7 @@ class Position:
         last_loss: Of the last step; None before the first.
         is_finished: Whether the strategy has done all that it had to do.
         notes: `session.notes`.
+        mark: To which place the stream of data can be taken back, if it has a state of its own.
     """
 
     step: int
@@ -58,6 +60,7 @@ class Position:
     last_loss: float | None = None
     is_finished: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
+    mark: StreamMark | None = None
 
     @property
     def best_step(self) -> int | None:

@@ -61,6 +61,8 @@ class Session:
         host: PluginHost,
         reporter: Reporter,
         service: Service | None = None,
+        *,
+        resumes: bool = False,
     ) -> None:
         """Loads the data, builds the model and joins the other processes.
 
@@ -71,9 +73,10 @@ class Session:
             host: Knows the backend, strategy and model.
             reporter: Tells the launcher.
             service: This process's part in a served run; needed there only.
+            resumes: Whether `restore` is called next: initial weights are not read then.
         """
         self.stopwatch = Stopwatch()
-        self._equipment = own = equip(spec, plan, context, host, reporter, service)
+        self._equipment = own = equip(spec, plan, context, host, reporter, service, resumes=resumes)
         self.spec = spec
         self.plan = own.plan
         self.group = own.group
@@ -202,7 +205,7 @@ class Session:
     def _batches_until_restored(self) -> Iterator[Batch]:
         course, returns = self._course, self._course.returns
         self._reporter.enter("next batch")
-        for batch in self._training.from_step(course.steps_done):
+        for batch in self._training.from_step(course.steps_done, course.mark):
             if course.is_stopped or returns != course.returns:
                 break
             require_same_samples(self.group, batch)
@@ -299,7 +302,7 @@ class Session:
         course.is_finished = False
         loss = self.strategy.step(self.group, batch, rate)
         course.last_loss = loss
-        course.steps_done = batch.step + 1
+        course.steps_done, course.mark = batch.step + 1, batch.mark
         pause = batch.is_last_of_epoch or course.is_done
         if pause or course.steps_done == 1:
             self.group.synchronise_device()

@@ -180,8 +180,9 @@ def do_job(
         adapter = host.backend(job.plan.backend)
         strategy.placement.serve(adapter, spec, job.plan.setting, service)
         return None
-    session = Session(job.spec, job.plan, context, host, reporter, service)
-    if session.is_main and session.initial_weights is not None:
+    resumes = job.resume is not None
+    session = Session(job.spec, job.plan, context, host, reporter, service, resumes=resumes)
+    if session.is_main and session.initial_weights is not None and not resumes:
         report = json_page(session.initial_weights.to_dict())
         write_whole(session.run_directory / REPORT_FILE, report + "\n")
     if job.resume is not None:

@@ -176,6 +176,20 @@ def test_weights_come_from_runs_checkpoints_and_functions(
             np.testing.assert_array_equal(value, tuned.weights[name])
 
 
+def test_a_resumed_run_does_not_need_the_source(tmp_path: Path) -> None:
+    source, folder = tmp_path / "pretrained.npz", tmp_path / "run"
+    np.savez(source, **BACKBONE)  # type: ignore[arg-type]
+    wanted = {"source": source, "include": "backbone*", "freeze": ["backbone*"]}
+    given = spec(initial_weights=wanted, checkpoint={"every_epochs": 1})
+    run(given | {"epochs": 1}, backend="reference", run_directory=folder)
+    told = (folder / "initial-weights.json").read_text()
+    source.unlink()
+    found = isotrain.resume(folder, spec=given, on_event=lambda event: None)
+    assert (folder / "initial-weights.json").read_text() == told
+    for name, value in BACKBONE.items():
+        np.testing.assert_array_equal(found.weights[name], value)
+
+
 def test_names_and_axes_are_mapped() -> None:
     names = {
         "backbone/kernel": {"name": "0.weight", "axes": "IO->OI"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from integration.killing import Killer
 from interrupts import heed_signals
 
 import isotrain
+from isotrain import sources
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.testing.reference.layers import Dense, Dropout
@@ -119,6 +122,48 @@ def test_more_and_fewer_replicas_lose_nothing_that_matters(tmp_path: Path) -> No
 
 def plain() -> Network:
     return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
+
+
+@dataclasses.dataclass
+class Told:
+    """A stream that notes each of its batches in a file, and goes on where its state says.
+
+    Attributes:
+        file: Where.
+        position: Of the next batch; at its end an epoch begins anew.
+    """
+
+    file: Path
+    position: int = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+    def __iter__(self) -> Iterator[Any]:
+        inputs, labels = data().train
+        while self.position < 30:
+            start, self.position = self.position, self.position + 5
+            with self.file.open("a") as stream:
+                stream.write(f"{start}\n")
+            yield inputs[start : self.position], labels[start : self.position]
+        self.position = 0
+
+
+def test_a_stream_with_a_state_of_its_own_is_not_read_from_its_beginning(tmp_path: Path) -> None:
+    def of(name: str) -> dict[str, Any]:
+        return {"data": sources.stream(Told(tmp_path / name), 30), "model": {"reference": plain}}
+
+    whole = run(tmp_path / "whole", 1, changes=of("all"))
+    run(tmp_path / "parted", 1, changes=of("first") | {"steps": 7})
+    found = run(tmp_path / "parted", 1, resume="auto", changes=of("rest"))
+    assert found.history.loss == whole.history.loss
+    assert all(np.array_equal(found.weights[n], weight) for n, weight in whole.weights.items())
+    every, rest = ((tmp_path / name).read_text().split() for name in ("all", "rest"))
+    # The seventh step has samples 7 to 13 of the second epoch, the last of them in the batch from 10 on.
+    assert rest == every[6 + 2 :]
 
 
 def test_a_run_of_another_meaning_is_refused_before_anything_is_touched(tmp_path: Path) -> None:

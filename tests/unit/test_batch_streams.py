@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,14 +20,17 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from isotrain.core.data.arrays import ArraySource, arrays
+from isotrain.core.data.arrays import ArraySource, Parts, arrays
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.by_position import MapStyle
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
+from isotrain.core.data.parted import class_weighted
 from isotrain.core.data.sources import as_source, stream
+from isotrain.core.data.stream_marks import StreamMark, from_json, to_json
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.errors import DataError
+from isotrain.core.plain_records import record
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)
 TARGETS = np.arange(20)
@@ -224,3 +229,171 @@ def test_a_stream_of_another_length_is_an_error(promised, said):
 def test_an_iterator_and_a_class_are_refused_with_what_to_give_instead(value):
     with pytest.raises(DataError, match="give the function that makes it"):
         as_source(value)
+
+
+class Shuffled:
+    """Batches of 3, 7, 1 and 9 in another order in each epoch; goes on where its state says.
+
+    Attributes:
+        read: How many batches it gave.
+    """
+
+    def __init__(self) -> None:
+        self.draws, self.position, self.read = np.random.default_rng(7), 0, 0
+        self.epoch_draws: dict[str, object] = {}
+
+    def state_dict(self) -> dict[str, object]:
+        return {"draws": self.epoch_draws, "position": (self.position,), 1: np.arange(2)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.draws.bit_generator.state = state["draws"]
+        (self.position,) = state["position"]
+
+    def __iter__(self) -> Iterator[Parts]:
+        self.position %= len(CUTS)  # at its end, the next epoch begins
+        self.epoch_draws = self.draws.bit_generator.state
+        rows = self.draws.permutation(20)
+        starts = np.cumsum((0, *CUTS))
+        while self.position < len(CUTS):
+            own = rows[starts[self.position] : starts[self.position + 1]]
+            self.position, self.read = self.position + 1, self.read + 1
+            yield INPUTS[own], TARGETS[own]
+
+
+class Numbered:
+    """The same batches in each epoch, of an iterator that tells in bytes where it is, as Grain's do."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> NumberedIterator:
+        return NumberedIterator(self)
+
+
+class NumberedIterator:
+    def __init__(self, owner: Numbered) -> None:
+        self.owner, self.position = owner, 0
+
+    def get_state(self) -> bytes:
+        return json.dumps({"position": self.position}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        self.position = json.loads(state)["position"]
+
+    def __iter__(self) -> NumberedIterator:
+        return self
+
+    def __next__(self) -> Parts:
+        if self.position == len(CUTS):
+            raise StopIteration
+        start = sum(CUTS[: self.position])
+        stop = start + CUTS[self.position]
+        self.position, self.owner.read = self.position + 1, self.owner.read + 1
+        return INPUTS[start:stop], TARGETS[start:stop]
+
+
+def kept(mark: StreamMark | None) -> StreamMark | None:
+    """A mark as a checkpoint gives it back."""
+    plain = json.loads(json.dumps(None if mark is None else dataclasses.asdict(mark)))
+    return None if plain is None else record(StreamMark, plain, "run.json")
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    kind=st.sampled_from([Shuffled, Numbered]),
+    global_batch=st.integers(1, 20),
+    replicas=st.integers(1, 3),
+    drop_remainder=st.booleans(),
+    weighs=st.booleans(),
+    data=st.data(),
+)
+def test_a_stream_goes_on_by_its_own_state(
+    kind: Callable[[], Shuffled | Numbered],
+    global_batch: int,
+    replicas: int,
+    drop_remainder: bool,
+    weighs: bool,
+    data: st.DataObject,
+) -> None:
+    options = {"global_batch": global_batch, "drop_remainder": drop_remainder, "epochs": 3}
+    options |= {"replicas": replicas, "keeps_marks": True}
+
+    def loaded(own: Shuffled | Numbered) -> Loader:
+        weights = {number: 1.0 + number for number in range(20)}
+        source = stream(own, 20)
+        return loader(class_weighted(source, weights) if weighs else source, **options)
+
+    whole = list(loaded(kind()))
+    stops = data.draw(st.lists(st.integers(1, len(whole)), min_size=1, max_size=3).map(sorted))
+    mark = None
+    for number, stop in enumerate(stops):  # each goes on where the one before was stopped
+        start, own = stops[number - 1] if number else 0, kind()
+        found = list(loaded(own).from_step(start, mark))
+        assert [facts(batch) for batch in found] == [facts(batch) for batch in whole[start:]]
+        if mark is not None:
+            assert own.read <= (3 - mark.epoch) * len(CUTS) - 1, "it read what was before"
+        mark = kept(found[stop - start - 1].mark) if stop > start else mark
+        assert mark is not None or stop * global_batch <= 3  # only the first batch has none
+
+
+def test_only_who_keeps_checkpoints_asks_a_stream_where_it_is() -> None:
+    class Untellable(Shuffled):
+        def state_dict(self) -> dict[str, object]:
+            return {"reader": self}
+
+    assert all(batch.mark is None for batch in loader(stream(Untellable(), 20)))
+    with pytest.raises(DataError, match="state has a Untellable"):
+        list(loader(stream(Untellable(), 20), keeps_marks=True))
+
+
+class Forgetful(Shuffled):
+    """Tells where it is, and forgets in which order."""
+
+    def load_state_dict(self, state: dict) -> None:
+        (self.position,) = state["position"]
+
+
+def test_a_stream_that_has_not_gone_to_where_it_was_is_refused_and_may_read_on() -> None:
+    options = {"global_batch": 4, "keeps_marks": True}
+    whole = list(loader(stream(Forgetful(), 20), **options))
+    mark = whole[7].mark
+    assert mark is not None
+    with pytest.raises(DataError, match="Forgetful has not gone to where its own state says"):
+        list(loader(stream(Forgetful(), 20), **options).from_step(8, mark))
+    again = Forgetful()
+    rest = loader(stream(lambda: (batch for batch in again), 20), **options).from_step(8, mark)
+    assert [facts(batch) for batch in rest] == [facts(batch) for batch in whole[8:]]
+
+
+def test_states_of_any_form_come_back_as_they_were() -> None:
+    generator = torch.Generator().manual_seed(5)
+    given = {
+        "none": None,
+        3: [True, 1 << 80, 0.5, float("-inf"), "text", b"\0\xff"],
+        "nested": {"tuple": (1, (2, {})), "array": np.arange(6.0).reshape(2, 3)[:, ::-1]},
+        "torch": generator.get_state(),
+    }
+    found = from_json(json.loads(json.dumps(to_json(given))))
+    array, tensor = found["nested"].pop("array"), found.pop("torch")
+    assert np.array_equal(array, given["nested"].pop("array"))
+    assert torch.equal(tensor, given.pop("torch"))
+    generator.set_state(tensor)
+    assert found == given
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"array": {"of": "os", "dtype": "O", "shape": [1], "bytes": "AAAAAAAAAAA="}},
+        {"array": {"of": "os", "dtype": "<f8", "shape": [1 << 40], "bytes": "AAAAAAAAAAA="}},
+        {"array": {}},
+        {"system": "true"},
+        {"dict": [[["a", "list"], 1]]},
+        {"bytes": 3},
+        {"dict": 3, "list": 4},
+    ],
+    ids=str,
+)
+def test_states_that_were_made_to_do_harm_are_refused(harm: object) -> None:
+    with pytest.raises(DataError, match="not as isotrain wrote it"):
+        from_json([harm])
