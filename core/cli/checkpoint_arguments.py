@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import count
+from isotrain.core.cli.command import Command
 
-EXAMPLES = """\
+_EXAMPLES = """\
 examples:
   isotrain checkpoint show runs/digits-20260102-030405
   isotrain checkpoint diff runs/one runs/two/checkpoints/step-000000100
@@ -14,43 +16,83 @@ examples:
   isotrain checkpoint prune runs/one --keep-last 2
 
 `isotrain checkpoint ACTION --help` explains an action."""
-ACTIONS = {
-    "show": "show what is in a checkpoint",
-    "diff": "show in which tensors two checkpoints differ",
-    "verify": "read every byte of checkpoints",
-    "prune": "remove old checkpoints",
-}
-"""What can be done, in a few words."""
-DESCRIPTIONS = {
-    "checkpoint": "Shows, compares, checks and removes checkpoints, which may lie behind a URL such as"
-    " s3://bucket/run.",
-    "show": "Shows the step of a checkpoint, what it is of, and each tensor with its shape, dtype and bytes.",
-    "diff": "Compares two checkpoints tensor by tensor: which differ and by how much, and which are only\n"
-    "in one of them. Ends with exit code 6 when they differ.",
-    "verify": "Reads every byte of checkpoints and compares sizes and checksums with those written\n"
-    "down then; of a folder, those of all in it. Ends with exit code 4 when one is damaged.",
-    "prune": "Removes all complete checkpoints of a folder but the newest, and what is left of attempts to\n"
-    "write one before these.",
-}
-ACTION_EXAMPLES = {
-    "show": "examples:\n  isotrain checkpoint show runs/one/checkpoints/step-000000100 --json",
-    "diff": "examples:\n  isotrain checkpoint diff runs/one runs/two",
-    "verify": "examples:\n  isotrain checkpoint verify runs/one runs/two",
-    "prune": "examples:\n  isotrain checkpoint prune runs/one --keep-last 2",
-}
+_DESCRIPTION = (
+    "Shows, compares, checks and removes checkpoints, which may lie behind a URL such as"
+    " s3://bucket/run."
+)
+_PATHS = "a checkpoint; or a folder of checkpoints or a run directory"
+_HOME = "isotrain.core.cli.checkpoint_commands"
 
 
-def describe_action(action: str, command: argparse.ArgumentParser) -> None:
-    """Adds what an action takes."""
-    paths = "a checkpoint; or a folder of checkpoints or a run directory"
-    if action == "prune":
-        command.add_argument("folder", metavar="FOLDER", help=paths.partition("; or ")[2])
-        command.add_argument(
-            "--keep-last", type=count, required=True, metavar="N", help="how many stay, at least 1"
-        )
-    elif action == "verify":
-        command.add_argument("paths", nargs="+", metavar="PATH", help=f"{paths}: all in it")
-    else:
-        command.add_argument("path", metavar="PATH", help=f"{paths}: the newest in it")
-        if action == "diff":
-            command.add_argument("other", metavar="OTHER", help="another")
+def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Adds the command whose actions are commands of their own."""
+    group = commands.add_parser(
+        "checkpoint",
+        help="show, compare, verify and prune checkpoints",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=Layout,
+    )
+    actions = group.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for action in _ACTIONS:
+        action.add_to(actions)
+    group.commands = actions.choices
+
+
+def _describe_show(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", metavar="PATH", help=f"{_PATHS}: the newest in it")
+
+
+def _describe_diff(command: argparse.ArgumentParser) -> None:
+    _describe_show(command)
+    command.add_argument("other", metavar="OTHER", help="another")
+
+
+def _describe_verify(command: argparse.ArgumentParser) -> None:
+    command.add_argument("paths", nargs="+", metavar="PATH", help=f"{_PATHS}: all in it")
+
+
+def _describe_prune(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", metavar="FOLDER", help=_PATHS.partition("; or ")[2])
+    command.add_argument(
+        "--keep-last", type=count, required=True, metavar="N", help="how many stay, at least 1"
+    )
+
+
+_ACTIONS = (
+    Command(
+        "show",
+        "show what is in a checkpoint",
+        "Shows the step of a checkpoint, what it is of, and each tensor with its shape, dtype and bytes.",
+        "examples:\n  isotrain checkpoint show runs/one/checkpoints/step-000000100 --json",
+        describe=_describe_show,
+        home=_HOME,
+    ),
+    Command(
+        "diff",
+        "show in which tensors two checkpoints differ",
+        "Compares two checkpoints tensor by tensor: which differ and by how much, and which are only\n"
+        "in one of them. Ends with exit code 6 when they differ.",
+        "examples:\n  isotrain checkpoint diff runs/one runs/two",
+        describe=_describe_diff,
+        home=_HOME,
+    ),
+    Command(
+        "verify",
+        "read every byte of checkpoints",
+        "Reads every byte of checkpoints and compares sizes and checksums with those written\n"
+        "down then; of a folder, those of all in it. Ends with exit code 4 when one is damaged.",
+        "examples:\n  isotrain checkpoint verify runs/one runs/two",
+        describe=_describe_verify,
+        home=_HOME,
+    ),
+    Command(
+        "prune",
+        "remove old checkpoints",
+        "Removes all complete checkpoints of a folder but the newest, and what is left of attempts to\n"
+        "write one before these.",
+        "examples:\n  isotrain checkpoint prune runs/one --keep-last 2",
+        describe=_describe_prune,
+        home=_HOME,
+    ),
+)

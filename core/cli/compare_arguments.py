@@ -6,12 +6,14 @@ import argparse
 import re
 
 from isotrain.core.cli.argument_types import choice, count, counts
+from isotrain.core.cli.command import Command
+from isotrain.core.cli.spec_arguments import describe_spec
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def describe_compare(command: argparse.ArgumentParser) -> None:
-    """Adds what `compare` takes besides the spec."""
+def _describe_compare(command: argparse.ArgumentParser) -> None:
+    describe_spec(command)
     add = command.add_argument
     add(
         "--backend",
@@ -87,8 +89,7 @@ def describe_compare(command: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="print nothing but the result")
 
 
-def describe_report(command: argparse.ArgumentParser) -> None:
-    """Adds what `report` takes."""
+def _describe_report(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", metavar="DIR", help="folder that compare wrote to")
 
 
@@ -115,3 +116,30 @@ def _interpreter(text: str) -> tuple[str, str]:
     if not (backend and equals and path):
         raise argparse.ArgumentTypeError(f"expected BACKEND=PATH, received {text!r}")
     return backend, path
+
+
+COMPARE = Command(
+    "compare",
+    "measure backends side by side",
+    "Measures every backend with every number of replicas, in new processes, in turn and\n"
+    "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
+    """\
+examples:
+  isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today --resume
+  isotrain compare digits.yaml --backend torch-ddp --against before --fail-if-slower 5%
+  isotrain compare digits.yaml --backend torch-ddp --backend tf-multiworker:ring \\
+      --python tf-multiworker=/home/me/tensorflow/bin/python""",
+    describe=_describe_compare,
+)
+REPORT = Command(
+    "report",
+    "show a comparison again",
+    "Makes the report of a comparison again from its stored results, and prints its tables.",
+    """\
+examples:
+  isotrain report comparisons/digits-20260102-030405
+  isotrain report today --json""",
+    describe=_describe_report,
+)

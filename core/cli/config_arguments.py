@@ -5,20 +5,10 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_types import count
-
-CONFIG_EXAMPLES = """\
-examples:
-  isotrain config
-  isotrain config --backend torch-ddp --replicas 2 --directory digits
-  isotrain config --backend tf-multiworker:ring --launcher slurm --launcher-option nodes=2 \\
-      --spec digits.yaml"""
-DESCRIPTIONS = {
-    "config": "Asks a few questions, where options do not answer them, and writes a script that launches a\n"
-    "training, and the skeleton of its spec. Outside of a terminal nothing is asked: defaults are taken.",
-}
+from isotrain.core.cli.command import Command
 
 
-def describe_config(command: argparse.ArgumentParser) -> None:
+def _describe_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
         metavar="NAME[:COLLECTIVE]",
@@ -49,3 +39,19 @@ def describe_config(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where to write launch.sh and train.yaml (default: here)",
     )
+
+
+CONFIG = Command(
+    "config",
+    "write a script that launches a training",
+    "Asks a few questions, where options do not answer them, and writes a script that launches a\n"
+    "training, and the skeleton of its spec. Outside of a terminal nothing is asked: defaults are taken.",
+    """\
+examples:
+  isotrain config
+  isotrain config --backend torch-ddp --replicas 2 --directory digits
+  isotrain config --backend tf-multiworker:ring --launcher slurm --launcher-option nodes=2 \\
+      --spec digits.yaml""",
+    describe=_describe_config,
+    home="isotrain.core.cli.config_command",
+)

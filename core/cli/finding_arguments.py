@@ -5,31 +5,11 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_types import choice, count, counts, listed
+from isotrain.core.cli.command import Command
 from isotrain.core.cli.spec_arguments import describe_spec, describe_strategy
 
-CHECK_EXAMPLES = """\
-examples:
-  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
-  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
-  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4"""
-PARITY_EXAMPLES = """\
-examples:
-  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
-  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
-  isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
-      --strategy data-parallel --strategy hierarchical
-  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity"""
-DESCRIPTIONS = {
-    "check": "Says before anything is trained what will make results differ between backends or numbers of\n"
-    "replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
-    "parity": "Runs a few steps of a spec on several backends, numbers of replicas or strategies, compares\n"
-    "gradients, weights, optimizer slots and all other state with those of the first, and says whether what\n"
-    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
-    "Ends with exit code 6 where runs part.",
-}
 
-
-def describe_check(command: argparse.ArgumentParser) -> None:
+def _describe_check(command: argparse.ArgumentParser) -> None:
     describe_spec(command)
     command.add_argument(
         "--backend",
@@ -63,7 +43,7 @@ def describe_check(command: argparse.ArgumentParser) -> None:
     )
 
 
-def describe_parity(command: argparse.ArgumentParser) -> None:
+def _describe_parity(command: argparse.ArgumentParser) -> None:
     describe_spec(command)
     command.add_argument(
         "--backend",
@@ -95,3 +75,33 @@ def describe_parity(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
     )
+
+
+CHECK = Command(
+    "check",
+    "warn of what makes results differ",
+    "Says before anything is trained what will make results differ between backends or numbers of\n"
+    "replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
+    """\
+examples:
+  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
+  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
+  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4""",
+    describe=_describe_check,
+)
+PARITY = Command(
+    "parity",
+    "find where two runs of a spec part, and why",
+    "Runs a few steps of a spec on several backends, numbers of replicas or strategies, compares\n"
+    "gradients, weights, optimizer slots and all other state with those of the first, and says whether what\n"
+    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
+    "Ends with exit code 6 where runs part.",
+    """\
+examples:
+  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
+  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
+  isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
+      --strategy data-parallel --strategy hierarchical
+  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity""",
+    describe=_describe_parity,
+)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-PLACE_EXAMPLES = """\
-examples:
-  isotrain place
-  isotrain place --json"""
-LAUNCHERS_EXAMPLES = """\
+from isotrain.core.cli.command import Command
+
+LAUNCHERS = Command(
+    "launchers",
+    "list what starts which backend",
+    "Says which launcher starts runs of which backend, and which engines may start the same\n"
+    "command on every rank instead, from what they declare.",
+    """\
 examples:
   isotrain launchers
-  isotrain launchers --json"""
-
-DESCRIPTIONS = {
-    "place": "Says which process of which engine this one would be taken for, from its variables alone:\n"
+  isotrain launchers --json""",
+    home="isotrain.core.cli.launching_commands",
+)
+PLACE = Command(
+    "place",
+    "say which process of which engine this one is",
+    "Says which process of which engine this one would be taken for, from its variables alone:\n"
     "srun isotrain place shows what each task of a step is told.",
-    "launchers": "Says which launcher starts runs of which backend, and which engines may start the same\n"
-    "command on every rank instead, from what they declare.",
-}
+    """\
+examples:
+  isotrain place
+  isotrain place --json""",
+    home="isotrain.core.cli.launching_commands",
+)

@@ -5,30 +5,13 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_types import count
+from isotrain.core.cli.command import Command
 from isotrain.core.contracts.export import FORMS
 
-PREDICT_EXAMPLES = """\
-examples:
-  isotrain predict runs/digits-20260102-030405 --data my_data.py:images --output predictions.npy
-  isotrain predict runs/digits-20260102-030405 --data images.npy --output predictions.npy \\
-      --replicas 4"""
-EXPORT_EXAMPLES = """\
-examples:
-  isotrain export runs/digits-20260102-030405 --to keras --output digits.keras
-  isotrain export runs/digits-20260102-030405 --to torch --output digits.pt
-  isotrain export runs/digits-20260102-030405 --to onnx --output digits.onnx"""
 
-DESCRIPTIONS = {
-    "export": "Writes the model of a finished run in a form that others open without isotrain, in a process\n"
-    "of its own. docs/in-and-out.md says who opens what.",
-    "predict": "Predicts with the model of a finished run, over replicas, in processes of its own: a row\n"
-    "for each sample, in order. The result is the same on every backend with any number of replicas.",
-}
-
-
-def describe_predict(command: argparse.ArgumentParser) -> None:
+def _describe_predict(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `predict`."""
-    _describe_run(command)
+    _describe_finished(command)
     command.add_argument(
         "--data",
         required=True,
@@ -54,9 +37,9 @@ def describe_predict(command: argparse.ArgumentParser) -> None:
     )
 
 
-def describe_export(command: argparse.ArgumentParser) -> None:
+def _describe_export(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
-    _describe_run(command)
+    _describe_finished(command)
     command.add_argument(
         "--to",
         choices=FORMS,
@@ -73,7 +56,7 @@ def describe_export(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe_run(command: argparse.ArgumentParser) -> None:
+def _describe_finished(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "run", metavar="RUN", help="the directory of a run, or a checkpoint: its folder or URL"
     )
@@ -82,3 +65,31 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="what was run; needed where the run directory cannot say which function made the model",
     )
+
+
+PREDICT = Command(
+    "predict",
+    "predict with the model of a finished run",
+    "Predicts with the model of a finished run, over replicas, in processes of its own: a row\n"
+    "for each sample, in order. The result is the same on every backend with any number of replicas.",
+    """\
+examples:
+  isotrain predict runs/digits-20260102-030405 --data my_data.py:images --output predictions.npy
+  isotrain predict runs/digits-20260102-030405 --data images.npy --output predictions.npy \\
+      --replicas 4""",
+    describe=_describe_predict,
+    home="isotrain.core.cli.model_commands",
+)
+EXPORT = Command(
+    "export",
+    "write the model of a finished run for others",
+    "Writes the model of a finished run in a form that others open without isotrain, in a process\n"
+    "of its own. docs/in-and-out.md says who opens what.",
+    """\
+examples:
+  isotrain export runs/digits-20260102-030405 --to keras --output digits.keras
+  isotrain export runs/digits-20260102-030405 --to torch --output digits.pt
+  isotrain export runs/digits-20260102-030405 --to onnx --output digits.onnx""",
+    describe=_describe_export,
+    home="isotrain.core.cli.model_commands",
+)

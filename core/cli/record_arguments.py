@@ -5,22 +5,10 @@ from __future__ import annotations
 import argparse
 
 from isotrain.core.cli.argument_types import count_or_zero
-
-RUNS_EXAMPLES = """\
-examples:
-  isotrain runs
-  isotrain runs /scratch/me/runs --json"""
-LOGS_EXAMPLES = """\
-examples:
-  isotrain logs runs/digits-20260102-030405
-  isotrain logs runs/digits-20260102-030405 --rank 3 --follow"""
-DESCRIPTIONS = {
-    "runs": "Lists the runs whose directories are in a folder: what became of them, how far they came.",
-    "logs": "Prints what a rank of a run has printed, also while the run goes on.",
-}
+from isotrain.core.cli.command import Command
 
 
-def describe_runs(command: argparse.ArgumentParser) -> None:
+def _describe_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "folder",
         metavar="FOLDER",
@@ -30,7 +18,7 @@ def describe_runs(command: argparse.ArgumentParser) -> None:
     )
 
 
-def describe_logs(command: argparse.ArgumentParser) -> None:
+def _describe_logs(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help="directory of the run")
     command.add_argument(
         "--rank", type=count_or_zero, default=0, metavar="N", help="whose output (default: 0)"
@@ -38,3 +26,27 @@ def describe_logs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--follow", action="store_true", help="go on printing what comes, until the run has ended"
     )
+
+
+RUNS = Command(
+    "runs",
+    "list runs and how far they came",
+    "Lists the runs whose directories are in a folder: what became of them, how far they came.",
+    """\
+examples:
+  isotrain runs
+  isotrain runs /scratch/me/runs --json""",
+    describe=_describe_runs,
+    home="isotrain.core.cli.record_commands",
+)
+LOGS = Command(
+    "logs",
+    "print what a rank has printed",
+    "Prints what a rank of a run has printed, also while the run goes on.",
+    """\
+examples:
+  isotrain logs runs/digits-20260102-030405
+  isotrain logs runs/digits-20260102-030405 --rank 3 --follow""",
+    describe=_describe_logs,
+    home="isotrain.core.cli.record_commands",
+)

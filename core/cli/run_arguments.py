@@ -1,34 +1,15 @@
-"""Arguments of the commands that train, with the texts of their `--help`."""
+"""Arguments of the commands that train, or say how they would, with the texts of their `--help`."""
 
 from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import choice, count_or_zero, port, ranks
+from isotrain.core.cli.argument_types import choice, count_or_zero, port, ranks, target
+from isotrain.core.cli.command import Command
 from isotrain.core.cli.spec_arguments import describe_changes, describe_spec, describe_target
 
-RUN_EXAMPLES = """\
-examples:
-  isotrain run digits.yaml --backend torch-ddp
-  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
-  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
-  isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
-  isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
-  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl"""
-RESUME_EXAMPLES = """\
-examples:
-  isotrain resume runs/digits-20260102-030405
-  isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
-  isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3"""
-DESCRIPTIONS = {
-    "run": "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
-    " standard error, the result to standard output.",
-    "resume": "Goes on with a run in its own directory, from its newest checkpoint: also under another\n"
-    "backend, with another number of replicas or another strategy. What is computed stays the same.",
-}
 
-
-def describe_run(command: argparse.ArgumentParser) -> None:
+def _describe_run(command: argparse.ArgumentParser) -> None:
     describe_spec(command)
     describe_target(command, required=True)
     command.add_argument(
@@ -58,7 +39,7 @@ def describe_run(command: argparse.ArgumentParser) -> None:
     _describe_watching(command)
 
 
-def describe_resume(command: argparse.ArgumentParser) -> None:
+def _describe_resume(command: argparse.ArgumentParser) -> None:
     command.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     command.add_argument(
         "--spec",
@@ -68,6 +49,24 @@ def describe_resume(command: argparse.ArgumentParser) -> None:
     describe_changes(command)
     describe_target(command, required=False, default="the run's own")
     _describe_watching(command)
+
+
+def _describe_plan(command: argparse.ArgumentParser) -> None:
+    describe_spec(command)
+    describe_target(command, required=False)
+    command.add_argument(
+        "--diff",
+        nargs=2,
+        type=target,
+        metavar=("A", "B"),
+        help="instead of --backend: print what differs between two plans, each of the form"
+        " 'NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]'",
+    )
+    command.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="start no process to count samples, parameters and bytes: quick, and says less",
+    )
 
 
 def _describe_watching(command: argparse.ArgumentParser) -> None:
@@ -92,3 +91,45 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
         help="whose output to show, such as 0,3 (default: 0); all of it is in the run directory",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+
+
+RUN = Command(
+    "run",
+    "train a spec under a backend",
+    "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
+    " standard error, the result to standard output.",
+    """\
+examples:
+  isotrain run digits.yaml --backend torch-ddp
+  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
+  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
+  isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
+  isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
+  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl""",
+    describe=_describe_run,
+)
+RESUME = Command(
+    "resume",
+    "go on with a run",
+    "Goes on with a run in its own directory, from its newest checkpoint: also under another\n"
+    "backend, with another number of replicas or another strategy. What is computed stays the same.",
+    """\
+examples:
+  isotrain resume runs/digits-20260102-030405
+  isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
+  isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3""",
+    describe=_describe_resume,
+)
+PLAN = Command(
+    "plan",
+    "show what a run would do",
+    "Resolves a run without training: who runs where, the collective that will really be used,\n"
+    "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
+    """\
+examples:
+  isotrain plan digits.yaml --backend torch-ddp --replicas 2
+  isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
+  isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2
+  isotrain plan digits.yaml --diff torch-ddp@2 'torch-ddp@2 local-sgd,every=8'""",
+    describe=_describe_plan,
+)

@@ -97,7 +97,7 @@ def string_constants(path: Path) -> Iterator[str]:
 # Helps and examples on the command line show a person real names; no behaviour hangs on them.
 SHOWS_NAMES = {
     *("arguments.py", "compare_arguments.py", "config_arguments.py", "finding_arguments.py"),
-    *("run_arguments.py", "spec_arguments.py"),
+    *("listing_arguments.py", "plugin_arguments.py", "run_arguments.py", "spec_arguments.py"),
 }
 
 

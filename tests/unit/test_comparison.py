@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.cli.compare_arguments import describe_compare
+from isotrain.core.cli.compare_arguments import COMPARE
 from isotrain.core.comparison import changes, store, text
 from isotrain.core.comparison.agenda import Agenda
 from isotrain.core.comparison.comparison import Comparison, from_dict, read_comparison
@@ -444,10 +444,10 @@ def test_wrong_requests_are_refused(fields: dict[str, Any], told: str) -> None:
 
 def test_arguments_are_read_as_people_write_them() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    describe_compare(parser)
+    COMPARE.describe(parser)
 
     def read(*given: str) -> argparse.Namespace:
-        return parser.parse_args(given)
+        return parser.parse_args(["spec.yaml", *given])
 
     assert read("--replicas", "1, 2").replicas == [1, 2]
     assert read("--time-budget", "1h30m").time_budget == 5400
