@@ -19,7 +19,7 @@ from isotrain.core.json_text import json_line, json_page
 from isotrain.core.plain_records import read_json, value
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
-from isotrain.core.system.whole_file import write_whole
+from isotrain.core.system.whole_file import rewrite_lines, write_whole
 
 SPEC_FILE = "spec.json"
 PLAN_FILE = "plan.json"
@@ -166,34 +166,34 @@ def read_events(path: Path) -> Iterator[ProcessEvent]:
         return
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                event = read_event(line)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                kind = type(error).__name__
-                raise IsotrainError(
-                    f"{path}, line {number}: it is no event of a run ({kind}: {error})."
-                ) from None
+            event = _event(line, f"{path}, line {number}")
             if event is not None:
                 yield event
 
 
+def _event(line: bytes, where: str) -> ProcessEvent | None:
+    try:
+        return read_event(line)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        kind = type(error).__name__
+        raise IsotrainError(f"{where}: it is no event of a run ({kind}: {error}).") from None
+
+
 def _rewrite(path: Path, kept: Callable[[ProcessEvent], ProcessEvent | None]) -> None:
-    """Writes a file of events anew, with what `kept` gives for those of processes.
-
-    A last line that was never finished is left out: whoever wrote it was killed, or had no room.
-    """
-    if not path.exists():
-        return
-    *lines, _ = path.read_bytes().split(b"\n")
-    write_whole(path, b"".join(line + b"\n" for each in lines for line in _kept(each, kept)))
+    """Writes a file of events anew, with what `kept` gives for those of processes."""
+    if path.exists():
+        rewrite_lines(path, lambda line: _kept(line, _event(line, str(path)), kept))
 
 
-def _kept(line: bytes, kept: Callable[[ProcessEvent], ProcessEvent | None]) -> Iterator[bytes]:
-    event = read_event(line)
+def _kept(
+    line: bytes, event: ProcessEvent | None, kept: Callable[[ProcessEvent], ProcessEvent | None]
+) -> bytes | None:
     if event is None:  # the launcher's
-        yield line
-    elif (found := kept(event)) is not None:
-        yield line if found is event else json_line(found.to_dict()).encode()
+        return line
+    found = kept(event)
+    if found is None or found is event:
+        return line if found else None
+    return f"{json_line(found.to_dict())}\n".encode()
 
 
 def _steps_before(event: ProcessEvent, step: int) -> ProcessEvent | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.logger import Logger
+from isotrain.core.system.whole_file import rewrite_lines
 
 
 class CsvLogger(Logger):
@@ -24,10 +25,7 @@ class CsvLogger(Logger):
             self._append([("step", "loss", "learning_rate")])
 
     def resumed(self, step: int) -> None:
-        header, *steps = _rows(self._steps)
-        kept = (row for row in steps if int(row[0]) < step)
-        self._steps.unlink()
-        self._append([header, *kept])
+        rewrite_lines(self._steps, lambda line: line if _is_before(line, step) else None)
         if self._epochs.exists():
             names, *epochs = _rows(self._epochs)
             told = (dict(zip(names, row, strict=True)) for row in epochs)
@@ -51,6 +49,12 @@ class CsvLogger(Logger):
     def _append(self, rows: Any) -> None:
         with self._steps.open("a", encoding="utf-8", newline="") as stream:
             csv.writer(stream).writerows(rows)
+
+
+def _is_before(line: bytes, step: int) -> bool:
+    """Whether a line of `steps.csv` is its header, or of an earlier step."""
+    number, _, _ = line.partition(b",")
+    return number == b"step" or int(number) < step
 
 
 def _rows(path: Path) -> list[list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.json_text import json_line
+from isotrain.core.system.whole_file import rewrite_lines
 
 
 class JsonLinesLogger(Logger):
@@ -23,13 +24,7 @@ class JsonLinesLogger(Logger):
 
     def resumed(self, step: int) -> None:
         """Keeps the steps before, and the epochs that had ended by then."""
-        *lines, _ = self._file.read_text(encoding="utf-8").split(
-            "\n"
-        )  # the last may be half written
-        told = [json.loads(line) for line in lines]
-        kept = [record for record in told if record["step"] < step + ("epoch" in record)]
-        self._file.unlink()
-        self._write(kept)
+        rewrite_lines(self._file, lambda line: line if _is_before(line, step) else None)
 
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
@@ -45,3 +40,9 @@ class JsonLinesLogger(Logger):
     def _write(self, records: Any) -> None:
         with self._file.open("a", encoding="utf-8") as stream:
             stream.writelines(json_line(record) + "\n" for record in records)
+
+
+def _is_before(line: bytes, step: int) -> bool:
+    """Whether a line tells of an earlier step, or of an epoch that had ended by this one."""
+    record = json.loads(line)
+    return bool(record["step"] < step + ("epoch" in record))

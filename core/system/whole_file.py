@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -39,3 +39,21 @@ def write_whole(target: Path, content: str | bytes) -> None:
     """
     with whole_file(target) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
+
+
+def rewrite_lines(target: Path, kept: Callable[[bytes], bytes | None]) -> None:
+    """Writes a file of lines anew, one at a time, however long it is.
+
+    A last line that was never finished is left out: whoever wrote it was killed, or had no room.
+
+    Args:
+        target: It must be there.
+        kept: Is given a line with its end; returns what stands in its place, or None for nothing.
+
+    Raises:
+        OSError: It cannot be read or written; `target` is as it was.
+    """
+    with target.open("rb") as lines, whole_file(target) as stream:
+        for line in lines:
+            if line.endswith(b"\n") and (found := kept(line)) is not None:
+                stream.write(found)
