@@ -20,6 +20,11 @@ def json_line(fields: Mapping[str, Any], default: Callable[[Any], Any] | None = 
     return json.dumps(_strict(fields), default=default, allow_nan=False)
 
 
+def marked_line(fields: Mapping[str, Any], mark: str) -> str:
+    """The same behind a mark, if there is one, that tells it from all else that is printed beside it."""
+    return f"{mark} {json_line(fields)}" if mark else json_line(fields)
+
+
 def json_page(fields: Mapping[str, Any]) -> str:
     """One object, indented."""
     return json.dumps(_strict(fields), default=str, allow_nan=False, indent=2)

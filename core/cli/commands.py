@@ -13,7 +13,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.here import look_here
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError
-from isotrain.core.json_text import FORMAT, json_line, json_page
+from isotrain.core.json_text import FORMAT, json_page, marked_line
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], Run
 
     shows: contextlib.AbstractContextManager[OnEvent | None] = contextlib.nullcontext()
     if options.json:
-        shows = display.json_lines()
+        shows = display.json_lines(mark=options.mark)
     elif options.quiet:
         shows = display.quiet()
     with shows as on_event:
@@ -92,7 +92,7 @@ def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], Run
     if _speaks_for_another(options):
         return
     if options.json:
-        print(json_line({"event": "result", **result.to_dict()}), flush=True)
+        print(marked_line({"event": "result", **result.to_dict()}, options.mark), flush=True)
     else:
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 

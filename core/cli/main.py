@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -74,17 +75,17 @@ def _attempt(given: list[str]) -> int:
     try:
         return _command(given)
     except IsotrainError as error:
-        return _tell(error, exit_code_of(error), "--json" in given)
+        return _tell(error, exit_code_of(error), given)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Ended) else ExitCode.INTERRUPTED
-        return _tell(Ended(code), code, "--json" in given)
+        return _tell(Ended(code), code, given)
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or ExitCode.OK)
     except BrokenPipeError:
         raise
     except Exception as error:  # a defect: show all of it
         traceback.print_exc()
-        return _tell(error, ExitCode.RUN_FAILED, "--json" in given)
+        return _tell(error, ExitCode.RUN_FAILED, given)
 
 
 def _command(given: list[str]) -> int:
@@ -121,13 +122,14 @@ def exit_code_of(error: IsotrainError) -> ExitCode:
     return ExitCode.USAGE
 
 
-def _tell(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
+def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCode:
     """Prints an error as text, and with --json as an object too."""
-    if as_json:
-        from isotrain.core.json_text import FORMAT, json_line
+    if "--json" in given:
+        from isotrain.core.json_text import FORMAT, marked_line
 
         fields = {"error": type(error).__name__, "message": str(error), "exit_code": int(code)}
-        print(json_line({"event": "error", "format": FORMAT, **fields}), flush=True)
+        mark = next((m for option, m in itertools.pairwise(given) if option == "--mark"), "")
+        print(marked_line({"event": "error", "format": FORMAT, **fields}, mark), flush=True)
     if not isinstance(error, Exception) or isinstance(error, IsotrainError):
         print(f"isotrain: {error}", file=sys.stderr, flush=True)
     return code

@@ -91,6 +91,12 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
         help="whose output to show, such as 0,3 (default: 0); all of it is in the run directory",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+    command.add_argument(
+        "--mark",
+        default="",
+        metavar="TEXT",
+        help="with --json: put this before each line, to tell them from what the training itself prints",
+    )
 
 
 RUN = Command(

@@ -27,7 +27,8 @@ class Place:
         host: This process's, as the engine calls it.
         hosts: All, by node rank.
         coordinator: The host of rank 0, or what the engine tells that is most often the same.
-        port: One that the engine chose on the coordinator's host and does not use itself.
+        port: One that the engine chose on the coordinator's host and does not use itself: rank 0 lets the
+            others in there.
         restarts: How often the engine has started the processes again.
     """
 

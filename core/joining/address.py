@@ -50,12 +50,3 @@ def is_own(address: str) -> bool:
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches it."""
     return address.startswith("127.")
-
-
-def own_address_of(host: str) -> str | None:
-    """The address that a host's name stands for, if it is one of this machine that others may reach."""
-    try:
-        found = socket.gethostbyname(host)
-    except OSError:
-        return None
-    return found if is_own(found) else None

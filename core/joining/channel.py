@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,9 +38,23 @@ class Channel:
         return self._wire.fileno()
 
     def send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Sends one message, if the other end is still there."""
-        with self._lock, contextlib.suppress(WireError):
-            self._wire.send(header, arrays)
+        """Sends one message, if the other end is still there.
+
+        Raises:
+            IsotrainError: It is too long.
+        """
+        with self._lock:
+            try:
+                self._wire.send(header, arrays)
+            except (
+                WireError
+            ):  # a part of it may be there: what followed would be taken for the rest
+                self._wire.shut()
+
+    @property
+    def received(self) -> int:
+        """Bytes that have come in so far."""
+        return self._inbox.received
 
     def read(self) -> list[Message] | None:
         """The messages that have come, without waiting; None when no more will."""
@@ -69,6 +82,26 @@ class Channel:
                 return first
             if not readable([self.fileno()], max(0.0, deadline - time.monotonic())):
                 return None
+
+    def has_gone(self, seconds: float) -> bool:
+        """Whether the other end has gone without a word, or goes within so many seconds."""
+        if not self._unread and readable([self.fileno()], seconds):
+            messages = self.read()
+            self.put_back(messages or ())
+            return messages is None
+        return False
+
+    def await_end(self, seconds: float) -> None:
+        """Returns when the other end will say no more, or after so many seconds; drops what it says."""
+        deadline = time.monotonic() + seconds
+        while self.read() is not None:
+            left = deadline - time.monotonic()
+            if left < 0 or not readable([self.fileno()], left):
+                return
+
+    def shut(self) -> None:
+        """Lets nothing through any more, from either end."""
+        self._wire.shut()
 
     def close(self) -> None:
         """Ends it; the other end notices at once."""

@@ -12,12 +12,12 @@ from typing import Any
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.process import runs_the_loop
-from isotrain.core.errors import EndedError, RunFailedError
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.meeting import Chair, as_message
+from isotrain.core.joining.meeting import Chair
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.party import Party
 from isotrain.core.joining.watched import OwnProcess, RemoteProcess
+from isotrain.core.joining.witness import crashes_told
 from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.returned import packed_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
@@ -63,7 +63,7 @@ class First:
             RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
         ]
         returned: list[Any] = []
-        work = Working(job, self._party.host, agreed.context, line.reporter, returned.append)
+        work = Working(job, self._party.host, agreed.context, line, returned.append)
 
         def let_begin() -> None:
             work.begin()
@@ -72,6 +72,7 @@ class First:
 
         with contextlib.ExitStack() as stack:
             stack.callback(line.close)
+            stack.enter_context(crashes_told())
             if job.spec.checkpoint is not None:
                 stack.enter_context(saving_on_signals([line]))
             stack.enter_context(variables_set(job.plan.environment))
@@ -82,34 +83,22 @@ class First:
                 failure = supervisor.run()
                 if failure is not None:
                     raise failure
+                supervisor.drain()
+                work.join()
+                values = [
+                    *returned,
+                    *(each.returned for each in others if runs_the_loop(each.peer.role)),
+                ]
+                plain, arrays = packed_value(values)
+                for channel in channels.values():
+                    channel.send({"do": "leave", "returned": plain}, arrays)
             except BaseException as error:
-                _tell_end(error, list(channels.values()))
+                meeting.tell_end(error)
                 if not work.end(END_SECONDS):
                     limit_the_end()
-                meeting.close()
                 raise
-            supervisor.drain()
-            work.join()
-            values = [
-                *returned,
-                *(each.returned for each in others if runs_the_loop(each.peer.role)),
-            ]
-            plain, arrays = packed_value(values)
-            for channel in channels.values():
-                channel.send({"do": "leave", "returned": plain}, arrays)
             meeting.close()
         return values
-
-
-def _tell_end(error: BaseException, channels: Sequence[Channel]) -> None:
-    known = isinstance(error, RunFailedError)
-    told = error if known else EndedError(f"the run was ended on rank 0: {_words(error)}")
-    for channel in channels:
-        channel.send(as_message(told))
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip(": ")
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class RunKey:
             number: Of the run among those that this program has joined.
 
         Raises:
-            PlanError: The key file can be read by others.
+            PlanError: The key file can be read by others, or not by this process, or is empty.
         """
         own = variables.get(KEY_VARIABLE, "").encode() or _from_file()
         run = f"{place.engine}\n{place.job}\n{place.world_size}\n{number}"
@@ -60,12 +60,22 @@ class RunKey:
 
 
 def _from_file() -> bytes:
-    path = FILE.expanduser()
     try:
-        if path.stat().st_mode & _READABLE_BY_OTHERS:
-            raise PlanError(
-                f"{path} holds the key of your runs, and others can read it: chmod 600 {path}."
-            )
-        return path.read_bytes().strip()
-    except OSError:
+        path = FILE.expanduser()
+        mode, key = path.stat().st_mode, path.read_bytes().strip()
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):  # or there is no home
         return b""
+    except OSError as error:
+        raise PlanError(
+            f"{path} holds the key of your runs, and cannot be read: {error.strerror}. Make it readable for"
+            f" you alone, or set {KEY_VARIABLE}, for all processes alike."
+        ) from error
+    if mode & _READABLE_BY_OTHERS:
+        raise PlanError(
+            f"{path} holds the key of your runs, and others can read it: chmod 600 {path}."
+        )
+    if not key:
+        raise PlanError(
+            f"{path} holds the key of your runs, and is empty. Remove it, or write one."
+        )
+    return key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import time
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from typing import Any
 from isotrain.core import errors
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.process import LOCALHOST
-from isotrain.core.errors import IsotrainError, PeerLostError
+from isotrain.core.errors import EndedError, IsotrainError, PeerLostError, RunFailedError
 from isotrain.core.joining.channel import Channel, finish
 from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.welcome import Welcome
@@ -23,7 +24,12 @@ Judge = Callable[[Sequence[Facts]], dict[str, Any]]
 
 _LOOK_SECONDS = 0.02
 _LATE_SECONDS = 5.0
-"""For so long rank 0 tells those who come late that the run has failed."""
+"""For so long rank 0 tells those who come late that the run has failed, unless it has waited for them."""
+_GONE_SECONDS = 1.0
+"""In which it is noticed that a caller has hung up."""
+_FIRST_SECONDS = 8.0
+"""So long the others wait for rank 0 to hang up: an engine may end all processes once one of them has failed,
+and rank 0 is the one that says why."""
 _MARGIN_SECONDS = 10.0
 """How much longer than rank 0 the others wait: it can say who did not come."""
 
@@ -59,7 +65,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process cannot go on."""
+        """Tells the others that this process cannot go on. Rank 0 hangs up when its program ends."""
 
     @abstractmethod
     def close(self) -> None:
@@ -88,6 +94,7 @@ class Chair(Meeting):
         super().__init__(place, key, seconds)
         self.channels: dict[int, Channel] = {}
         self._welcome = welcome
+        self._late = _LATE_SECONDS
         self._names: dict[int, str] = {}
         """Rank to its host, as far as it has told."""
 
@@ -115,19 +122,30 @@ class Chair(Meeting):
                     told[rank] = facts
                     self._names[rank] = str(facts.get("host", self._names.get(rank, "")))
             if time.monotonic() > deadline:
+                self._late = 0.0
                 raise PeerLostError(self._who_did_not_come(missing))
             time.sleep(_LOOK_SECONDS)
         return told
 
     def _let_in(self) -> None:
         for rank, wire in self._welcome.arrivals():
-            if not 0 < rank < self.place.world_size or rank in self.channels:
+            if not 0 < rank < self.place.world_size or self._is_here(rank):
                 wire.close()
                 raise IsotrainError(
                     f"two processes say that they are rank {rank} of the run's {self.place.world_size}."
                     f" Look at what the engine, {self.place.engine}, was told to start."
                 )
             self.channels[rank] = Channel(wire)
+
+    def _is_here(self, rank: int) -> bool:
+        """Whether a process of this rank has come and has not given up since, waiting to be let in."""
+        channel = self.channels.get(rank)
+        if channel is None:
+            return False
+        has_gone = channel.has_gone(_GONE_SECONDS)
+        if has_gone:
+            channel.close()
+        return not has_gone
 
     def _heard(self, rank: int) -> Facts | None:
         channel = self.channels.get(rank)
@@ -169,7 +187,8 @@ class Chair(Meeting):
 
     def fail(self, error: BaseException) -> None:
         message = as_message(error)
-        deadline = time.monotonic() + (0 if isinstance(error, PeerLostError) else _LATE_SECONDS)
+        atexit.register(self.close)
+        deadline = time.monotonic() + self._late
         informed: set[int] = set()
         while True:
             with contextlib.suppress(IsotrainError):
@@ -180,9 +199,20 @@ class Chair(Meeting):
             if len(informed) == self.place.world_size - 1 or time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK_SECONDS)
-        self.close()
+        self.close_door()
+
+    def tell_end(self, error: BaseException) -> None:
+        """Tells the others how a run that had begun has failed."""
+        self._has_failed = True
+        atexit.register(self.close)
+        known = isinstance(error, RunFailedError)
+        words = f"{type(error).__name__}: {error}".strip(": ")
+        told = error if known else EndedError(f"the run was ended on rank 0: {words}")
+        for channel in self.channels.values():
+            channel.send(as_message(told))
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self.close_door()
         finish(self.channels.values())
 
@@ -218,6 +248,7 @@ class Member(Meeting):
         self.close()
 
     def close(self) -> None:
+        self.channel.await_end(_FIRST_SECONDS)
         finish([self.channel])
 
 

@@ -7,8 +7,11 @@ import faulthandler
 import os
 import selectors
 import sys
+import tempfile
 import time
 import traceback
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.events import Failed
@@ -21,6 +24,7 @@ from isotrain.core.joining.output import Tail, sent_to_file
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.party import Party
 from isotrain.core.joining.work import END_SECONDS, Working
+from isotrain.core.launching.diagnosis import whereabouts
 from isotrain.core.launching.returned import packed_value, unpacked_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
 from isotrain.core.system.leaving import limit_the_end
@@ -58,6 +62,7 @@ class Relay:
         self._silence = silence
         self._first = Status(None, 0.0, "start")
         self._heard = time.monotonic()
+        self._received = 0
 
     def run(self, tail: Tail) -> list[Any]:
         """Goes on until rank 0 says that the run has ended.
@@ -107,9 +112,9 @@ class Relay:
         """Does what rank 0 has said; whether the run is over, and what was returned then."""
         messages = self._channel.read()
         if messages is None:
-            raise PeerLostError(self._lost("is gone: its connection was closed"))
-        if messages:
-            self._heard = time.monotonic()
+            raise self._lost("is gone: its connection was closed")
+        if self._channel.received != self._received:
+            self._received, self._heard = self._channel.received, time.monotonic()
         for message, arrays in messages:
             if "error" in message:  # of the run, or of rank 0 before or after it
                 raise error_of(message)
@@ -120,9 +125,7 @@ class Relay:
             self._do(what, message)
         silent = time.monotonic() - self._heard
         if silent > self._silence:
-            raise PeerLostError(
-                self._lost(f"fell silent: nothing was heard of it for {silent:.0f} s")
-            )
+            raise self._lost(f"fell silent: nothing was heard of it for {silent:.0f} s")
         return False, []
 
     def _do(self, what: str, message: Any) -> None:
@@ -132,16 +135,15 @@ class Relay:
             self._work.begin()
         elif what == "stacks":
             faulthandler.dump_traceback(_STDERR, all_threads=True)
-        elif what == "end":
-            os._exit(1)
+        elif what == "end":  # the run goes on, and an engine would end it for a process that fails
+            os._exit(0)
 
-    def _lost(self, how: str) -> str:
-        return f"rank 0 {how}. It was {_place(self._first)}, and this process {_place(self._line.status)}."
-
-
-def _place(status: Status) -> str:
-    where = "before its first step" if status.step is None else f"at step {status.step}"
-    return f"{where}, in call {status.call!r}"
+    def _lost(self, how: str) -> PeerLostError:
+        self._channel.shut()  # nobody waits for its word any more
+        own = whereabouts(self._line.status)
+        return PeerLostError(
+            f"rank 0 {how}. It was {whereabouts(self._first)}, and this process {own}."
+        )
 
 
 def attend(party: Party, job: Job) -> tuple[list[Any], str]:
@@ -157,26 +159,25 @@ def attend(party: Party, job: Job) -> tuple[list[Any], str]:
     Raises:
         IsotrainError: The run has failed; says how.
     """
+    with tempfile.TemporaryDirectory(prefix="isotrain-joined-") as spare:
+        return _attend(party, job, Path(spare))
+
+
+def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
+    """As `attend`, with a folder for where rank 0's cannot be seen."""
     meeting = party.meeting
     assert isinstance(meeting, Member)
     channel = meeting.channel
     with meeting.telling():
-        agreed = party.agree(job.plan, None, None)
-    own = Job(
-        job.work,
-        job.spec,
-        job.plan,
-        meeting.key.derived("served run"),
-        job.plugins,
-        agreed.resume,
-    )
+        agreed = party.agree(job.plan, spare, None)
+    own = replace(job, key=meeting.key.derived("served run"), resume=agreed.resume)
     line = OwnLine(party.rank)
 
     def hand_over(value: Any) -> None:
         plain, arrays = packed_value(value)
         channel.send({"returned": plain}, arrays)
 
-    work = Working(own, party.host, agreed.context, line.reporter, hand_over)
+    work = Working(own, party.host, agreed.context, line, hand_over)
     relay = Relay(channel, line, work, job.plan.timeouts["silence"], len(job.plan.processes))
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
@@ -199,9 +200,9 @@ def attend(party: Party, job: Job) -> tuple[list[Any], str]:
 
 
 def told_status(line: OwnLine) -> dict[str, Any]:
-    """Where this process is, as it tells rank 0, whose clock is another one."""
+    """Where this process is, and what its clock shows, as it tells rank 0, whose clock is another one."""
     step, since, call = line.status
-    return {"status": [step, time.monotonic() - since, call]}
+    return {"status": [step, time.monotonic() - since, call], "clock": time.time()}
 
 
 def _tell(error: BaseException, channel: Channel, line: OwnLine) -> None:

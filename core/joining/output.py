@@ -10,6 +10,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from isotrain.core.joining.witness import crashes_told, last_output_shown
+
 _MOST_BYTES = 1 << 16
 
 
@@ -30,14 +32,18 @@ class Tail:
 
 @contextlib.contextmanager
 def sent_to_file() -> Iterator[Tail]:
-    """Within it, standard output and error go to a file, line by line, whoever writes to them."""
+    """Within it, standard output and error go to a file, line by line, whoever writes to them.
+
+    Should this process die, the end of it goes where its errors went before.
+    """
     with tempfile.TemporaryFile() as log, _line_buffered():
         _flush()
         kept = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
             os.dup2(log.fileno(), number)
         try:
-            yield Tail(log.fileno())
+            with last_output_shown(log.fileno(), kept[1]), crashes_told():
+                yield Tail(log.fileno())
         finally:
             _flush()
             for number, own in zip((1, 2), kept, strict=True):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.events import Failed, read_event
 from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.launching.effort import effort
+from isotrain.core.launching.effort import effort, effort_of_bytes
 from isotrain.core.launching.returned import unpacked_value
 from isotrain.core.launching.run_directory import log_of
+
+_FAILED = f'"{Failed.kind}"'.encode()
 
 
 class OwnProcess:
@@ -72,7 +77,6 @@ class RemoteProcess:
     output: int | None = None
     exit_code: int | None = None
     is_stopped = False
-    effort = 0.0
 
     def __init__(self, channel: Channel, peer: Peer, directory: Path) -> None:
         self.peer = peer
@@ -82,6 +86,8 @@ class RemoteProcess:
         self.is_gone = False
         self.status = Status(None, time.monotonic(), "start")
         self._channel = channel
+        self._behind = math.inf
+        """Seconds by which its clock is behind this one, and the quickest message was under way."""
         self.log.touch()
 
     def read_lines(self) -> list[bytes] | None:
@@ -95,16 +101,29 @@ class RemoteProcess:
             if "status" in message:
                 self._note(message)
             if "event" in message:
-                lines.append(str(message["event"]).encode())
+                lines.append(self._timed_here(str(message["event"]).encode()))
             elif "output" in message:
                 self._keep(message["output"])
             elif "returned" in message:
                 self.returned = unpacked_value(message["returned"], arrays)
         return lines
 
+    @property
+    def effort(self) -> float:
+        """Grows with what comes of it, of messages that are not whole yet too."""
+        return effort_of_bytes(self._channel.received)
+
     def _note(self, message: Mapping[str, Any]) -> None:
         step, age, call = message["status"]
         self.status = Status(step, time.monotonic() - age, call)
+        self._behind = min(self._behind, time.time() - message["clock"])
+
+    def _timed_here(self, line: bytes) -> bytes:
+        """An event; of a failure by the clock here: what came first is most likely the cause."""
+        event = read_event(line) if _FAILED in line else None
+        if not isinstance(event, Failed):
+            return line
+        return replace(event, time=event.time + self._behind).to_line()
 
     def _keep(self, text: str) -> None:
         with self.log.open("a", encoding="utf-8") as log:

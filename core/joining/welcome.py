@@ -66,9 +66,7 @@ def _opened(address: str, ports: Sequence[int], key: bytes) -> Door:
     )
 
 
-def reached(
-    host: str, ports: Sequence[int], key: bytes, rank: int, seconds: float, source: str = ""
-) -> Wire:
+def reached(host: str, ports: Sequence[int], key: bytes, rank: int, seconds: float) -> Wire:
     """Calls at rank 0's door until it lets this process in.
 
     Args:
@@ -77,7 +75,6 @@ def reached(
         key: Of the run.
         rank: Of this process.
         seconds: To keep trying.
-        source: The own address to call from; empty: the system's choice.
 
     Raises:
         PeerLostError: Nobody there let it in.
@@ -87,7 +84,7 @@ def reached(
         problems: dict[str, None] = {}
         for port in ports:
             left = deadline - time.monotonic()
-            found = _tried((host, port), key, rank, (source, 0) if source else None, left)
+            found = _tried((host, port), key, rank, left)
             if isinstance(found, Wire):
                 return found
             problems[found] = None
@@ -101,13 +98,11 @@ def reached(
         time.sleep(_BETWEEN_ROUNDS_SECONDS)
 
 
-def _tried(
-    address: Address, key: bytes, rank: int, source: Address | None, left: float
-) -> Wire | str:
+def _tried(address: Address, key: bytes, rank: int, left: float) -> Wire | str:
     """A connection, or why there is none."""
     limit = max(_LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
     try:
-        connection = socket.create_connection(address, limit, source)
+        connection = socket.create_connection(address, limit)
     except OSError as error:
         return (error.strerror or str(error)).lower()
     try:

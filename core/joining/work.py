@@ -10,8 +10,9 @@ from typing import Any
 from isotrain.core.contracts.events import Finished, Started
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.reporter import AWAITING_OTHERS, Reporter
+from isotrain.core.contracts.reporter import AWAITING_OTHERS
 from isotrain.core.errors import EndedError
+from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.running.worker import do_job, report_failure
 from isotrain.core.system.leaving import note_work
@@ -29,7 +30,7 @@ class Working(threading.Thread):
         job: Job,
         host: PluginHost,
         context: ProcessContext,
-        reporter: Reporter,
+        line: OwnLine,
         hand_over: Callable[[Any], None],
     ) -> None:
         """Prepares.
@@ -38,14 +39,15 @@ class Working(threading.Thread):
             job: To do.
             host: Knows its backend.
             context: Of this process.
-            reporter: Of it.
+            line: Of it.
             hand_over: Called with what the work has returned, before its end is told.
         """
         super().__init__(name="isotrain-work", daemon=True)
         self._job = job
         self._host = host
         self._context = context
-        self._reporter = reporter
+        self._line = line
+        self._reporter = line.reporter
         self._hand_over = hand_over
         self._may_begin = threading.Event()
         self._is_over = threading.Event()
@@ -80,6 +82,7 @@ class Working(threading.Thread):
             Whether it has ended.
         """
         self._is_over.set()
+        self._line.ignore()
         self._reporter.end_soon()
         self.join(seconds)
         return not self.is_alive()

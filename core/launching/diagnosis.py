@@ -24,6 +24,8 @@ _NOISE = re.compile(
 _EFFORT_SECONDS = 0.05
 _AMBIGUOUS_EXITS = (1, -signal.SIGABRT)
 """How frameworks end a process whose peers are gone, and how one can end by its own fault."""
+_NOTICED_SECONDS = 0.5
+"""By which the end of a process on another host is noticed later than what that does to others."""
 PEERS_FAILED = 4
 """The suspicion from which on a process is but a victim, or idle."""
 
@@ -117,7 +119,9 @@ def suspicion(watched: Watched) -> tuple[int, float]:
     if watched.lost is not None or (not watched.finished and watched.process.is_stopped):
         return 0, watched.heard
     if watched.died_silently and watched.died is not None:
-        if code is None or code == -signal.SIGKILL:
+        if code is None:  # nobody here knows how it ended, nor just when
+            return 2, watched.died - _NOTICED_SECONDS
+        if code == -signal.SIGKILL:
             return 1, watched.died
         return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
     if watched.failure is not None:
@@ -169,15 +173,16 @@ def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
     are_apart = len({watched.process.peer.host for watched in everyone}) > 1
     where = f" on {culprit.process.peer.host}" if are_apart else ""
     lines = [
-        f"rank {culprit.rank} of {len(everyone)}{where} {verdict(culprit)} {_place(status)}.",
+        f"rank {culprit.rank} of {len(everyone)}{where} {verdict(culprit)} {whereabouts(status)}.",
         evidence(culprit),
     ]
-    lines += [f"rank {w.rank}: {_whereabouts(w)}" for w in everyone if w is not culprit]
+    lines += [f"rank {w.rank}: {_progress(w)}" for w in everyone if w is not culprit]
     lines.append(f"logs: {culprit.process.log.parent}/rank-*.log")
     return "\n".join(line for line in lines if line)
 
 
-def _place(status: Status) -> str:
+def whereabouts(status: Status) -> str:
+    """Says at or after which step, and in which call."""
     if status.step is None:
         return f"before its first step, in call {status.call!r}"
     word = "at" if status.call == "step" else "after"
@@ -196,7 +201,7 @@ def evidence(culprit: Watched) -> str:
     return "\n".join(["the end of its log:", *tail[-_LOG_LINES:]]) if tail else ""
 
 
-def _whereabouts(watched: Watched) -> str:
+def _progress(watched: Watched) -> str:
     status = watched.process.status
     step = "before its first step" if status.step is None else f"last step {status.step}"
     if watched.failure is not None:

@@ -30,8 +30,6 @@ _TRAINING = ("isotrain.core.running.works", "train")
 """What `isotrain run` does with its session."""
 _KEY_BYTES = 32
 _LAST_LINES = 30
-_LONGEST_PREFIX = 64
-"""Characters that an engine puts before a line of a rank: horovodrun writes `[0]<stdout>:`."""
 _HANDED_ON = re.compile(r"ISOTRAIN_(?!KEY$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS")
 
 
@@ -72,7 +70,7 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
     log = command.spec.with_name("engine.log")
     try:
         with EngineProcess(submission, log, _variables(submission, command)) as engine:
-            told = _follow(engine, on_event)
+            told = _follow(engine, command.name, on_event)
             status = 0 if "event" in told else engine.status()
     finally:
         _take_over(command.run_directory, directory)
@@ -99,7 +97,8 @@ def rank_command(
     """
     folder = directory / FOLDER
     collective = "" if plan.collective == "none" else f":{plan.collective}"
-    options = ["--backend", f"{plan.backend}{collective}", "--json"]
+    name = _engine_name(plan.run)
+    options = ["--backend", f"{plan.backend}{collective}", "--json", "--mark", name]
     if resume is not None:
         options += ["--resume", resume]
     for where in plugins.asked:
@@ -107,7 +106,7 @@ def rank_command(
     for name in plugins.blocked:
         options += ["--block-plugin", name]
     return RankCommand(
-        name=_engine_name(plan.run),
+        name=name,
         spec=folder / "spec.json",
         spec_text=json_page(as_plain(_on_ranks(spec, directory))),
         options=tuple(options),
@@ -159,11 +158,17 @@ def _variables(submission: Submission, command: RankCommand) -> dict[str, str]:
     return {**own, **submission.variables, **key}
 
 
-def _follow(engine: EngineProcess, on_event: OnEvent) -> dict[str, Any]:
-    """Passes on what rank 0 tells; returns its result or its error, or nothing."""
+def _follow(engine: EngineProcess, mark: str, on_event: OnEvent) -> dict[str, Any]:
+    """Passes on what rank 0 tells; returns its result or its error, or nothing.
+
+    Args:
+        engine: To follow.
+        mark: Before all that isotrain says there; the rest is what ranks and the engine print.
+        on_event: Called with every event.
+    """
     last: dict[str, Any] = {}
     for line in engine.lines():
-        told = _event(line)
+        told = _event(line, mark)
         if told is None:
             on_event(Output(text=line))
         elif told["event"] in ("result", "error"):
@@ -176,16 +181,16 @@ def _follow(engine: EngineProcess, on_event: OnEvent) -> dict[str, Any]:
     return last
 
 
-def _event(line: str) -> dict[str, Any] | None:
-    """What a line tells, if it is of isotrain; engines put before it whose line it is."""
-    begin = line.find('{"event":')
-    if not 0 <= begin < _LONGEST_PREFIX:
+def _event(line: str, mark: str) -> dict[str, Any] | None:
+    """What a line tells, if isotrain has printed it; engines put before it whose line it is."""
+    _, found, text = line.partition(f"{mark} ")
+    if not found:
         return None
     try:
-        found = json.loads(line[begin:])
+        told = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return told if isinstance(told, dict) and "event" in told else None
 
 
 def _raise_if_error(told: Mapping[str, Any]) -> None:

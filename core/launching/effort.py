@@ -14,8 +14,13 @@ def effort(pid: int) -> float:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         times = process.cpu_times()
-        return times.user + times.system + _bytes_read(process) / _READ_BYTES_PER_SECOND
+        return times.user + times.system + effort_of_bytes(_bytes_read(process))
     return 0.0
+
+
+def effort_of_bytes(count: float) -> float:
+    """A second for each megabyte."""
+    return count / _READ_BYTES_PER_SECOND
 
 
 def _bytes_read(process: psutil.Process) -> float:

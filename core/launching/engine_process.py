@@ -37,7 +37,8 @@ class EngineProcess:
         """
         self._last = submission.last
         self._deadline: float | None = None
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | subprocess.Popen[str]] = queue.SimpleQueue()
+        """What the commands print, and each of them at its end."""
         self._processes: list[subprocess.Popen[str]] = []
         self._guard = Guard()
         try:
@@ -62,10 +63,12 @@ class EngineProcess:
                 line = self._lines.get(timeout=self._patience())
             except queue.Empty:
                 return
-            if line is None:
-                running -= 1
-            else:
+            if isinstance(line, str):
                 yield line
+                continue
+            running -= 1
+            if self._status_of(line):  # the others may wait for it
+                self.expect_end()
 
     def expect_end(self) -> None:
         """Limits how long the commands are waited for: the run has ended, and some wait for lost hosts."""
@@ -75,8 +78,13 @@ class EngineProcess:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def status(self) -> int:
-        """The exit status: the first that is not 0; -N: by signal N."""
-        return next(filter(None, (process.wait() for process in self._processes)), 0)
+        """The exit status: the first that is not 0, of those that have ended by now; -N: by signal N."""
+        return next(filter(None, map(self._status_of, self._processes)), 0)
+
+    def _status_of(self, process: subprocess.Popen[str]) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(self._patience())
+        return process.returncode
 
     def _start(
         self, command: tuple[str, ...], stdin: str, log: Path, variables: Mapping[str, str]
@@ -101,13 +109,13 @@ class EngineProcess:
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as given:
             given.write(stdin)
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        threading.Thread(target=self._read, args=(process, process.stdout), daemon=True).start()
 
-    def _read(self, output: IO[str]) -> None:
+    def _read(self, process: subprocess.Popen[str], output: IO[str]) -> None:
         with output:
             for line in output:
                 self._lines.put(line)
-        self._lines.put(None)
+        self._lines.put(process)
 
     def _end(self) -> None:
         """Asks the commands that still run to end, and ends those that do not."""
@@ -116,12 +124,17 @@ class EngineProcess:
             _signal(process, signal.SIGTERM)
         if running:
             for command in self._last:
-                subprocess.run(command, check=False, capture_output=True, timeout=END_SECONDS)
+                self._run_last(command)
         for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
             _signal(process, signal.SIGKILL)
             process.wait()
+
+    def _run_last(self, command: tuple[str, ...]) -> None:
+        """Runs one of the commands that end the others; those are ended also where it fails."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, capture_output=True, timeout=END_SECONDS)
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:

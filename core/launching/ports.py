@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Sequence
 
 from isotrain.core.contracts.process import LOCALHOST, Address
 from isotrain.core.errors import PlanError
@@ -11,6 +12,8 @@ from isotrain.core.errors import PlanError
 PORTS = range(15000, 32000)
 """Below the range from which systems take ports of outgoing connections."""
 _HIGHEST = 65535
+_NEAR = 1000
+"""So far from a port are those that are looked at after it."""
 
 
 class Ports:
@@ -37,15 +40,25 @@ class Ports:
             PlanError: A port that was asked for is in use, or none are left.
         """
         if first is not None:
-            if not 0 < first <= _HIGHEST + 1 - count:
-                raise PlanError(f"port: expected 1 to {_HIGHEST + 1 - count}, received {first}.")
+            require_port(first, _HIGHEST + 1 - count)
             return tuple(self._exactly(port) for port in range(first, first + count))
         start = secrets.randbelow(len(PORTS))
-        candidates = (*PORTS[start:], *PORTS[:start])
+        return self._first_free(count, (*PORTS[start:], *PORTS[:start]))
+
+    def take_after(self, port: int, count: int) -> tuple[int, ...]:
+        """Leases the first `count` free ports after a port.
+
+        Raises:
+            PlanError: Not so many of the next are free.
+        """
+        return self._first_free(count, range(port + 1, min(port + _NEAR, _HIGHEST) + 1))
+
+    def _first_free(self, count: int, candidates: Sequence[int]) -> tuple[int, ...]:
         taken = (port for port in candidates if self._lease(port) is None)
         found = tuple(port for _, port in zip(range(count), taken, strict=False))
         if len(found) < count:
-            raise PlanError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}.")
+            between = f"between {min(candidates)} and {max(candidates)}" if candidates else "there"
+            raise PlanError(f"no {count} free ports {between}.")
         return found
 
     def _exactly(self, port: int) -> int:
@@ -78,6 +91,16 @@ class Ports:
         for lease in self._leases:
             lease.close()
         self._leases.clear()
+
+
+def require_port(port: int, highest: int = _HIGHEST) -> None:
+    """Refuses what is no number of a port.
+
+    Raises:
+        PlanError: It is none, or above the highest that will do.
+    """
+    if not 0 < port <= highest:
+        raise PlanError(f"port: expected 1 to {highest}, received {port}.")
 
 
 def _listen_once(address: Address) -> None:

@@ -168,6 +168,7 @@ class Supervisor:
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while not watched.process.is_gone and time.monotonic() < deadline:
             time.sleep(0.01)  # its connection is closed before it is gone
+            self._read_events(watched)
         if watched.lost is None and not watched.process.is_gone:
             return None
         return watched.lost or verdict(watched)

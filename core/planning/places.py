@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -14,9 +15,11 @@ CHOICE_VARIABLE = "ISOTRAIN_ENVIRONMENT"
 """The one environment to ask, instead of all; `none`: no engine started this process."""
 NONE = "none"
 COORDINATOR_VARIABLE = "ISOTRAIN_COORDINATOR"
-"""The host of rank 0, where the engine does not tell it or tells another."""
+"""The host of rank 0, or `HOST:PORT`, where the engine does not tell it or tells another."""
 JOB_VARIABLE = "ISOTRAIN_JOB"
 """A name of what was started, where the engine gives none."""
+_COORDINATOR = re.compile(r"(?P<host>[^\s:]+)(?::(?P<port>[0-9]{1,5}))?")
+_HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,23 @@ def _completed(inner: str, claims: Mapping[str, Place], variables: Mapping[str, 
             place = _with_what_is_open(place, other)
     if place.coordinator is None and place.local_world_size == place.world_size:
         place = replace(place, coordinator=LOCALHOST)
-    coordinator = variables.get(COORDINATOR_VARIABLE) or place.coordinator
-    return replace(place, coordinator=coordinator, job=variables.get(JOB_VARIABLE) or place.job)
+    place = replace(place, job=variables.get(JOB_VARIABLE) or place.job)
+    said = variables.get(COORDINATOR_VARIABLE, "").strip()
+    if not said:
+        return place
+    host, port = _host_and_port(said)
+    return replace(place, coordinator=host, port=port)
+
+
+def _host_and_port(text: str) -> tuple[str, int | None]:
+    match = _COORDINATOR.fullmatch(text)
+    port = int(match["port"]) if match and match["port"] else None
+    if match is None or (port is not None and not 0 < port <= _HIGHEST_PORT):
+        raise PlaceError(
+            f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT of rank 0, such as node1:20000, received"
+            f" {text!r}."
+        )
+    return match["host"], port
 
 
 def _with_what_is_open(place: Place, other: Place) -> Place:

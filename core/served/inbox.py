@@ -14,14 +14,20 @@ Message = tuple[dict[str, Any], list[np.ndarray]]
 """A header of JSON values, and arrays."""
 
 LENGTH = struct.Struct("!Q")
-HEADER_LIMIT = 1 << 24
+HEADER_LIMIT = 1 << 30
+"""Bytes of a header: what says more is no message of a process that has proved the key."""
 _CHUNK = 1 << 18
 
 
 class Inbox:
-    """Puts messages together from what has come in so far."""
+    """Puts messages together from what has come in so far.
+
+    Attributes:
+        received: Bytes that have come in, of messages that are not whole yet too.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
+        self.received = 0
         self._connection = connection
         self._unread = bytearray()
 
@@ -48,6 +54,7 @@ class Inbox:
                 return False
             if not chunk:
                 return False
+            self.received += len(chunk)
             self._unread += chunk
 
     def _next(self) -> Message | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from isotrain.core.contracts.service import Service
 from isotrain.core.data.trees import Weighted
-from isotrain.core.errors import PeerLostError
+from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.served import handshake
 from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, Inbox
 
@@ -41,12 +41,18 @@ class Wire:
 
         Raises:
             WireError: The other end is gone.
+            IsotrainError: The header is longer than the other end would take; nothing was sent.
         """
         kinds = [
             [array.dtype.str, array.shape] for array in arrays
         ]  # before a number becomes a row
         arrays = [np.ascontiguousarray(array) for array in arrays]
         text = json.dumps({**header, "arrays": kinds}).encode()
+        if len(text) > HEADER_LIMIT:
+            raise IsotrainError(
+                f"a message of {len(text)} bytes cannot be sent, at most {HEADER_LIMIT}. Return less from the"
+                " processes of a run, or numbers as NumPy arrays, which have no limit."
+            )
         views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
         with _told(OSError):
             self._socket.sendall(LENGTH.pack(len(text)) + text)
@@ -94,10 +100,14 @@ class Wire:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        """Ends the connection; the other end notices at once."""
+    def shut(self) -> None:
+        """Lets nothing through any more; both ends notice at once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection; the other end notices at once."""
+        self.shut()
         self._socket.close()
 
 

@@ -25,7 +25,7 @@ from isotrain.core.contracts.events import (
     WorkerLost,
 )
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.json_text import json_line
+from isotrain.core.json_text import marked_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,12 +50,12 @@ def quiet() -> Iterator[OnPlainEvent]:
 
 
 @contextlib.contextmanager
-def json_lines(stream: IO[str] | None = None) -> Iterator[OnPlainEvent]:
-    """Prints every event as one line of JSON."""
+def json_lines(stream: IO[str] | None = None, mark: str = "") -> Iterator[OnPlainEvent]:
+    """Prints every event as one line of JSON, behind a mark."""
     out = stream or sys.stdout
 
     def show(event: Mapping[str, Any]) -> None:
-        print(json_line(event), file=out, flush=True)
+        print(marked_line(event, mark), file=out, flush=True)
 
     yield show
 

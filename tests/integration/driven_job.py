@@ -20,6 +20,15 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return inputs, inputs[:, :2]
 
 
+LIKE_EVENTS = ('{"event": "error", "error": "X", "message": "not of isotrain"}', '{"event": 5}')
+
+
+def data_that_print() -> tuple[np.ndarray, np.ndarray]:
+    for line in LIKE_EVENTS:
+        print(line, flush=True)
+    return data()
+
+
 def data_not_finite() -> tuple[np.ndarray, np.ndarray]:
     inputs, targets = data()
     return inputs * np.nan, targets

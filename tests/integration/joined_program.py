@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -59,6 +60,11 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def crash() -> None:
+    os.write(2, b"native code says why\n")
+    faulthandler._sigsegv()
+
+
 def raise_error() -> None:
     raise ValueError("a deliberate mistake")
 
@@ -67,7 +73,7 @@ def hang() -> None:
     time.sleep(600)
 
 
-DEEDS = {deed.__name__: deed for deed in (kill, stop, raise_error, hang)}
+DEEDS = {deed.__name__: deed for deed in (kill, stop, crash, raise_error, hang)}
 
 
 def work(session: isotrain.Session) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import psutil
 import pytest
+from integration import driven_job
 
 import isotrain
 from isotrain.core.launching import engine_process
@@ -108,12 +109,40 @@ def test_an_engine_that_waits_for_ever_is_ended(
 ) -> None:
     told = {"event": "error", "error": "RunFailedError", "message": "rank 1 on far is lost"}
     text = (
-        f"import time; print('[0]<stdout>:' + {json.dumps(told)!r}, flush=True); time.sleep(1000)"
+        "import sys, time; mark = sys.argv[sys.argv.index('--mark') + 1];"
+        f" print('[0]<stdout>:' + mark, {json.dumps(told)!r}, flush=True); time.sleep(1000)"
     )
     monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
     monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
     with pytest.raises(isotrain.RunFailedError, match="rank 1 on far is lost"):
         run(tmp_path)
+
+
+def test_what_a_rank_prints_is_not_taken_for_what_isotrain_says(tmp_path: Path) -> None:
+    events: list[Any] = []
+    local = run(tmp_path, "local")
+    driven = run(tmp_path, data="integration.driven_job:data_that_print", events=events)
+    assert driven.history.loss == local.history.loss
+    shown = "".join(event["text"] for event in events if event["event"] == "output")
+    for line in driven_job.LIKE_EVENTS:
+        assert line in shown
+
+
+def test_an_engine_one_of_whose_commands_fails_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it, and what is to end them fails too."""
+
+    def submission(self: Engine, command: RankCommand) -> Submission:
+        waiting = (sys.executable, "-c", "import time; time.sleep(1000)")
+        return Submission((("false",), waiting), last=(("no-such-program",),))
+
+    monkeypatch.setattr(Engine, "submission", submission)
+    monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
+    with pytest.raises(isotrain.RunFailedError, match="engine ended with exit code 1"):
+        run(tmp_path)
+    running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    assert not [command for command in running if "import time; time.sleep(1000)" in command]
 
 
 def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_a_joined_run_ends_with_the_bits_of_a_local_one(
     ("deed", "rank", "expected"),
     [
         ("kill", 1, "rank 1 of 2 on 127.0.0.2 is gone: its connection to rank 0 was closed "),
+        ("crash", 1, "rank 1 of 2 on 127.0.0.2 is gone: its connection to rank 0 was closed "),
         ("raise_error", 1, f"rank 1 of 2 on 127.0.0.2 raised ValueError after step {STEP}, "),
         ("raise_error", 0, f"rank 0 of 2 on 127.0.0.1 raised ValueError after step {STEP}, "),
         ("stop", 1, "rank 1 of 2 on 127.0.0.2 fell silent: nothing was heard of it for "),
@@ -164,6 +165,8 @@ def test_who_ends_a_run_is_named_by_all_in_time(
     text = started.said(others[0])
     assert expected in text
     assert "in call 'between calls'" in text or rank == 0
+    if deed == "crash":
+        assert "native code says why\nFatal Python error: Segmentation fault" in started.said(rank)
     if deed == "raise_error":
         assert "ValueError: a deliberate mistake" in text
         assert expected in started.said(rank)

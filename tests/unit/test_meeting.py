@@ -8,6 +8,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,15 @@ import pytest
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
+from isotrain.core.joining import doorstep
+from isotrain.core.joining import key as key_module
 from isotrain.core.joining.channel import Channel
+from isotrain.core.joining.doorstep import Doorstep
 from isotrain.core.joining.facts import Facts, Seating, require_equal
 from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.meeting import Chair, Meeting, Member
+from isotrain.core.joining.own_ports import OwnPorts
+from isotrain.core.joining.sight import marked, token_of
 from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import Ports
 from isotrain.core.planning.layouts import replicas_for
@@ -159,12 +165,9 @@ def test_strangers_at_the_door_do_not_disturb() -> None:
         chair = opened(0, 2, own, port, LONG)
         call(port)
         member = opened(1, 2, own, port, LONG)
-        with contextlib.closing(chair), contextlib.closing(member):
-            thread = threading.Thread(target=settling(), args=(member,))
-            thread.start()
+        with both(chair, member):
             call(port)
             assert settling()(chair) == {"ranks": [0, 1]}
-            thread.join()
 
 
 def test_two_that_say_they_are_the_same_rank_are_refused() -> None:
@@ -175,6 +178,31 @@ def test_two_that_say_they_are_the_same_rank_are_refused() -> None:
             stack.enter_context(contextlib.closing(opened(1, 2, own, port, LONG)))
         with pytest.raises(IsotrainError, match="two processes say that they are rank 1"):
             settling()(chair)
+        chair.close()
+
+
+def test_who_was_let_in_too_late_and_calls_again_is_one_process() -> None:
+    own = key()
+    with free_port() as port:
+        chair = opened(0, 2, own, port, LONG)
+        reached(LOCAL, [port], own.secret, 1, LONG).close()  # it had hung up by then
+        with both(chair, opened(1, 2, own, port, LONG)):
+            assert settling()(chair) == {"ranks": [0, 1]}
+
+
+@contextlib.contextmanager
+def both(chair: Meeting, member: Meeting) -> Iterator[None]:
+    """Within it, the other one settles too; both end at once."""
+
+    def part() -> None:
+        with contextlib.closing(member):
+            settling()(member)
+
+    with contextlib.closing(chair):
+        thread = threading.Thread(target=part)
+        thread.start()
+        yield
+    thread.join()
 
 
 def test_what_differs_is_named_with_its_rank() -> None:
@@ -199,6 +227,87 @@ def test_keys_are_the_same_for_one_run_and_differ_between_runs() -> None:
     assert len({*key().numbers(8, 10)}) == 8
 
 
+@pytest.mark.parametrize(
+    ("coordinator", "found", "listening"),
+    [
+        (
+            "node1",
+            "127.0.1.1",
+            "",
+        ),  # as Debian has a host's own name: the others get another address
+        ("node1", LOCAL, ""),
+        ("localhost", LOCAL, LOCAL),
+        (LOCAL, LOCAL, LOCAL),
+        ("node1", "203.0.113.7", ""),  # not this machine's: it is behind another
+        ("node1", None, ""),
+    ],
+)
+def test_rank_0_listens_where_the_others_call(
+    coordinator: str, found: str | None, listening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str) -> str:
+        if found is None:
+            raise socket.gaierror("unknown")
+        return found
+
+    monkeypatch.setattr(doorstep.socket, "gethostbyname", resolve)
+    there = Place("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
+    for variables in ({}, {"ISOTRAIN_INTERFACE": "lo"}):  # which is for what comes after the door
+        assert Doorstep.of(there, variables) == Doorstep(coordinator, listening)
+
+
+@pytest.mark.parametrize("told", [{"hosts": ("n1",)}, {"local_world_size": 2}])
+def test_on_one_host_all_use_the_same_address_whatever_it_is_called(told: dict[str, Any]) -> None:
+    for variables, expected in (({}, LOCAL), ({"ISOTRAIN_INTERFACE": "127.0.0.9"}, "127.0.0.9")):
+        for rank in (0, 1):
+            there = Place("mpich", ("PMI_RANK",), rank, 2, "job", coordinator="n1", **told)
+            assert Doorstep.of(there, variables) == Doorstep(expected, expected)
+
+
+def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
+    with pytest.raises(PlanError, match="Set ISOTRAIN_COORDINATOR"):
+        Doorstep.of(Place("mpich", ("PMI_RANK",), 1, 2, "job"), {})
+
+
+def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
+    with contextlib.ExitStack() as stack:
+
+        def kept(address: str) -> Ports:
+            return stack.enter_context(contextlib.closing(Ports(address)))
+
+        others = kept(LOCAL)
+        first = next(p for p in range(20000, 30000, 10) if free(others, p + 1))
+        one, another = OwnPorts(kept), OwnPorts(kept)  # of two processes of a host
+        assert one.backend(LOCAL, first) == first + 2
+        assert one.backend(LOCAL, first) == one.backend(LOCAL, None) == first + 2
+        assert another.backend(LOCAL, first) == first + 3
+        assert one.doors(LOCAL, 2, first) == [(LOCAL, first + 4), (LOCAL, first + 5)]
+        with pytest.raises(PlanError, match=f"keeps {first + 2} for the backend"):
+            one.backend(LOCAL, first + 50)
+
+
+def free(ports: Ports, first: int) -> bool:
+    """Whether five ports are; leases the first."""
+    try:
+        with contextlib.closing(Ports(LOCAL)) as all_of_them:
+            all_of_them.take(5, first)
+        ports.take(1, first)
+    except PlanError:
+        return False
+    return True
+
+
+def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with marked(tmp_path / "one") as mark:
+        assert (tmp_path / "one" / mark).is_file()
+        assert not (tmp_path / "two" / mark).exists()
+    assert not [*(tmp_path / "one").iterdir()]
+    assert token_of(str(tmp_path / "one")) is None
+    assert token_of("s3://bucket/run") is not None
+
+
 def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int] = (0, 1)) -> Facts:
     own = {"host": host, "address": address, "local_rank": local, "port": 7, "cpus": [*cpus]}
     return {**own, "gpus": 0}
@@ -207,6 +316,26 @@ def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int]
 def seats(*told: Facts) -> list[tuple[Any, ...]]:
     found = Seating(lambda told: "10.0.0.1")(told)["seats"]
     return [(each["host"], each["local_rank"], each["address"]) for each in found]
+
+
+def test_a_key_file_that_is_no_key_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key"
+    monkeypatch.setattr(key_module, "FILE", file)
+    assert not key().is_secret
+    file.mkdir()
+    with pytest.raises(PlanError, match="cannot be read: Is a directory"):
+        key()
+    file.rmdir()
+    file.touch(0o600)
+    with pytest.raises(PlanError, match="is empty"):
+        key()
+    file.write_text("secret\n")
+    assert key().is_secret
+    file.chmod(0o640)
+    with pytest.raises(PlanError, match="others can read it"):
+        key()
 
 
 def test_everybody_gets_an_address_that_all_can_reach() -> None:

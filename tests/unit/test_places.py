@@ -8,7 +8,7 @@ import pytest
 
 from isotrain.core.contracts.environment import Environment, Place
 from isotrain.core.errors import IsotrainError, PlaceError, PluginError
-from isotrain.core.planning.places import CHOICE_VARIABLE, place_of
+from isotrain.core.planning.places import CHOICE_VARIABLE, COORDINATOR_VARIABLE, place_of
 from isotrain.core.plugins.host import PluginHost
 from isotrain.plugin import EngineVariables
 
@@ -83,6 +83,23 @@ def test_a_choice_settles_it(host: PluginHost) -> None:
     assert place_of({**set_by("A"), CHOICE_VARIABLE: "none"}, host) is None
     with pytest.raises(IsotrainError, match=f"{CHOICE_VARIABLE}: unknown environment 'E'"):
         place_of({**set_by("A"), CHOICE_VARIABLE: "E"}, host)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("n1", ("n1", None)), (" n1:20000 ", ("n1", 20000)), ("", (None, None))]
+)
+def test_where_rank_0_is_can_be_said(
+    host: PluginHost, said: str, expected: tuple[str | None, int | None]
+) -> None:
+    place = place_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
+    assert place is not None
+    assert (place.coordinator, place.port) == expected
+
+
+@pytest.mark.parametrize("said", ["n1:abc", "n1:", ":5", "n1:0", "n1:70000", "a b"])
+def test_what_is_no_host_and_port_is_named(host: PluginHost, said: str) -> None:
+    with pytest.raises(PlaceError, match=f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT"):
+        place_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
 
 
 def test_half_set_variables_are_named(host: PluginHost) -> None:

@@ -1,0 +1,65 @@
+"""Where rank 0's door is: where the others call, and where it listens, which is one decision."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.process import LOCALHOST
+from isotrain.core.errors import PlanError
+from isotrain.core.joining.address import chosen_address, is_loopback, is_own
+from isotrain.core.planning.places import COORDINATOR_VARIABLE
+
+_ANY = ""
+"""All addresses of a machine."""
+
+
+@dataclass(frozen=True)
+class Doorstep:
+    """Where the processes of a joined run come together.
+
+    Attributes:
+        called: Name or address of rank 0's host, as the others call it.
+        listening: The address that rank 0 listens on; empty: all of its machine's, since it cannot know
+            which one the name stands for elsewhere.
+    """
+
+    called: str
+    listening: str
+
+    @classmethod
+    def of(cls, place: Place, variables: Mapping[str, str]) -> Doorstep:
+        """The same for all processes of a run, but for what only rank 0 needs.
+
+        Args:
+            place: Of this process.
+            variables: All of it.
+
+        Raises:
+            PlanError: Nobody says where rank 0 is, or there is no such interface.
+        """
+        if place.local_world_size == place.world_size or len(place.hosts) == 1:
+            here = chosen_address(variables) or LOCALHOST
+            return cls(here, here)
+        called = place.coordinator or next(iter(place.hosts), None)
+        if called is None:
+            raise PlanError(
+                f"{place.engine} does not tell its processes where rank 0 is. Set {COORDINATOR_VARIABLE} to"
+                " the name or address of its host for all of them."
+            )
+        return cls(called, _heard_at(called) if place.rank == 0 else _ANY)
+
+
+def _heard_at(called: str) -> str:
+    """Where rank 0 hears those who call it so.
+
+    Its own name may stand for the loopback address here, as Debian has it, and for another one elsewhere.
+    """
+    try:
+        found = socket.gethostbyname(called)
+    except OSError:
+        return _ANY
+    means_the_same_everywhere = not is_loopback(found) or called in ("localhost", found)
+    return found if means_the_same_everywhere and is_own(found) else _ANY

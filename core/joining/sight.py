@@ -1,0 +1,38 @@
+"""Whether the processes of a joined run see the same files, and not others under the same name."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.errors import IsotrainError
+from isotrain.core.system.urls import is_url
+
+_MARK_BYTES = 8
+
+
+@contextlib.contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """Within it, a folder has a file that no other folder has; gives its name."""
+    mark = folder / f".seen-{secrets.token_hex(_MARK_BYTES)}"
+    mark.touch()
+    try:
+        yield mark.name
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def token_of(location: str | None) -> str | None:
+    """What tells a checkpoint from all others; None: it is not found here.
+
+    Of none, and of one behind a URL, where all find the same, it is that.
+    """
+    if location is None or is_url(location):
+        return str(location)
+    try:
+        return checkpoint_at(location).token
+    except (IsotrainError, OSError):
+        return None

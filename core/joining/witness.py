@@ -1,0 +1,57 @@
+"""Showing what a process printed last, should it die without a word: killed, or by native code."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import subprocess
+import sys
+from collections.abc import Iterator
+
+_STDERR = 2
+_MOST_BYTES = 1 << 16
+_PROGRAM = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+log, most = int(sys.argv[1]), int(sys.argv[2])
+if not sys.stdin.buffer.read(1):
+    size = os.fstat(log).st_size
+    os.write(1, os.pread(log, most, max(0, size - most)))
+"""
+
+
+@contextlib.contextmanager
+def last_output_shown(log: int, shown: int) -> Iterator[None]:
+    """Should this process end within it, a small one beside it shows the end of its output.
+
+    Args:
+        log: Descriptor of the file that the output goes to.
+        shown: Descriptor of where to show it.
+    """
+    witness = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, str(log), str(_MOST_BYTES)],
+        stdin=subprocess.PIPE,
+        stdout=shown,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(log,),
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            witness.communicate(b".")
+
+
+@contextlib.contextmanager
+def crashes_told() -> Iterator[None]:
+    """Within it, a crash of native code writes where each thread was to standard error."""
+    if faulthandler.is_enabled():
+        yield
+        return
+    faulthandler.enable(file=_STDERR, all_threads=True)
+    try:
+        yield
+    finally:
+        faulthandler.disable()

@@ -1,0 +1,179 @@
+"""The line between rank 0 and another process of a joined run: what goes over it, and what is made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.contracts.events import Event, Failed, ProcessEvent, WorkerLost
+from isotrain.core.contracts.process import Peer
+from isotrain.core.contracts.reporter import Status
+from isotrain.core.errors import IsotrainError
+from isotrain.core.joining.channel import Channel
+from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.joining.watched import RemoteProcess
+from isotrain.core.launching.diagnosis import Watched, suspicion
+from isotrain.core.launching.lines import Lines
+from isotrain.core.launching.supervisor import Supervisor
+from isotrain.core.served import wire as wire_module
+from isotrain.core.served.wire import Wire
+
+LONG = 30.0
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Of one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        calling = socket.create_connection(server.getsockname())
+        with server.accept()[0] as one, calling as other:
+            yield one, other
+
+
+def test_after_half_a_message_no_other_is_taken_for_the_rest(ends: Ends) -> None:
+    one, other = ends
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    wire = Wire(other)
+    channel = Channel(wire)
+    wire.limit_sending(0.05)
+    channel.send({"long": "x" * (1 << 24)})  # nobody reads: it gives up halfway
+    whole_length = len(drained(one))
+    channel.send({"short": 1})
+    assert 0 < whole_length < 1 << 24
+    assert drained(one) == b""
+    assert channel.read() is None
+
+
+def drained(end: socket.socket) -> bytes:
+    """What there is to read."""
+    found = b""
+    end.settimeout(0.2)
+    with contextlib.suppress(TimeoutError):
+        while part := end.recv(1 << 20):
+            found += part
+    return found
+
+
+def test_what_would_not_be_read_is_not_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "HEADER_LIMIT", 100)
+    one, other = ends
+    channel = Channel(Wire(other))
+    with pytest.raises(IsotrainError, match=r"a message of 1[0-9]+ bytes cannot be sent"):
+        channel.send({"long": "x" * 100})
+    channel.send({"short": 1})
+    assert Channel(Wire(one)).wait(LONG) == ({"short": 1}, [])
+
+
+def test_a_process_ends_though_nobody_reads_what_it_tells() -> None:
+    """More than a pipe holds: its thread waits for a reader, with the reporter's lock."""
+    line = OwnLine(0)
+    long = Failed(error="E", message="x" * (1 << 20), traceback="", blames_peer=False)
+    telling = threading.Thread(target=line.reporter.emit, args=(long,))
+    telling.start()
+    line.close()
+    telling.join()
+    line.reporter.emit(long)  # goes nowhere
+
+
+def peer(rank: int, role: Any = "worker") -> Peer:
+    return Peer(rank, f"n{rank}", "127.0.0.1", 0, 0, (rank - 1,), role)
+
+
+def failed(rank: int, at: float) -> Failed:
+    return Failed(rank=rank, time=at, error="E", message="", traceback="", blames_peer=False)
+
+
+def told(event: ProcessEvent, clock: float) -> dict[str, Any]:
+    return {"event": event.to_line().decode().strip(), "status": [3, 0.0, "step"], "clock": clock}
+
+
+def read_from(process: RemoteProcess) -> list[bytes]:
+    while not (lines := process.read_lines()):
+        time.sleep(0.001)
+    return lines
+
+
+def test_what_comes_of_a_long_message_is_a_sign_of_life(ends: Ends, tmp_path: Path) -> None:
+    process = RemoteProcess(Channel(Wire(ends[0])), peer(1), tmp_path)
+    ends[1].sendall((1 << 20).to_bytes(8, "big") + b" " * 100_000)
+    before, deadline = process.effort, time.monotonic() + LONG
+    while process.effort < before + 0.1 and time.monotonic() < deadline:
+        assert process.read_lines() == []
+    assert process.effort == pytest.approx(0.100008)
+
+
+def test_failures_are_told_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) -> None:
+    """Hosts' clocks differ, and what came first is most likely the cause."""
+    process = RemoteProcess(Channel(Wire(ends[0])), peer(1), tmp_path)
+    now, ahead = time.time(), 1000.0
+    Channel(Wire(ends[1])).send(told(failed(1, now + ahead), now + ahead))
+    (line,) = read_from(process)
+    assert now <= json.loads(line)["time"] < now + ahead / 2
+
+
+@pytest.mark.parametrize(("seconds", "culprit"), [(-2.0, 1), (0.1, 2), (2.0, 2)])
+def test_who_is_gone_is_suspected_by_when_it_went(seconds: float, culprit: int) -> None:
+    """Nobody here knows how it ended: killed, which did that to the others, or by what one of them did."""
+    gone: Any = SimpleNamespace(peer=peer(2), exit_code=None, is_gone=True, is_stopped=False)
+    raised: Any = SimpleNamespace(peer=peer(1), exit_code=None, is_gone=False, is_stopped=False)
+    found = [
+        Watched(raised, heard=0.0, active=0.0, failure=failed(1, 100.0 + seconds)),
+        Watched(gone, heard=0.0, active=0.0, died=100.0),
+    ]
+    assert min(found, key=suspicion).rank == culprit
+
+
+def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
+    ends: Ends, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    lines, events = Lines(reading), list[Event]()
+    first: Any = SimpleNamespace(
+        peer=peer(0, "coordinator"),
+        events=reading,
+        read_lines=lines.read,
+        status=Status(None, time.monotonic(), "step"),
+        is_gone=False,
+        output=None,
+        exit_code=None,
+        is_stopped=False,
+        effort=0.0,
+    )
+    worker = RemoteProcess(Channel(Wire(ends[0])), peer(1), tmp_path)
+    timeouts = {"silence": LONG, "start": LONG, "progress": LONG}
+    supervisor = Supervisor([first, worker], timeouts, events.append)
+    ends[1].close()
+    os.write(
+        writing, WorkerLost(rank=0, lost_rank=1, lost_step=3, reason="it says nothing").to_line()
+    )
+    os.write(writing, b'{"event": "finished", "rank": 0, "time": 0, "step": 3, "call": "step"}\n')
+    assert supervisor.run() is None
+    (lost,) = (event for event in events if isinstance(event, WorkerLost))
+    assert lost.cause == "is gone: its connection to rank 0 was closed"
+    supervisor.drain()
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def test_large_values_travel_whole(ends: Ends) -> None:
+    """As JSON, which had a limit once, and as an array beside it."""
+    value = {"texts": ["x" * 1000] * 20_000}
+    sending = threading.Thread(target=Channel(Wire(ends[1])).send, args=(value, [np.arange(3)]))
+    sending.start()
+    found = Channel(Wire(ends[0])).wait(LONG)
+    sending.join()
+    assert found is not None
+    assert found[0] == value
+    np.testing.assert_array_equal(found[1][0], np.arange(3))
