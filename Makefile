@@ -23,8 +23,8 @@ demo: environment ## train the digits under every backend and compare the result
 	$(VENV_PYTHON) examples/demo.py
 
 # Two files of tests at a time: most tests start processes and wait for them. A file stays together, for its tests share runs;
-# the order is that of tests/conftest.py, the longest first.
-PYTEST := $(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+# the order is that of tests/conftest.py, the longest first. Hundreds of processes import isotrain: it is compiled once.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
 
 test: environment ## all tests
 	$(PYTEST)

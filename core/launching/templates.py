@@ -27,10 +27,12 @@ class Templates:
 
     Attributes:
         most: How many are kept: each has a framework in memory. The one that was not used for longest goes.
+        besides: Modules that they import too, for what this program runs imports them in every process.
     """
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
+        self.besides: tuple[str, ...] = ()
         self._lock = threading.RLock()
         self._found: dict[Hashable, Template] = {}
         self._refused: dict[Hashable, tuple[str, float]] = {}
@@ -47,7 +49,8 @@ class Templates:
         Raises:
             TemplateError: There can be none.
         """
-        key = (tuple(imports), _circumstances(environment))
+        imports = (*imports, *self.besides)
+        key = (imports, _circumstances(environment))
         former = self._found.get(key)
         if former is not None and not former.is_current():  # without the lock: it may be slow
             self.drop(former)

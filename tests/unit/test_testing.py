@@ -96,6 +96,16 @@ def test_the_gradients_of_the_digits_are_those_of_their_loss() -> None:
         assert slope == pytest.approx(float((gradients[name] * direction).sum()), rel=1e-6)
 
 
+@pytest.mark.slow
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    inputs, labels = load_digits(return_X_y=True)
+    found, classes = digits.images()
+    assert np.array_equal(found * 16, inputs)
+    assert np.array_equal(classes, labels)
+
+
 def test_names_of_checks_are_told_apart() -> None:
     for checks in (backend.CHECKS, strategy.CHECKS):
         assert len({check.name for check in checks}) == len(checks)
