@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_process import command
 from integration import exported_models
 
 import isotrain
@@ -245,15 +246,10 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
 
 
 def test_the_command_writes_a_file(trained: isotrain.RunResult, tmp_path: Path) -> None:
-    command = ("export", str(trained.run_directory), "--output", "model.safetensors", "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "isotrain", *command],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    assert b'"output": "model.safetensors"' in done.stdout
+    options = ("--output", "model.safetensors", "--json")
+    done = command("export", str(trained.run_directory), *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"output": "model.safetensors"' in done.stdout
     assert (tmp_path / "model.safetensors").is_file()
 
 

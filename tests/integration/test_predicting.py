@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import command
 
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
@@ -214,12 +213,8 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "samples.npy", SAMPLES)
     changes = {"model": f"{tmp_path}/mine.py:model", "plugins": ["isotrain.testing.reference"]}
     result = run(spec(**changes), backend="reference", run_directory=tmp_path / "run")
-    command = (
-        *("predict", "run", "--data", "samples.npy", "--output", "found.npy"),
-        *("--replicas", "2"),
-    )
-    subprocess.run(
-        [sys.executable, "-m", "isotrain", *command], cwd=tmp_path, check=True, timeout=120
-    )
+    files = ("run", "--data", "samples.npy", "--output", "found.npy")
+    done = command("predict", *files, "--replicas", "2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     wanted = SAMPLES @ result.weights["head/kernel"] + result.weights["head/bias"]
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted, rtol=1e-13, atol=1e-13)

@@ -1,4 +1,4 @@
-"""The command line, run as a person runs it: in processes of its own, judged by output and exit code."""
+"""The command line, judged by output and exit code; in a process of its own where that makes a difference."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_wrong_usage(
 
 def test_an_error_is_the_last_line_of_json(folder: Path) -> None:
     for arguments in (["--backend", "torch-dp"], ["--bakend", "torch-ddp"]):
-        found = isotrain("run", "small.json", *arguments, "--json", folder=folder)
+        found = in_process("run", "small.json", *arguments, "--json", folder=folder)
         error = json.loads(found.stdout.splitlines()[-1])
         assert error["event"] == "error"
         assert error["format"] == 1
@@ -321,7 +321,7 @@ def test_run_as_json(folder: Path) -> None:
 
 
 def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
-    found = isotrain("run", "small.json", "--backend", "reference", "--quiet", folder=folder)
+    found = in_process("run", "small.json", "--backend", "reference", "--quiet", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     assert not found.stderr
     assert found.stdout.startswith("final loss ")
@@ -331,7 +331,7 @@ def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
 
 
 def test_run_in_plain_lines(folder: Path) -> None:
-    found = isotrain("run", "small.json", "--backend", "reference", folder=folder)
+    found = in_process("run", "small.json", "--backend", "reference", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     lines = found.stderr.splitlines()
     assert lines[:2] == ["small on reference, 1 replica", "starting 1 process"]
@@ -344,7 +344,7 @@ def test_run_in_plain_lines(folder: Path) -> None:
 
 def test_other_ranks_are_shown_too_and_the_run_is_listed(folder: Path) -> None:
     arguments = ["--backend", "reference", "--replicas", "2", "--run-dir", "runs/two"]
-    found = isotrain("run", "small.json", *arguments, "--ranks", "1", folder=folder)
+    found = in_process("run", "small.json", *arguments, "--ranks", "1", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     assert "rank 1: making the data\n" in found.stdout
     assert not found.stdout.startswith("making the data")
@@ -361,7 +361,7 @@ def test_other_ranks_are_shown_too_and_the_run_is_listed(folder: Path) -> None:
 
 def test_a_failed_run(folder: Path) -> None:
     arguments = ["--backend", "reference", "--set", "model=small.py:broken_model", "--json"]
-    found = isotrain("run", "small.json", *arguments, folder=folder)
+    found = in_process("run", "small.json", *arguments, folder=folder)
     assert found.returncode == ExitCode.RUN_FAILED
     assert "no such layer" in json.loads(found.stdout.splitlines()[-1])["message"]
     assert "no such layer" in found.stderr
@@ -406,7 +406,7 @@ def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
     shown = [name for names in PLAN_GROUPS.values() for name in names]
     assert sorted(shown) == sorted({field.name for field in fields(Plan)} - {"weight_shapes"})
     arguments = ["--backend", "torch-ddp", "--replicas", "2", "--no-measure"]
-    text = isotrain("plan", "small.json", *arguments, folder=folder).stdout
+    text = in_process("plan", "small.json", *arguments, folder=folder).stdout
     assert "rank 1 on 127.0.0.1: replica 1" in text
     assert "not counted" in text
     assert "KERAS_BACKEND" in text
@@ -414,7 +414,7 @@ def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
 
 def test_a_measured_plan(folder: Path) -> None:
     arguments = ["--backend", "reference", "--replicas", "2", "--json"]
-    found = json.loads(isotrain("plan", "small.json", *arguments, folder=folder).stdout)
+    found = json.loads(in_process("plan", "small.json", *arguments, folder=folder).stdout)
     assert found["format"] == 1
     plan = found["plan"]
     assert (plan["samples"], plan["parameters"], plan["gradient_bytes"]) == (10, 4, 16)
@@ -425,24 +425,24 @@ def test_a_measured_plan(folder: Path) -> None:
 
 def test_what_differs_between_plans(folder: Path) -> None:
     command = ["plan", "small.json", "--no-measure", "--diff"]
-    found = isotrain(*command, "torch-ddp@2", "tf-multiworker:ring@2", "--json", folder=folder)
+    found = in_process(*command, "torch-ddp@2", "tf-multiworker:ring@2", "--json", folder=folder)
     rows = {row["field"]: row for row in json.loads(found.stdout)["differences"]}
     assert rows["collective"]["first"] == "gloo"
     assert rows["collective"]["second"] == "ring"
     assert "global_batch" not in rows
-    text = isotrain(*command, "torch-ddp@2", "torch-ddp@3", folder=folder).stdout
+    text = in_process(*command, "torch-ddp@2", "torch-ddp@3", folder=folder).stdout
     assert "| local_batches" in text
-    same = isotrain(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
+    same = in_process(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
     assert same == "torch-ddp and torch-ddp: no difference\n"
 
 
 def test_a_plan_is_under_the_strategy_that_is_asked_for(folder: Path) -> None:
     command = ["plan", "small.json", "--no-measure", "--replicas", "2", "--json"]
     asked = ["--backend", "torch-ddp", "--strategy", "local-sgd,every=4"]
-    plan = json.loads(isotrain(*command, *asked, folder=folder).stdout)["plan"]
+    plan = json.loads(in_process(*command, *asked, folder=folder).stdout)["plan"]
     assert (plan["strategy"], plan["strategy_options"]) == ("local-sgd", {"every": 4})
     sides = ["--strategy", "gossip", "--diff", "torch-ddp", "torch-ddp@3 local-sgd,every=4"]
-    found = json.loads(isotrain(*command, *sides, folder=folder).stdout)
+    found = json.loads(in_process(*command, *sides, folder=folder).stdout)
     assert found["second"] == "torch-ddp@3 local-sgd,every=4"
     rows = {row["field"]: (row["first"], row["second"]) for row in found["differences"]}
     assert rows["strategy"] == ("gossip", "local-sgd")
@@ -500,14 +500,14 @@ def test_nccl_without_gpus_is_found(
 
 
 def test_schema_accepts_a_spec_and_refuses_a_wrong_one(tmp_path: Path) -> None:
-    schema = json.loads(isotrain("schema", folder=tmp_path).stdout)
+    schema = json.loads(in_process("schema", folder=tmp_path).stdout)
     jsonschema.validate(SPEC, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**SPEC, "epochs": "many"}, schema)
 
 
 def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
-    found = json.loads(isotrain("strategies", "--json", folder=tmp_path).stdout)["strategies"]
+    found = json.loads(in_process("strategies", "--json", folder=tmp_path).stdout)["strategies"]
     host = plugin_host()
     assert [strategy["name"] for strategy in found] == host.strategies.names()
     for strategy in found:
@@ -530,10 +530,10 @@ def test_the_reason_for_a_no_is_shown_in_full() -> None:
 def test_a_plan_shows_what_an_engine_is_given(folder: Path) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--no-measure"]
     options = ["--launcher-option", "image=me/train:1", "--launcher-option", "pods=3"]
-    text = isotrain("plan", "small.json", *wanted, *options, folder=folder).stdout
+    text = in_process("plan", "small.json", *wanted, *options, folder=folder).stdout
     assert "rank 2 on host-2" in text
     assert "kind: Job" in text
-    found = isotrain("plan", "small.json", *wanted, *options, "--json", folder=folder).stdout
+    found = in_process("plan", "small.json", *wanted, *options, "--json", folder=folder).stdout
     ((file, manifest),) = json.loads(found)["submission"]["files"].items()
     assert file.endswith("/engine/job.yaml")
     assert "image: me/train:1" in manifest
@@ -543,17 +543,17 @@ def test_a_plan_shows_what_an_engine_is_given(folder: Path) -> None:
 def test_a_dry_run_writes_it(folder: Path) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--run-dir", "here"]
     option = ["--launcher-option", "image=me/train:1", "--dry-run"]
-    said = isotrain("run", "small.json", *wanted, *option, folder=folder).stdout
+    said = in_process("run", "small.json", *wanted, *option, folder=folder).stdout
     manifest = folder / "here" / "engine" / "job.yaml"
     assert said.split() == [str(manifest.resolve())]
     assert "kind: Job" in manifest.read_text()
     assert manifest.stat().st_mode & 0o077 == 0
-    none = isotrain("run", "small.json", "--backend", "torch-ddp", "--dry-run", folder=folder)
+    none = in_process("run", "small.json", "--backend", "torch-ddp", "--dry-run", folder=folder)
     assert (none.returncode, "gives nothing to an engine" in none.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["nodes", "=2", "a b=2"])
 def test_what_is_no_option_of_a_launcher(folder: Path, text: str) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "slurm", "--launcher-option", text]
-    found = isotrain("run", "small.json", *wanted, folder=folder)
+    found = in_process("run", "small.json", *wanted, folder=folder)
     assert (found.returncode, "expected NAME=VALUE" in found.stderr) == (2, True)
