@@ -24,7 +24,7 @@ from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins import choice as plugin_choice
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.restarts import Restarts
 from isotrain.core.running.run_records import RunRecords
@@ -102,7 +102,7 @@ class AskedRun:
             return
         with party.meeting.telling():
             plan = self._planned(party.spec, party.host, party.layout, self.replicas)
-        job = Job(work, party.spec, plan, b"", plugin_choice.current())
+        job = Job(work, party.spec, plan, b"", asked.current())
         returned, directory = attend(party, job)
         yield Ended(returned, RunDirectory(Path(directory)))
 

@@ -52,7 +52,7 @@ class MpiLauncher(EngineLauncher):
         allocation = self.allocation()
         where = as_text(allocation) if allocation.hosts else ""
         told = meeting(allocation, command)
-        if _flavour(self._mpirun) == "open-mpi":
+        if flavour(self._mpirun) == "open-mpi":
             options = _open_mpi(where, (*command.variables, *told, _KEY))
         else:
             options = _hydra(where)
@@ -78,7 +78,7 @@ def _hydra(where: str) -> list[str]:
     return ["-launcher", "ssh", "-hosts", where] if where else []
 
 
-def _flavour(mpirun: str) -> str:
+def flavour(mpirun: str) -> str:
     """Which MPI it is, as it says itself.
 
     Raises:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 
 TESTS = str(Path(__file__).resolve().parent)
 
@@ -86,5 +86,5 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="module")
 def reference() -> Iterator[None]:
     """Lets this process and the runs that it starts know the backend `reference`, for one file of tests."""
-    with choice.chosen(["isotrain.testing.reference"], []):
+    with asked.chosen(["isotrain.testing.reference"], []):
         yield

@@ -263,11 +263,11 @@ def strategies(options: argparse.Namespace) -> None:
 
 def plugins(options: argparse.Namespace) -> None:
     """Lists the plugins, broken ones too."""
-    from isotrain.core.plugins import choice as plugin_choice
+    from isotrain.core.plugins import asked
     from isotrain.core.plugins.host import PluginHost
 
     of_spec = _spec(options).plugins if options.spec else ()
-    host = PluginHost(plugin_choice.current(), of_spec, strict=False)
+    host = PluginHost(asked.current(), of_spec, strict=False)
     found = [each.to_dict() for each in host.loaded]
     if options.json:
         versions = {"api_version": API_VERSION}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_line, json_page
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import plugin_host
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _submission(
 
     launcher = _engine(spec, plan)
     assert launcher is not None
-    plugins = choice.for_workers(choice.current())
+    plugins = asked.for_workers(asked.current())
     command = rank_command(spec, plan, plugins, directory, None)
     command = command if key is None else replace(command, key=key)
     return launcher.submission(command), command

@@ -101,14 +101,14 @@ def _plugins_of(options: argparse.Namespace) -> contextlib.AbstractContextManage
     """Has the plugins that were asked for on the command line; its modules may lie in this folder."""
     if not (options.plugin or options.block_plugin):
         return contextlib.nullcontext()
-    from isotrain.core.plugins import choice as plugin_choice
+    from isotrain.core.plugins import asked
     from isotrain.core.spec import references
 
     here = Path.cwd()
     if str(here) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(here))
-    asked = [references.absolute_module(where, here) for where in options.plugin]
-    return plugin_choice.chosen(asked, options.block_plugin)
+    modules = [references.absolute_module(where, here) for where in options.plugin]
+    return asked.chosen(modules, options.block_plugin)
 
 
 def exit_code_of(error: IsotrainError) -> ExitCode:

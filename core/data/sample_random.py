@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from isotrain.core.data.order import Indices
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd: the step of the counter
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd: the step of the counter
 _MAX_RANGE = 1 << 32
 
 Shape = tuple[int, ...]
 
 
-def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The SplitMix64 finaliser: every input bit flips each output bit about half of the time."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -29,7 +29,7 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _absorbed(state: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hashes one more word into each state; for one state, different words stay different."""
-    return _mixed(state + (words + np.uint64(1)) * np.uint64(_GOLDEN))
+    return mixed(state + (words + np.uint64(1)) * np.uint64(GOLDEN))
 
 
 def _word(value: int) -> NDArray[np.uint64]:

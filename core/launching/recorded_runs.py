@@ -25,7 +25,8 @@ State = Literal["running", "finished", "failed", "stopped", "damaged"]
 """`stopped`: nobody is in it, and it says nothing of its end, as after a kill or Ctrl-C; `damaged`: its files
 cannot be read."""
 _RESULT_FILE = "result.json"
-_CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
+"""Of a file whose end is looked for, read at a time."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _last_line(path: Path) -> bytes | None:
         position = stream.seek(0, os.SEEK_END)
         tail = b""
         while position and tail.count(b"\n") < 2:
-            size = min(_CHUNK, position)
+            size = min(CHUNK_BYTES, position)
             position = stream.seek(position - size)
             tail = stream.read(size) + tail
     lines = tail.split(b"\n")[:-1]

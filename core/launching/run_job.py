@@ -14,7 +14,7 @@ from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory, kept_weights
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -67,7 +67,7 @@ def run_job(
         PlanError: A port that was asked for is in use.
         IsotrainError: The job cannot be sent to other processes.
     """
-    plugins = choice.for_workers(choice.current())
+    plugins = asked.for_workers(asked.current())
     job = Job(work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume)
 
     def record(event: Event) -> None:

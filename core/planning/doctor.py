@@ -14,7 +14,7 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plugin_choice import PluginChoice
-from isotrain.core.plugins import choice as plugin_choice
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.system import hardware
 from isotrain.core.system.child_process import ChildEndedError, ChildProcess
@@ -71,7 +71,7 @@ def examine_here(task: Mapping[str, Any]) -> dict[str, Any]:
     """
     from isotrain.core.plugins.host import plugin_host
 
-    plugin_choice.take_over(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
+    asked.take_over(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
     try:
         return asdict(plugin_host().backend(task["name"]).examine())
     except BaseException as error:  # whatever loading it raises is the finding
@@ -101,7 +101,7 @@ def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> li
 
 
 def _started(host: PluginHost, name: str, folder: Path) -> ChildProcess:
-    plugins = plugin_choice.for_workers(plugin_choice.current())
+    plugins = asked.for_workers(asked.current())
     task = {"name": name, "asked": plugins.asked, "blocked": plugins.blocked}
     return ChildProcess(_EXAMINE, task, folder / name, variables=_environment(host, name))
 

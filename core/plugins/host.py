@@ -20,8 +20,7 @@ from isotrain.core.contracts.logger import Logger
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
-from isotrain.core.plugins import candidates, hookspecs
-from isotrain.core.plugins import choice as plugin_choice
+from isotrain.core.plugins import asked, candidates, hookspecs
 from isotrain.core.plugins.candidates import Candidate, Loaded
 from isotrain.core.plugins.hookspecs import PROJECT
 from isotrain.core.plugins.registers import (
@@ -282,7 +281,7 @@ def _candidates(
     """All third-party plugins, each place where it is asked for once."""
     for where in _listed(PLUGINS_VARIABLE):
         yield candidates.of_module(where, "environment")
-    yield from plugin_choice.candidates_of(choice)
+    yield from asked.candidates_of(choice)
     for where in of_spec:
         yield candidates.of_module(where, "spec")
     if entry_points:
@@ -341,7 +340,7 @@ def plugin_host(of_spec: Sequence[str] = ()) -> PluginHost:
     Raises:
         PluginError: A plugin that was asked for is broken.
     """
-    return _host(plugin_choice.current(), tuple(of_spec))
+    return _host(asked.current(), tuple(of_spec))
 
 
 @functools.lru_cache(maxsize=8)
@@ -369,7 +368,7 @@ def register(plugin: Any, *, name: str | None = None) -> Any:
     """
     label = name or getattr(plugin, "name", None) or getattr(plugin, "__name__", None)
     label = label if isinstance(label, str) else type(plugin).__name__
-    choice = plugin_choice.with_registered(plugin_choice.current(), label, plugin)
+    choice = asked.with_registered(asked.current(), label, plugin)
     _host(choice, ())
-    plugin_choice.take_over(choice)
+    asked.take_over(choice)
     return plugin

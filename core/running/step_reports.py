@@ -17,8 +17,10 @@ from isotrain.core.running.loss_watch import LossWatch, culprit
 from isotrain.core.running.stopwatch import Stopwatch
 
 STEPS_AT_ONCE = 500
-_STEPS_SECONDS = 2.0
-_PROGRESS_SECONDS = 0.2
+STEPS_SECONDS = 2.0
+"""After so long the losses that have come are told, also where they are fewer."""
+PROGRESS_SECONDS = 0.2
+"""How often it is told how far the run is."""
 
 
 class StepReports:
@@ -128,7 +130,7 @@ class StepReports:
             return
         if isnan(loss):
             self._tell_steps(self._known())
-        self._progress_due = time.monotonic() + _PROGRESS_SECONDS
+        self._progress_due = time.monotonic() + PROGRESS_SECONDS
         self._reporter.emit(
             Progress(
                 done=batch.step + 1,
@@ -151,7 +153,7 @@ class StepReports:
         return next(late, len(self._losses))
 
     def _tell_steps(self, count: int) -> None:
-        self._steps_due = time.monotonic() + _STEPS_SECONDS
+        self._steps_due = time.monotonic() + STEPS_SECONDS
         if count == 0:
             return
         losses = [float(loss) for loss in self._losses[:count]]

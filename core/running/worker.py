@@ -137,12 +137,12 @@ def _exit_code(error: BaseException) -> int:
 def _read_job(arrays: int) -> tuple[Job, PluginHost]:
     """Takes the job, and makes known what plugins it was made with."""
     from isotrain.core.launching.payload import receive
-    from isotrain.core.plugins import choice as plugin_choice
+    from isotrain.core.plugins import asked
     from isotrain.core.plugins.host import plugin_host
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)
-    plugin_choice.take_over(job.plugins)
+    asked.take_over(job.plugins)
     return job, plugin_host(job.spec.plugins)
 
 

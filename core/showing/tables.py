@@ -29,7 +29,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         rows: One text per column; `yes` and `no` are coloured.
     """
     rows = [[_one_line(cell) for cell in row] for row in rows]
-    terminal = _is_terminal()
+    terminal = is_terminal()
     drawn = Table(
         box=box.SIMPLE_HEAD if terminal else box.MARKDOWN,
         header_style="bold",
@@ -127,17 +127,18 @@ def _one_line(cell: str) -> str:
     return " ".join(cell.split())
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Whether tables are drawn for a terminal: with colours, and no wider than it is."""
     return sys.stdout.isatty()
 
 
 def _width() -> int:
-    return shutil.get_terminal_size().columns if _is_terminal() else _NO_LIMIT
+    return shutil.get_terminal_size().columns if is_terminal() else _NO_LIMIT
 
 
 def _rendered(drawn: Table | Text) -> str:
     """Renders to text, so that writing it is the only thing that can fail."""
-    terminal = _is_terminal()
+    terminal = is_terminal()
     stream = io.StringIO()
     console = Console(
         file=stream,

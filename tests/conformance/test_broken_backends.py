@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.testing.backend import check_backend, check_in_turn, going_on_outcome
 from isotrain.testing.scorecard import Scorecard
 
@@ -88,7 +88,7 @@ ALONE = ("noisy-close", "dies-in-a-barrier", "identity-under-torch")
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
     """Lets this process and its runs know the broken backends."""
-    with choice.chosen(["plugins.broken_backends"], []):
+    with asked.chosen(["plugins.broken_backends"], []):
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 from conformance import in_turn
 from conformance.backends import param
 
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import plugin_host
 from isotrain.testing import digits, going_on, strategy
 from isotrain.testing.launching import Run, attempt
@@ -62,7 +62,7 @@ GOING_ON = (*in_turn.SOUND, "broken-keeps-to-itself")
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
     """Lets this process and its runs know the backend in NumPy and the broken strategies."""
-    with choice.chosen(["isotrain.testing.reference", "plugins.broken_strategies"], []):
+    with asked.chosen(["isotrain.testing.reference", "plugins.broken_strategies"], []):
         yield
 
 

@@ -18,7 +18,7 @@ from integration import driven_job
 
 import isotrain
 from isotrain.core.launching import engine_process
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Share, Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
@@ -50,10 +50,10 @@ class Engine(EngineLauncher):
 
 @pytest.fixture
 def engine() -> Any:
-    before = choice.current()
+    before = asked.current()
     isotrain.register(Engine)
     yield
-    choice.take_over(before)
+    asked.take_over(before)
 
 
 def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:

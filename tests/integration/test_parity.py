@@ -18,7 +18,7 @@ import isotrain
 from isotrain.core.parity.judge import Judgement, judge
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.runs import RunTrace, put_together
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.core.spec.files import load_spec
 from isotrain.testing.launching import attempt
 from isotrain.testing.series import PATIENT
@@ -41,7 +41,7 @@ PLANTED = {
 def planted() -> dict[str, RunTrace]:
     """The run as it is and with each fault in float64, and as it is in float32; in one launch."""
     spec = {**cases.faulty_spec("float64"), "timeouts": PATIENT}
-    with choice.chosen(["plugins.parting_backends"], []):
+    with asked.chosen(["plugins.parting_backends"], []):
         run = attempt(cases.trace_faults, spec, "torch-ddp", 2)
     assert run.failure is None, run.failure
     ranks = run.returned

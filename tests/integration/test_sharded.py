@@ -13,7 +13,7 @@ from conformance.backends import param
 from integration import sharded_cases as cases
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.plugins import choice
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import plugin_host
 from isotrain.testing import probe
 from isotrain.testing.launching import attempt
@@ -32,7 +32,7 @@ CELLS = [param(name, slow=name != "reference") for name in TRIED]
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
-    with choice.chosen(["isotrain.testing.reference"], []):
+    with asked.chosen(["isotrain.testing.reference"], []):
         yield
 
 

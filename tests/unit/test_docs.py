@@ -38,7 +38,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
 def test_pages_have_the_printed_table_of_strategies(
     host: PluginHost, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
-    monkeypatch.setattr(tables, "_is_terminal", lambda: False)
+    monkeypatch.setattr(tables, "is_terminal", lambda: False)
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
     assert found == [texts.strategies(listings.strategies(host))]
@@ -47,7 +47,7 @@ def test_pages_have_the_printed_table_of_strategies(
 def test_the_page_has_the_printed_table_of_launchers(
     host: PluginHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_is_terminal", lambda: False)
+    monkeypatch.setattr(tables, "is_terminal", lambda: False)
     page = (ROOT / "docs" / "launching" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- launchers -->\n(.*?)<!-- /launchers -->", page, re.DOTALL)
     printed = launching_texts.launchers(launchable.launchers(host), launchable.environments(host))
@@ -60,7 +60,7 @@ def test_the_page_has_the_printed_table_of_launchers(
 def test_every_conformance_check_is_documented(
     kind: str, checks: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_is_terminal", lambda: False)
+    monkeypatch.setattr(tables, "is_terminal", lambda: False)
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     found = re.findall(rf"<!-- {kind} checks -->\n(.*?)<!-- / -->", page, re.DOTALL)
     assert found == [text.checks(checks)]

@@ -72,7 +72,7 @@ def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None
 def test_the_key_stands_on_no_command_line(
     launcher: EngineLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpi, "_flavour", lambda mpirun: "open-mpi")
+    monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
     found = launcher.submission(COMMAND)
     assert launcher.allocation().slots == 4
     assert KEY not in json.dumps([found.commands, dict(found.files)])
@@ -124,7 +124,7 @@ class TestSlurm:
 
 class TestMpi:
     def test_open_mpi(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mpi, "_flavour", lambda mpirun: "open-mpi")
+        monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
         found = MpiLauncher(hosts="node1:2,node2:2").submission(COMMAND)
         (command,) = found.commands
         mine = [*command[: -len(COMMAND.arguments)]]
@@ -137,7 +137,7 @@ class TestMpi:
         }
 
     def test_hydra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mpi, "_flavour", lambda mpirun: "hydra")
+        monkeypatch.setattr(mpi, "flavour", lambda mpirun: "hydra")
         (command,) = MpiLauncher(processes=2).submission(COMMAND).commands
         assert command == ("mpirun", "-np", "2", *COMMAND.arguments)
         (command,) = MpiLauncher(hosts="a:2,b:2").submission(COMMAND).commands

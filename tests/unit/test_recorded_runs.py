@@ -90,7 +90,7 @@ def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
 def test_the_last_line_of_a_long_file_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_runs, "_CHUNK", 7)
+    monkeypatch.setattr(recorded_runs, "CHUNK_BYTES", 7)
     blocks = [steps(first, float(first), first + 0.5) for first in range(0, 40, 2)]
     run = directory(tmp_path / "run", *blocks)
     assert (recorded_run(run.path).done, recorded_run(run.path).loss) == (40, 38.5)
