@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from integration import pair_runs
 from integration.killing import Killer
+from integration.pair_runs import EXACT
 
 import isotrain
+from isotrain.core.launching.returned import load_value
 from isotrain.core.running.result import read_history
 
 pytestmark = pytest.mark.slow
 
 BACKENDS = ["torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"]
-EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
-"""Numbers that float32 holds: frameworks pass them through it."""
 
 
 def data() -> isotrain.DataSet:
@@ -81,16 +85,16 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, backend: str) -> 
         assert np.array_equal(found.weights[name], weight), name
 
 
-WAY = ("torch-ddp", "horovod-torch", "tf-mirrored", "tf-multiworker", "horovod-tf", "torch-ddp")
-"""Each goes on from another, and another from it: within a framework and between them."""
+def begun(session: isotrain.Session) -> None:
+    """Stops in the middle of the second epoch."""
+    steps(session, 5)
 
 
-def one_step(session: isotrain.Session) -> Any:
-    """Trains on the next batch, and saves."""
-    return steps(session, 1)
+def finished(session: isotrain.Session) -> Any:
+    return steps(session, 1000)
 
 
-def steps(session: isotrain.Session, most: int = 1000) -> Any:
+def steps(session: isotrain.Session, most: int) -> Any:
     for batch in itertools.islice(session.batches(), most):
         session.step(batch)
         if batch.is_last_of_epoch:
@@ -99,24 +103,74 @@ def steps(session: isotrain.Session, most: int = 1000) -> Any:
     return session.read_state() if session.is_main else None
 
 
-def test_every_backend_goes_on_from_another(tmp_path: Path) -> None:
-    """One run, which changes backend and number of replicas at each step, in the middle of epochs too."""
-    given = spec(precision="float64", steps=len(WAY))
+def test_the_history_of_a_run_that_changes_its_framework_is_of_one_piece(tmp_path: Path) -> None:
     options = {"resume": "auto", "on_event": lambda event: None}
-    whole = isotrain.launch(
-        steps, given, backend="tf-mirrored", run_directory=tmp_path / "whole", **options
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    given = spec(precision="float64")
+    isotrain.launch(finished, given, backend="torch-ddp", run_directory=whole, **options)
+    isotrain.launch(begun, given, backend="torch-ddp", replicas=2, run_directory=parted, **options)
+    isotrain.launch(
+        finished, given, backend="tf-mirrored", replicas=3, run_directory=parted, **options
     )
-    for number, backend in enumerate(WAY):
-        found = isotrain.launch(
-            one_step,
-            given,
-            backend=backend,
-            replicas=1 + number % 3,
-            run_directory=tmp_path / "parted",
-            **options,
-        )
-    expected, history = read_history(tmp_path / "whole"), read_history(tmp_path / "parted")
+    expected, history = read_history(whole), read_history(parted)
     assert history.loss == pytest.approx(expected.loss, rel=0, abs=1e-12)
     assert history.epochs == [pytest.approx(epoch, abs=1e-12) for epoch in expected.epochs]
-    for name, value in whole[0].items():
-        np.testing.assert_allclose(found[0][name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
+def with_jax(part: str, backend: str, folder: Path) -> None:
+    """Runs a part on the example of a backend, which only a process of its own may import."""
+    jax = Path(sys.prefix) / "jax"
+    assert jax.is_dir(), f"{jax} is missing: `make environment` installs JAX there"
+    example = Path(__file__).resolve().parents[2] / "examples/plugin_backend_jax"
+    path = os.pathsep.join([str(jax), str(example), os.environ["PYTHONPATH"]])
+    variables = {"PYTHONPATH": path, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    program = f"""
+from pathlib import Path
+from integration import pair_runs
+from isotrain.core.plugins import choice
+with choice.chosen(["isotrain_jax"], []):
+    pair_runs.run({part!r}, {backend!r}, Path({str(folder)!r}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def run_part(part: str, backend: str, folder: Path) -> dict[str, Any]:
+    how = with_jax if backend == "jax-mesh" else pair_runs.run
+    how(part, backend, folder)
+    return load_value(folder, f"{backend}-{part}")  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def firsts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run on every backend, which is saved on its way: the folder, and what each found."""
+    folder = tmp_path_factory.mktemp("pairs")
+    return folder, {name: run_part("first", name, folder) for name in pair_runs.BACKENDS}
+
+
+BOUNDS = {"loss scale": 1e-3}
+"""Half precision is rounded at other places in each framework; all else is float64."""
+
+
+@pytest.mark.parametrize("backend", pair_runs.BACKENDS)
+def test_every_backend_goes_on_from_every_other(
+    firsts: tuple[Path, dict[str, Any]], backend: str
+) -> None:
+    """Another number of replicas, and each optimizer: as the other would have gone on itself."""
+    folder, others = firsts
+    rest = run_part("rest", backend, folder)
+    for other, case in itertools.product(others.keys() - {backend}, pair_runs.CASES):
+        expected, found = others[other][case], rest[case][other]
+        assert found["carried"], (other, case)
+        assert all(found["carried"]), (other, case)
+        near = {"rel": 0, "abs": BOUNDS.get(case, 1e-12)}
+        assert found["losses"] == pytest.approx(expected["losses"], **near), (other, case)
+        assert found["metrics"] == pytest.approx(expected["metrics"], **near), (other, case)
+        for name, value in expected["weights"].items():
+            assert found["weights"][name] == pytest.approx(value, **near), (other, case, name)

@@ -1,0 +1,114 @@
+"""Half of a run on every backend, and its other half on every other one, with another number of replicas."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isotrain
+from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.launching.returned import save_value
+from isotrain.testing.series import launched_in_turn
+
+BACKENDS = (
+    *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),
+    "jax-mesh",
+)
+REPLICAS = {"first": 2, "rest": 3}
+"""Of the two parts."""
+STOP, STEPS = 5, 9
+"""The second epoch has begun."""
+EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
+"""Numbers that float32 holds: frameworks pass them through it."""
+CASES: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5}},
+    "adam": {"optimizer": {"name": "adam", "lr": 0.0625, **EXACT}},
+    "adamw": {"optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125, **EXACT}},
+    "loss scale": {
+        "optimizer": {"name": "adam", "lr": 2.0**-6, **EXACT},
+        "precision": "float16",
+        "loss_scale": {"initial": 2.0**6, "growth_steps": 3},
+    },
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Four global batches of one size, for which frameworks trace once."""
+    inputs = np.random.default_rng(2).standard_normal((28, 4))
+    return inputs, np.arange(28) % 3
+
+
+def model() -> Any:
+    import keras
+    from keras import layers
+
+    hidden = layers.Dense(8, activation="tanh", name="hidden")
+    return keras.Sequential([keras.Input((4,)), hidden, layers.Dense(3, name="head")])
+
+
+def spec(case: str) -> dict[str, Any]:
+    fields = {
+        "model": model,
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "metrics": ["accuracy"],
+        "precision": "float64",
+        "global_batch": 7,
+        "steps": STEPS,
+        "threads": 1,
+        "device": "cpu",
+    }
+    return fields | CASES[case]
+
+
+Found = dict[str, Any]
+Work = Callable[[isotrain.Session, str], Any]
+
+
+def first(session: isotrain.Session, case: str, *, folder: Path) -> Found:
+    """Trains to the end, and saves on the way."""
+    before = [float(session.step(batch)) for batch in itertools.islice(session.batches(), STOP)]
+    session.save(folder / case)
+    return {"before": before, **_trained(session)}
+
+
+def rest(session: isotrain.Session, case: str, *, folders: Iterable[Path]) -> dict[str, Found]:
+    """Goes on from each of several checkpoints, one after the other."""
+    found = {}
+    for folder in folders:
+        session.restore(folder / case)
+        saved = checkpoint_at(folder / case).read("state")
+        carried = [
+            np.array_equal(value, saved[name])
+            for name, value in session.read_state(("optimizer", "loss-scale")).items()
+        ]
+        found[folder.name] = {"carried": carried, **_trained(session)}
+    return found
+
+
+def _trained(session: isotrain.Session) -> Found:
+    """What the steps from here on give; the metrics are of the last epoch, which is begun."""
+    losses, metrics = [], {}
+    for batch in session.batches():
+        losses.append(float(session.step(batch)))
+        if batch.is_last_of_epoch:
+            metrics = session.metrics()
+    session.metrics()  # the next run begins with none
+    return {"losses": losses, "metrics": metrics, "weights": session.read_state()}
+
+
+def run(part: str, backend: str, folder: Path) -> None:
+    """Runs one part on one backend, of each case; `BACKEND/` has checkpoints, `BACKEND-PART.json` numbers."""
+    others = [folder / other for other in BACKENDS if other != backend]
+    work: dict[str, Work] = {
+        "first": functools.partial(first, folder=folder / backend),
+        "rest": functools.partial(rest, folders=others),
+    }
+    specs = {case: spec(case) for case in CASES}
+    returned = launched_in_turn(specs, work[part], backend, REPLICAS[part])
+    save_value(returned[0], folder, f"{backend}-{part}")
