@@ -184,7 +184,7 @@ def test_exit_codes_are_documented() -> None:
         (["run", "small.json", "--learning-rate", "3"], "with --set optimizer.lr=VALUE"),
         (
             ["run", "small.json", "--backend", "torch-ddp", "-r", "2"],
-            "unknown option '-r'. Did you mean '--replicas'?",
+            "unknown option '-r'. Did you mean '--ranks'?",
         ),
         (["run", "small.json", "--backend", "torch-ddp", "--backend", "reference"], "given twice"),
         (["plan", "small.json", "--backend", "torch-ddp", "--perod=3"], "'--perod'.\n"),
