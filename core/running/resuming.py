@@ -15,6 +15,7 @@ from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plain_records import record
 from isotrain.core.running.saving import FORMAT, OWN_STATE, SHARED_STATE, Identity, Position
+from isotrain.core.running.translation import LOST, Translation
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _MEANING = (
@@ -117,7 +118,9 @@ def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
     )
 
 
-def load(saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan) -> list[str]:
+def load(
+    saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan, spec: TrainingSpec
+) -> list[str]:
     """Sets all state of this process's replicas, and the strategy's.
 
     Returns:
@@ -126,6 +129,11 @@ def load(saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan) -> l
     Raises:
         IsotrainError: Its weights are not those of this model.
     """
+    translation = Translation.between(saved.identity.plan, plan, spec)
+    if translation is not None:
+        _write_translated(saved, group, translation)
+        strategy.state_written(group)
+        return [LOST, *_write_metrics(saved, group)]
     same = saved.replicas == group.replicas
     lost: list[str] = []
     if saved.identity.replicas_differ and not (same and saved.strategy == strategy.name):
@@ -142,15 +150,31 @@ def load(saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan) -> l
     return [*lost, *_load_strategy(saved, group, strategy)]
 
 
-def load_weights(saved: Saved, group: ReplicaGroup) -> None:
+def load_weights(saved: Saved, group: ReplicaGroup, plan: Plan, spec: TrainingSpec) -> None:
     """Sets weights and other state of the model alone, optimizer slots left out.
 
     Raises:
         IsotrainError: They are not those of this model.
     """
+    translation = Translation.between(saved.identity.plan, plan, spec)
+    if translation is not None:
+        _write_translated(saved, group, translation)
+        return
     state = _mean_state(saved) if saved.identity.replicas_differ else _state(saved, group)
     known = group.describe_state(("trainable", "non-trainable"))
     group.write_state({name: array for name, array in state.items() if name in known})
+
+
+def _write_translated(saved: Saved, group: ReplicaGroup, translation: Translation) -> None:
+    """Sets the weights alone, by their names in this framework."""
+    differ = saved.identity.replicas_differ
+    state = _mean_state(saved) if differ else saved.checkpoint.read("state")
+    weights = translation.weights(state, group)
+    _require_all_weights(saved, group, weights)
+    try:
+        group.write_state(weights)
+    except IsotrainError as error:
+        raise IsotrainError(f"{saved.checkpoint.location}, by `checkpoint.map`: {error}") from error
 
 
 def _state(saved: Saved, group: ReplicaGroup) -> dict[str, np.ndarray]:
@@ -188,7 +212,8 @@ def _require_all_weights(
     if missing:
         raise IsotrainError(
             f"{saved.checkpoint.location}: it lacks {len(missing)} of the {len(weights)} weights of this"
-            f" model, {missing[0]!r} first. It is the checkpoint of another model."
+            f" model, {missing[0]!r} first. It is the checkpoint of another model; or of this one in another"
+            " framework, where `checkpoint.map` in the spec says which weight is which."
         )
 
 

@@ -124,7 +124,7 @@ class RunCheckpoints:
         with self._reporter.doing("restore"):
             saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
             changes = resuming.changes(saved, own.spec, own.plan)
-            lost = resuming.load(saved, own.group, own.strategy, own.plan)
+            lost = resuming.load(saved, own.group, own.strategy, own.plan, own.spec)
             position, where = saved.position, saved.checkpoint.location
             self._go_on_from(position, is_own=self._saver.went_back_to(saved.checkpoint))
             if self._reporter.rank == 0:
@@ -152,13 +152,14 @@ class RunCheckpoints:
         """
         if not self._course.best_steps:
             raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
-        group = self._equipment.group
+        own = self._equipment
+        group = own.group
         with self._reporter.doing("restore"):
             self._saver.wait()
             group.barrier()
             saved = resuming.Saved(self._saver.last_of(self._course.best_steps))
-            resuming.load_weights(saved, group)
-            self._equipment.strategy.state_written(group)
+            resuming.load_weights(saved, group, own.plan, own.spec)
+            own.strategy.state_written(group)
 
     def wait(self) -> None:
         """Returns once the last one is written by all."""

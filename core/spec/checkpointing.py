@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from isotrain.core.spec.fields import Count, NotNegative, Positive, Switch, Text
+from isotrain.core.spec.initial_weights import Names
 from isotrain.core.spec.problems import Problem, SpecModel
 
 _LARGER_IS_BETTER = (
@@ -95,4 +96,9 @@ class CheckpointPolicy(SpecModel):
         default=None,
         description="Where: a folder or an fsspec URL such as s3://bucket/run; null: `checkpoints` in the "
         "run directory.",
+    )
+    map: Names = Field(
+        default=None,
+        description="Of a native model that goes on in another framework, which weight is which: as "
+        "`parity --map`.",
     )

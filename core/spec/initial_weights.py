@@ -49,6 +49,7 @@ def _map(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+Names = Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", "object"]})]
 Patterns = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
 
 
@@ -64,11 +65,9 @@ class InitialWeights(SpecModel):
         default=(), description="Patterns of the names that are loaded, such as backbone/*."
     )
     exclude: Patterns = Field(default=(), description="Patterns of names that are not loaded.")
-    map: Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", "object"]})] = (
-        Field(
-            default=None,
-            description="Which weight of the model is which of the source: as `parity --map`.",
-        )
+    map: Names = Field(
+        default=None,
+        description="Which weight of the model is which of the source: as `parity --map`.",
     )
     freeze: Patterns = Field(
         default=(), description="Patterns of the names of weights that stay as they are."
