@@ -60,11 +60,17 @@ class Contender(ABC):
 
 
 class Isotrain(Contender):
-    """A copy of the state, which a thread writes."""
+    """A copy of the state, in the memory of the copy before, which a thread writes."""
+
+    def __init__(self) -> None:
+        self._copy: dict[str, np.ndarray] = {}
 
     def save(self, state: Any, folder: Path) -> Finish:
-        copied = {name: TensorPart(tensor.numpy().copy()) for name, tensor in state.items()}
-        held = {"sections": {"state": copied}, "run": {}}
+        from isotrain.adapters.torch.tensors import copied
+
+        self._copy = {name: copied(each, self._copy.get(name)) for name, each in state.items()}
+        parts = {name: TensorPart(array) for name, array in self._copy.items()}
+        held = {"sections": {"state": parts}, "run": {}}
         thread = threading.Thread(target=CheckpointFolder(folder).save, args=(1,), kwargs=held)
         thread.start()
         return thread.join

@@ -19,6 +19,7 @@ NEEDS: Mapping[str, Capability] = {
     "reduced_gradients": Capability.GRADIENTS_IN_BUCKETS,
     "apply": Capability.APPLY,
     "read_state": Capability.NAMED_STATE,
+    "copy_state": Capability.NAMED_STATE,
     "write_state": Capability.NAMED_STATE,
     "average_parameters": Capability.AVERAGE_PARAMETERS,
     "compute": Capability.COMPUTE,

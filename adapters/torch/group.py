@@ -364,6 +364,16 @@ class TorchReplicaGroup(ReplicaGroup):
         self.place_of(replica)
         return self._state.read(kinds)
 
+    def copy_state(
+        self,
+        kinds: Sequence[StateKind],
+        kept: dict[str, np.ndarray],
+        *,
+        replica: int | None = None,
+    ) -> dict[str, np.ndarray]:
+        self.place_of(replica)
+        return self._state.copy(kinds, kept)
+
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)
         elsewhere = self.program.is_elsewhere

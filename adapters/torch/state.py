@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.tensors import overwrite, to_numpy
+from isotrain.adapters.torch.tensors import copied, overwrite, to_numpy
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 _OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
@@ -42,6 +42,14 @@ class NamedState:
     def read(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds; bfloat16 becomes float32."""
         return {name: to_numpy(tensor) for name, tensor in self._tensors(kinds)}
+
+    def copy(
+        self, kinds: Sequence[StateKind], kept: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """As `read`, into arrays that are kept for it."""
+        found = {name: copied(tensor, kept.get(name)) for name, tensor in self._tensors(kinds)}
+        kept |= found
+        return found
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""

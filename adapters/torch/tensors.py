@@ -22,6 +22,17 @@ def overwrite(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
     target.copy_(value)
 
 
+def copied(tensor: torch.Tensor, into: np.ndarray | None) -> np.ndarray:
+    """As `to_numpy`, in the memory of an array that is there already, where it has the shape and type."""
+    if into is None or into.shape != tuple(tensor.shape):
+        return to_numpy(tensor)
+    kept = torch.from_numpy(into)
+    if kept.dtype != (torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype):
+        return to_numpy(tensor)
+    kept.copy_(tensor.detach())
+    return into
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Copies a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     tensor = tensor.detach()

@@ -15,7 +15,6 @@ from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.contracts.events import CheckpointSaved, Warned
-from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.mesh import DATA
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import Reporter, Wishes
@@ -109,6 +108,7 @@ class Saver:
         self._group = equipment.group
         self._strategy = equipment.strategy
         self._reporter = reporter
+        self._kept: dict[int | None, dict[str, np.ndarray]] = {}
         self._agreement = Agreement(self._group)
         self._is_asked = False
         self._token: str | None = None
@@ -253,7 +253,7 @@ class Saver:
         if not differ:
             sections["state"] = self._state()
         for replica in group.local_replicas:
-            sections[f"replica-{replica}"] = _parts(group, kinds, replica)
+            sections[f"replica-{replica}"] = self._parts(kinds, replica)
         if not self._reporter.rank:
             sections["strategy"] = _as_parts(kept.tensors)
         for replica, tensors in kept.of_replicas.items():
@@ -270,9 +270,16 @@ class Saver:
             return {}
         if rank:
             kinds = tuple(kind for kind in kinds if self._has_parts(kind))
-        found = _parts(self._group, kinds, None)
+        found = self._parts(kinds, None)
         described = self._group.describe_state(kinds)
         return {n: part for n, part in found.items() if described[n].offset is not None or not rank}
+
+    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> dict[str, TensorPart]:
+        """A copy of the state; the one before is written by now."""
+        described = self._group.describe_state(kinds, replica=replica)
+        kept = self._kept.setdefault(replica, {})
+        found = self._group.copy_state(kinds, kept, replica=replica)
+        return {name: _part(array, described[name]) for name, array in found.items()}
 
     def _has_parts(self, kind: StateKind) -> bool:
         infos = self._group.describe_state((kind,)).values()
@@ -353,16 +360,6 @@ class Saver:
 
 def _divides(interval: int | None, count: int) -> bool:
     return interval is not None and count > 0 and count % interval == 0
-
-
-def _parts(
-    group: ReplicaGroup, kinds: tuple[StateKind, ...], replica: int | None
-) -> dict[str, TensorPart]:
-    described = group.describe_state(kinds, replica=replica)
-    return {
-        name: _part(array, described[name])
-        for name, array in group.read_state(kinds, replica=replica).items()
-    }
 
 
 def _part(array: np.ndarray, info: StateInfo) -> TensorPart:

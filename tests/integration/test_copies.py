@@ -1,0 +1,31 @@
+"""Checkpoints that follow each other are copied to the same memory, and hold what each was saved for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from integration import native_going_on
+
+import isotrain
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.contracts.state import MODEL_STATE
+
+
+def test_each_checkpoint_has_the_state_of_its_own_step(tmp_path: Path) -> None:
+    saved = []
+    with isotrain.open_session(native_going_on.spec(), backend="torch-ddp") as session:
+        for batch, _ in zip(session.batches(), range(3), strict=False):
+            session.step(batch)
+            session.save(tmp_path)
+            saved.append(session.read_state())
+        kept: dict[str, np.ndarray] = {}
+        first = session.group.copy_state(MODEL_STATE, kept)
+        session.step(next(session.batches()))
+        again = session.group.copy_state(MODEL_STATE, kept)
+        assert all(np.shares_memory(again[name], array) for name, array in first.items())
+        expected = session.read_state()
+        assert all(np.array_equal(again[name], array) for name, array in expected.items())
+    for checkpoint, state in zip(CheckpointFolder(tmp_path).complete(), saved, strict=True):
+        found = checkpoint.read("state")
+        assert all(np.array_equal(found[name], array) for name, array in state.items())
