@@ -15,11 +15,11 @@ from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, checkpoint_folder
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
+from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore

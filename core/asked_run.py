@@ -18,12 +18,12 @@ from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError
-from isotrain.core.joining.place import place_to_join
 from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.restarts import Restarts

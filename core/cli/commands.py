@@ -101,7 +101,7 @@ def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], Run
 
 def _speaks_for_another(options: argparse.Namespace) -> bool:
     """Whether this process has joined a run of which rank 0 prints the result."""
-    from isotrain.core.joining.place import place_to_join
+    from isotrain.core.planning.own_place import place_to_join
 
     place = place_to_join() if options.launcher in (None, LOCAL) else None
     return place is not None and place.rank > 0

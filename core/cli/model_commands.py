@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.cli.here import look_here
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_text import FORMAT, json_page
+from isotrain.core.planning.own_place import require_alone
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +23,7 @@ def predict(options: argparse.Namespace) -> None:
     from isotrain.core.running.finished import predict as predicted
     from isotrain.core.system.whole_file import whole_file
 
+    require_alone("predict")
     look_here()
     target = _output(options.output)
     found = predicted(
@@ -51,6 +53,7 @@ def export(options: argparse.Namespace) -> None:
     """Writes a model, and prints where."""
     from isotrain.core.running.finished import export as exported
 
+    require_alone("export")
     look_here()
     data = None if options.data is None else _data(options.data)
     found = exported(options.run, options.output, to=options.to, spec=options.spec, data=data)

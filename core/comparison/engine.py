@@ -31,6 +31,7 @@ from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plain_records import value
+from isotrain.core.planning.own_place import require_alone
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyChoice
@@ -60,6 +61,7 @@ class Engine:
             PlanError: What is asked for does not fit together.
         """
         refuse_nesting()
+        require_alone("compare")
         self.report: Path | None = None
         self._say = on_progress
         self._runner = Runner(request.interpreters)

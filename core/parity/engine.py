@@ -24,6 +24,7 @@ from isotrain.core.parity.parity import Parity
 from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.planning.own_place import require_alone
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.name_maps import MapLike, NameMap, read_maps
@@ -92,8 +93,10 @@ def parity(
     Raises:
         SpecError: The spec or the map is wrong.
         PlanError: Spec, backends and replicas do not fit together.
+        UnsupportedError: An engine has started this process with others.
         RunFailedError: The reference failed. Other runs that fail are told in their records.
     """
+    require_alone("parity")
     given = load_spec(spec)
     wanted = _wanted(given, backends, replicas, strategies or [given.strategy.name])
     return _Check(given, wanted, steps, map, output, say).run()

@@ -16,6 +16,7 @@ from isotrain.core.contracts.export import ExportForm
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.launching.look import look
+from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.data_loading import loaded
 from isotrain.core.running.targets import form_of, replaced
@@ -36,6 +37,8 @@ def predict(
     replicas: int | None = None,
 ) -> Any:
     """Predicts with a trained model, over replicas, in processes of its own.
+
+    Where an engine has started this process with others, each does all of it for itself, on its own host.
 
     Args:
         run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
@@ -71,6 +74,8 @@ def export(
 ) -> Path:
     """Writes a trained model in a form that others open without isotrain, in a process of its own.
 
+    Where an engine has started this process with others, rank 0 does it, and the others go on at once.
+
     Args:
         run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
         target: The file to write, for `saved-model` the folder; one that is there is replaced.
@@ -80,14 +85,17 @@ def export(
             out: the data that the run trained on.
 
     Returns:
-        The path of what was written.
+        The path of what is written.
 
     Raises:
         IsotrainError: The run has left no weights, or the target cannot be written.
         UnsupportedError: The model has no such form, or no backend that is installed writes it.
         RunFailedError: The process failed; tells where and why.
     """
-    trained, place = Trained.of(run, spec), Path(target)
+    place, own = Path(target), place_to_join()
+    if own is not None and own.rank:
+        return place
+    trained = Trained.of(run, spec)
     form = form_of(place, to)
     if form == "safetensors":
         with replaced(place) as new:
