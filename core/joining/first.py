@@ -15,6 +15,7 @@ from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.meeting import Chair
 from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.joining.pace import Pace
 from isotrain.core.joining.party import Party
 from isotrain.core.joining.watched import OwnProcess, RemoteProcess
 from isotrain.core.joining.witness import crashes_told
@@ -24,8 +25,6 @@ from isotrain.core.launching.saving_on_signals import saving_on_signals
 from isotrain.core.launching.supervisor import Supervisor
 from isotrain.core.system.leaving import limit_the_end
 from isotrain.core.system.variables import variables_set
-
-_BEAT_SECONDS = 0.5
 
 
 class First:
@@ -76,7 +75,8 @@ class First:
             if job.spec.checkpoint is not None:
                 stack.enter_context(saving_on_signals([line]))
             stack.enter_context(variables_set(job.plan.environment))
-            stack.enter_context(_beating(line, list(channels.values())))
+            pace = Pace.of(len(job.plan.processes), job.plan.timeouts["silence"])
+            stack.enter_context(beating(line, list(channels.values()), pace.beat))
             supervisor = Supervisor([own, *others], job.plan.timeouts, on_event, let_begin)
             work.start()
             try:
@@ -102,12 +102,18 @@ class First:
 
 
 @contextlib.contextmanager
-def _beating(line: OwnLine, channels: Sequence[Channel]) -> Any:
-    """Within it, the others hear all the time that this process lives, and where it is."""
+def beating(line: OwnLine, channels: Sequence[Channel], seconds: float) -> Any:
+    """Within it, the others hear all the time that this process lives, and where it is.
+
+    Args:
+        line: Of this process.
+        channels: To the others.
+        seconds: Between two messages.
+    """
     is_over = threading.Event()
 
     def beat() -> None:
-        while not is_over.wait(_BEAT_SECONDS):
+        while not is_over.wait(seconds):
             step, _, call = line.status
             for channel in channels:
                 channel.send({"do": "beat", "step": step, "call": call})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import Failed
+from isotrain.core.contracts.events import Failed, Heartbeat
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
@@ -22,6 +22,7 @@ from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.meeting import Member, error_of
 from isotrain.core.joining.output import Tail, sent_to_file
 from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.joining.pace import Pace
 from isotrain.core.joining.party import Party
 from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.diagnosis import whereabouts
@@ -31,8 +32,7 @@ from isotrain.core.system.leaving import limit_the_end
 from isotrain.core.system.variables import variables_set
 
 _LOOK_SECONDS = 0.1
-_STATUS_SECONDS_PER_PROCESS = 0.002
-"""So often rank 0 is told where this process is: it hears of all of them."""
+_HEARTBEAT = f'{{"event": "{Heartbeat.kind}"'.encode()
 _PAUSE_SECONDS = 1.0
 _STDERR = 2
 """Whatever has been put in the place of `sys.stderr`."""
@@ -53,7 +53,7 @@ class Relay:
             silence: Seconds without a word from rank 0 after which that is taken for lost.
             processes: In the run.
         """
-        self._interval = _STATUS_SECONDS_PER_PROCESS * processes
+        self._pace = Pace.of(processes, silence)
         self._told: Status | None = None
         self._told_at = 0.0
         self._channel = channel
@@ -100,8 +100,10 @@ class Relay:
         while text := tail.read():
             self._channel.send({"output": text})
         for line in lines:
-            self._channel.send({"event": line.decode(), **self._status()})
-        if self._told != self._line.status and time.monotonic() - self._told_at > self._interval:
+            if not line.startswith(_HEARTBEAT):  # whatever is sent is one
+                self._channel.send({"event": line.decode(), **self._status()})
+        pace = self._pace.news if self._told != self._line.status else self._pace.beat
+        if time.monotonic() - self._told_at > pace:
             self._channel.send(self._status())
 
     def _status(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import Failed, read_event
+from isotrain.core.contracts.events import Failed, Heartbeat, read_event
 from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.joining.channel import Channel
@@ -20,6 +20,7 @@ from isotrain.core.launching.effort import effort, effort_of_bytes
 from isotrain.core.launching.returned import unpacked_value
 from isotrain.core.launching.run_directory import log_of
 
+_SIGN_OF_LIFE = Heartbeat().to_line()
 _FAILED = f'"{Failed.kind}"'.encode()
 
 
@@ -106,6 +107,8 @@ class RemoteProcess:
                 self._keep(message["output"])
             elif "returned" in message:
                 self.returned = unpacked_value(message["returned"], arrays)
+            else:
+                lines.append(_SIGN_OF_LIFE)
         return lines
 
     @property

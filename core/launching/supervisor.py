@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.events import (
+    Failed,
+    Finished,
     Heartbeat,
     OnEvent,
     Output,
@@ -71,6 +73,9 @@ class Supervisor:
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_ready = on_ready
+        self._looping = [watched for watched in self._watched if watched.has_session]
+        self._has_news = False
+        self._last_judged = now
         self._last_poll = now
         self._last_look = now
         self._selector = selectors.DefaultSelector()
@@ -89,6 +94,8 @@ class Supervisor:
         """
         while True:
             self._poll(_POLL_SECONDS)
+            if not self._is_to_judge():
+                continue
             if self._work_is_done():
                 self._end_the_suspended()
                 return None
@@ -96,6 +103,14 @@ class Supervisor:
             self._find_stagnation()
             if self._failed():
                 return self._explain()
+
+    def _is_to_judge(self) -> bool:
+        """Whether to look at all processes: each takes a while, and of many one always tells something."""
+        now = time.monotonic()
+        if not self._has_news and now - self._last_judged < _POLL_SECONDS:
+            return False
+        self._has_news, self._last_judged = False, now
+        return True
 
     def _work_is_done(self) -> bool:
         """Whether every process with a session has finished; those that serve them end by themselves."""
@@ -132,6 +147,7 @@ class Supervisor:
     def _read_events(self, watched: Watched) -> None:
         lines = watched.process.read_lines()
         if lines is None:
+            self._has_news = True
             self._forget(watched.process.events)
             return
         for line in lines:
@@ -142,18 +158,18 @@ class Supervisor:
                 self._on_event(self._completed(event))
             if isinstance(event, Ready):
                 self._compare_data()
+            self._has_news |= isinstance(event, Finished | Failed)
 
     def _compare_data(self) -> None:
         """Takes one whose data are of another length than rank 0's for lost; the others may begin then."""
-        looping = [each for each in self._watched if each.has_session]
-        if not all(each.ready for each in looping):
+        if not all(each.ready for each in self._looping):
             return
-        first, *others = looping
+        first, *others = self._looping
         for each in others:
             if each.samples != first.samples:
                 there = f"where rank {first.rank} has {first.samples}"
                 each.lost = f"has {each.samples} samples to train on {there}"
-        if not any(each.lost for each in looping):
+        if not any(each.lost for each in self._looping):
             self._on_ready()
 
     def _completed(self, event: ProcessEvent) -> ProcessEvent:

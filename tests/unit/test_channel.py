@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.events import Event, Failed, ProcessEvent, WorkerLost
+from isotrain.core.contracts.events import (
+    Event,
+    Failed,
+    Finished,
+    Heartbeat,
+    ProcessEvent,
+    WorkerLost,
+)
 from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError
@@ -163,6 +170,39 @@ def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
     (lost,) = (event for event in events if isinstance(event, WorkerLost))
     assert lost.cause == "is gone: its connection to rank 0 was closed"
     supervisor.drain()
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def test_not_all_are_looked_at_whenever_one_says_something() -> None:
+    """Of many, one always does."""
+    reading, writing = os.pipe()
+
+    class Counted:
+        peer, events, output = peer(0, "replica"), reading, None
+        status = Status(None, time.monotonic(), "step")
+        exit_code, is_stopped, effort = None, False, 0.0
+        read_lines = staticmethod(Lines(reading).read)
+        looked = 0
+
+        @property
+        def is_gone(self) -> bool:
+            self.looked += 1
+            return False
+
+    def tell() -> None:
+        for _ in range(300):
+            os.write(writing, Heartbeat().to_line())
+            time.sleep(0.001)
+        os.write(writing, Finished().to_line())
+
+    process: Any = Counted()
+    thread = threading.Thread(target=tell)
+    thread.start()
+    timeouts = {"silence": LONG, "start": LONG, "progress": LONG}
+    assert Supervisor([process], timeouts, lambda event: None).run() is None
+    thread.join()
+    assert process.looked < 100
     for descriptor in (reading, writing):
         os.close(descriptor)
 

@@ -1,0 +1,199 @@
+"""What it costs rank 0 to watch the other ranks of a joined run, by their number.
+
+`python -m benchmarks.watching`: a second process says over as many connections what ranks that train say:
+that they have started and are ready, and where they are as often as ranks of a run of that size do. Printed
+is the processor time that rank 0 takes to hear all of it, to judge who lives, and to let all of them hear of
+itself, for each second of the run.
+
+`--processes N`: so many real processes instead, of the reference backend, which train for a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import isotrain
+from isotrain.core.contracts.events import Finished, ProcessEvent, Ready, Started
+from isotrain.core.contracts.process import Peer
+from isotrain.core.joining.channel import Channel
+from isotrain.core.joining.first import beating
+from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.joining.pace import Pace
+from isotrain.core.joining.watched import RemoteProcess
+from isotrain.core.launching.supervisor import Supervisor
+from isotrain.core.served.wire import Wire
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
+
+_SILENCE = 10.0
+_LIMITS = {"silence": _SILENCE, "start": 600.0, "progress": 600.0}
+_LEAST_SECONDS = 0.1
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default="64,512,4096")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--say", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.say is not None:
+        _say_all(given.say, int(given.ranks), given.seconds)
+    elif given.processes is not None:
+        _run_processes(given.processes, given.seconds)
+    else:
+        print("ranks  of one core  of that, a rank")
+        for ranks in map(int, given.ranks.split(",")):
+            _report(ranks, _watched(ranks, given.seconds))
+
+
+def _report(ranks: int, share: float) -> None:
+    print(f"{ranks:5}{share:12.1%}{share / ranks * 1e6:13.0f} ppm", flush=True)
+
+
+def _watched(ranks: int, seconds: float) -> float:
+    """Seconds of processor time for each second."""
+    with socket.create_server(("127.0.0.1", 0), backlog=ranks) as door:
+        port = str(door.getsockname()[1])
+        command = [sys.executable, "-m", "benchmarks.watching", "--say", port]
+        with subprocess.Popen([*command, "--ranks", str(ranks), "--seconds", str(seconds)]):
+            channels = [Channel(Wire(door.accept()[0])) for _ in range(ranks)]
+            return _heard(channels)
+
+
+def _heard(channels: list[Channel]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        remote = [
+            RemoteProcess(channel, Peer(rank, "far", "127.0.0.1", 0, rank, (rank,)), Path(folder))
+            for rank, channel in enumerate(channels)
+        ]
+        line = OwnLine(0)
+        began, before = time.monotonic(), time.process_time()
+        with beating(line, channels, Pace.of(len(channels), _SILENCE).beat):
+            failure = Supervisor(remote, _LIMITS, lambda event: None).run()
+        assert failure is None, failure
+        share = (time.process_time() - before) / (time.monotonic() - began)
+        line.close()
+        for channel in channels:
+            channel.close()
+    return share
+
+
+def _say_all(port: int, ranks: int, seconds: float) -> None:
+    """The part of all other ranks."""
+    channels = [Channel(Wire(socket.create_connection(("127.0.0.1", port)))) for _ in range(ranks)]
+    threading.Thread(target=_drop, args=(channels,), daemon=True).start()
+    period = max(_LEAST_SECONDS, Pace.of(ranks, _SILENCE).news)
+    sayings = sorted(
+        (moment + rank / ranks * period, rank, told)
+        for rank in range(ranks)
+        for moment, told in _of_a_rank(period, seconds)
+    )
+    began = time.monotonic()
+    for moment, rank, told in sayings:
+        time.sleep(max(0.0, began + moment - time.monotonic()))
+        channels[rank].send(_told(told, rank))
+    time.sleep(1.0)
+
+
+def _of_a_rank(period: float, seconds: float) -> Iterator[tuple[float, str]]:
+    """When it says what."""
+    yield 0.0, "started"
+    yield 0.001, "ready"
+    yield from ((number * period, "status") for number in range(1, int(seconds / period)))
+    yield seconds, "finished"
+
+
+def _told(what: str, rank: int) -> dict[str, Any]:
+    status = {"status": [1, 0.0, "step"], "clock": time.time()}
+    kinds = {"started": Started(pid=1), "ready": Ready(samples=1)}
+    event: ProcessEvent | None = {**kinds, "finished": Finished()}.get(what)
+    return status if event is None else {"event": event.to_line().decode().strip(), **status}
+
+
+def _drop(channels: list[Channel]) -> None:
+    while True:
+        for channel in channels:
+            channel.read()
+        time.sleep(0.2)
+
+
+def _model() -> Network:
+    return Network([Dense(4, 2)])
+
+
+def _run_processes(count: int, seconds: float) -> None:
+    """Starts them as an engine does, each with its place in its variables."""
+    if "RANK" in os.environ:
+        _take_part(seconds)
+        return
+    job = f"watching-{os.getpid()}"
+    told = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": 29500}
+    told |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": job}
+    told |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": 1}
+    common = {**os.environ, **{name: str(value) for name, value in told.items()}}
+    again = [sys.executable, "-m", "benchmarks.watching", "--processes", str(count)]
+    ranks = [
+        subprocess.Popen(
+            [*again, "--seconds", str(seconds)],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(count)
+    ]
+    codes = [process.wait() for process in ranks]
+    assert not any(codes), codes
+
+
+def _take_part(seconds: float) -> None:
+    import numpy as np
+
+    inputs = np.zeros((1024, 4))
+    spec = {"name": "watching", "model": _model, "data": lambda: (inputs, inputs[:, :2])}
+    spec |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
+    spec |= {"global_batch": 1024, "epochs": 10**6, "plugins": ["isotrain.testing.reference"]}
+    spec |= {"timeouts": {"start": 600.0}}
+
+    def work(session: isotrain.Session) -> float:
+        end, before = time.monotonic() + seconds, _of_the_watcher()
+        for batch in session.batches():
+            session.step(batch)
+            time.sleep(0.1)  # as a step of a real model takes
+            if batch.step >= seconds * 5:
+                break
+        return (_of_the_watcher() - before) / (time.monotonic() - end + seconds)
+
+    with tempfile.TemporaryDirectory() as folder:
+        shares = isotrain.launch(
+            work,
+            spec,
+            backend="reference",
+            run_directory=Path(folder) / "run",
+            on_event=lambda event: None,
+        )
+    if os.environ["RANK"] == "0":
+        print(json.dumps(shares[0]))
+        _report(len(shares), shares[0])
+
+
+def _of_the_watcher() -> float:
+    """Processor time of the main thread, which watches while another one works."""
+    own = next(each for each in psutil.Process().threads() if each.id == os.getpid())
+    return own.user_time + own.system_time
+
+
+if __name__ == "__main__":
+    main()
