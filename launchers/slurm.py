@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from isotrain.plugin import (
     Allocation,
@@ -25,6 +27,15 @@ _SCRIPT = """\
 
 {command}
 """
+_AGAIN = """\
+{command}
+status=$?
+# SIGTERM came, and the run saved a checkpoint and ended: SLURM starts the job anew, which goes on from there.
+if [ "$status" -eq 143 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"\
+"""
 
 
 class SlurmLauncher(EngineLauncher):
@@ -41,6 +52,7 @@ class SlurmLauncher(EngineLauncher):
         partition: str = "",
         time: str = "",
         options: str = "",
+        requeue: int = 0,
     ) -> None:
         """Takes what to ask SLURM for.
 
@@ -51,12 +63,15 @@ class SlurmLauncher(EngineLauncher):
             partition: Where to wait; left out: SLURM's default.
             time: The limit, as SLURM writes it.
             options: Further options of srun and sbatch, as in a shell: `--account=me --mem=4G`.
+            requeue: Seconds before the time limit at which a job of `job.sh` saves a checkpoint, ends, and is
+                started anew to go on from there; 0: it is not.
         """
         self._nodes = nodes
         self._tasks = tasks_per_node
         self._gpus = gpus_per_node
         self._wanted = {"partition": partition, "time": str(time)}
         self._further = shlex.split(options)
+        self._requeue = requeue
 
     def usability(self) -> Usability:
         if shutil.which("srun") is None:
@@ -100,11 +115,18 @@ class SlurmLauncher(EngineLauncher):
         job = [*self._asked(), f"--job-name={command.name}"]
         # A rank that fails ends the others' tasks as well, and nobody waits for those that hang.
         step = ("srun", *size, "--kill-on-bad-exit=1")
-        script = _SCRIPT.format(
-            options="\n".join(f"#SBATCH {option}" for option in (*size, *job)),
-            command=shlex.join([*step, *command.arguments]),
-        )
-        return Submission(((*step, *job, *command.arguments),), files={"job.sh": script})
+        script = self._script(step, (*size, *job), command)
+        commands = () if self._requeue else ((*step, *job, *command.arguments),)
+        return Submission(commands, files={"job.sh": script})
+
+    def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
+        run = shlex.join([*step, *command.arguments])
+        if self._requeue:
+            signal = f"--signal=TERM@{self._requeue}"
+            options = (*options, "--requeue", "--open-mode=append", signal)
+            run = _AGAIN.format(command=shlex.join([*step, *_going_on(command).arguments]))
+        asked = "\n".join(f"#SBATCH {option}" for option in options)
+        return _SCRIPT.format(options=asked, command=run)
 
     def _tasks_of(self, variables: Mapping[str, str], hosts: int) -> list[int]:
         if self._tasks is not None:
@@ -120,3 +142,21 @@ class SlurmLauncher(EngineLauncher):
     def _asked(self) -> list[str]:
         named = [f"--{name}={value}" for name, value in self._wanted.items() if value]
         return [*named, *self._further]
+
+
+def _going_on(command: RankCommand) -> RankCommand:
+    """The command that goes on from its own newest checkpoint, if it has one.
+
+    Raises:
+        PlanError: It has none to go on from, or was told another.
+    """
+    if "--resume" in command.options:
+        raise PlanError(
+            "slurm: requeue: a job that is started anew goes on from its own checkpoints; leave --resume out."
+        )
+    if not json.loads(command.spec_text).get("checkpoint"):
+        raise PlanError(
+            "slurm: requeue: a job that is started anew goes on from a checkpoint, and the spec asks for"
+            " none. Add `checkpoint`, such as --set checkpoint.every_minutes=10."
+        )
+    return replace(command, options=(*command.options, "--resume", "auto"))

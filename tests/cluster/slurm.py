@@ -13,6 +13,7 @@ ClusterName=test
 SlurmctldHost={first}({address})
 SlurmUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=5
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

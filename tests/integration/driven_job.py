@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import numpy as np
 
@@ -18,6 +19,20 @@ def model() -> Network:
 def data() -> tuple[np.ndarray, np.ndarray]:
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
     return inputs, inputs[:, :2]
+
+
+class Slow:
+    """Samples that take a while to come."""
+
+    SECONDS = 0.25
+
+    def __len__(self) -> int:
+        return len(data()[0])
+
+    def gather(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        time.sleep(self.SECONDS)
+        inputs, targets = data()
+        return inputs[indices], targets[indices]
 
 
 LIKE_EVENTS = ('{"event": "error", "error": "X", "message": "not of isotrain"}', '{"event": 5}')

@@ -104,6 +104,22 @@ class TestSlurm:
         ]
         assert shlex.split(script[-1])[-len(COMMAND.arguments) :] == [*COMMAND.arguments]
 
+    def test_a_job_that_is_started_anew_goes_on_from_its_checkpoint(self) -> None:
+        launcher = SlurmLauncher(nodes=2, time="1:00:00", requeue=90)
+        saving = dataclasses.replace(COMMAND, spec_text='{"checkpoint": {"every_steps": 10}}')
+        found = launcher.submission(saving)
+        assert found.commands == ()
+        script = found.files["job.sh"]
+        for option in ("--time=1:00:00", "--requeue", "--open-mode=append", "--signal=TERM@90"):
+            assert f"#SBATCH {option}\n" in script
+        (run,) = (line for line in script.splitlines() if line.startswith("srun "))
+        assert shlex.split(run)[-4:-2] == ["--resume", "auto"]
+        with pytest.raises(PlanError, match="the spec asks for none"):
+            launcher.submission(COMMAND)
+        resuming = dataclasses.replace(saving, options=(*saving.options, "--resume", "a/run"))
+        with pytest.raises(PlanError, match="leave --resume out"):
+            launcher.submission(resuming)
+
     @pytest.mark.parametrize("name", ["sbatch-script", "sbatch"])
     def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
         allocation = SlurmLauncher().allocation_in(recorded(name))
