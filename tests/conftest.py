@@ -24,7 +24,7 @@ from shared import FOLDER  # noqa: E402  # found by the path above
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 OF_THIS_PROGRAM.most = 8  # every backend in turn, with one thread or with two
-OF_THIS_PROGRAM.besides = ("pytest", "numpy.random")  # which what processes of tests run imports
+OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
 
 # Elsewhere every run tries other examples; what continuous integration says must not depend on luck.
 settings.register_profile("ci", derandomize=True)

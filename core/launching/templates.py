@@ -17,9 +17,9 @@ from isotrain.core.system.environments import is_of_environment
 _REFUSED_SECONDS = 60.0
 """One that could not import is not tried again at once: it may have taken long to fail."""
 _READ_BY_NO_IMPORT = frozenset(
-    ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES")
+    ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "ISOTRAIN_START")
 )
-"""Variables that shells and test runners change all the time."""
+"""Variables that shells and test runners change all the time, and one that plans read."""
 
 
 class Templates:

@@ -165,10 +165,7 @@ CASES = [
     *(("reference", deed, way) for deed in DEEDS for way in WAYS),
     *((backend, raise_error, "forked") for backend in BACKENDS),
 ]
-EVERYDAY = [
-    *(("reference", deed, "forked") for deed in DEEDS),
-    *(("reference", deed, "fresh") for deed in (kill, raise_error)),
-]
+EVERYDAY = [("reference", deed, "forked") for deed in DEEDS]
 
 
 def cases() -> list[Any]:
@@ -415,12 +412,12 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directo
     ("number", "backend", "deed", "way"),
     [
         (signal.SIGINT, "reference", "none", "forked"),
-        (signal.SIGINT, "reference", "none", "fresh"),
+        pytest.param(signal.SIGINT, "reference", "none", "fresh", marks=SLOW),
         (signal.SIGTERM, "reference", "none", "forked"),
         (signal.SIGKILL, "reference", "none", "forked"),
-        (signal.SIGKILL, "reference", "none", "fresh"),
-        (signal.SIGKILL, "reference", "stop", "forked"),
-        (signal.SIGKILL, "reference", "stop", "fresh"),
+        pytest.param(signal.SIGKILL, "reference", "none", "fresh", marks=SLOW),
+        pytest.param(signal.SIGKILL, "reference", "stop", "forked", marks=SLOW),
+        pytest.param(signal.SIGKILL, "reference", "stop", "fresh", marks=SLOW),
         pytest.param(signal.SIGKILL, "tf-multiworker", "none", "forked", marks=SLOW),
     ],
 )

@@ -81,18 +81,15 @@ def assert_same(found: isotrain.RunResult, expected: isotrain.RunResult) -> None
     assert found.metrics == expected.metrics
 
 
-STRATEGIES = [
-    "data-parallel",
-    {"name": "local-sgd", "options": {"every": 4}},
-    "gossip",
-    "elastic-averaging",
+EVERYDAY = ["data-parallel", {"name": "local-sgd", "options": {"every": 4}}]
+OTHERS = [
+    *("gossip", "elastic-averaging", "hierarchical", "parameter-server"),
     {"name": "compressed", "options": {"method": "topk", "ratio": 0.25}},
-    "hierarchical",
-    "parameter-server",
 ]
+SLOW = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in OTHERS]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("strategy", [*EVERYDAY, *SLOW], ids=str)
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, strategy: Any) -> None:
     after = random.Random(str(strategy)).randrange(4, STEPS - 2)
     changes = {"strategy": strategy}

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.usefixtures("reference")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAYS = ("forked", "fresh")
-BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
 LIMIT_SECONDS = 15.0
 SILENCE, LIMIT = 30.0, 120.0
 PLANTED_SEED = 987654321
@@ -108,7 +107,7 @@ for argv in isotrain.launch(work, spec, backend="reference", replicas=2):
 """
 
 
-@BOTH_WAYS
+@pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
 def test_modules_that_read_the_command_line_when_imported_find_it(way: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -245,47 +244,6 @@ def test_a_module_that_was_changed_between_two_runs(
         text = MODULE.replace("int(sys.argv[2])", str(width))
         (tmp_path / "mine_changing.py").write_text(text)
         assert launch(parameters, tmp_path / str(width), **fields) == [5 * width, 5 * width]
-
-
-def falls_over(session: Any) -> None:
-    """Leaves a process behind that has neither its parent nor its session, then dies."""
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            (session.run_directory / f"left-{session.rank}").write_text(str(os.getpid()))
-            time.sleep(600)
-        os._exit(0)
-    os.wait()
-    wait_until(lambda: len(list(session.run_directory.glob("left-*"))) == 2)
-    if session.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
-
-
-def raises(session: Any) -> None:
-    if session.rank == 1:
-        raise ValueError("a deliberate mistake")
-    session.barrier()
-
-
-@BOTH_WAYS
-def test_a_killed_process_is_named_and_nothing_is_left(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ISOTRAIN_START", way)
-    with pytest.raises(RunFailedError, match="rank 1 of 2 was ended by SIGKILL"):
-        launch(falls_over, tmp_path)
-    left = [int(path.read_text()) for path in tmp_path.glob("left-*")]
-    assert len(left) == 2
-    assert not [pid for pid in left if is_alive(pid)]
-
-
-@BOTH_WAYS
-def test_an_error_is_told(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ISOTRAIN_START", way)
-    with pytest.raises(RunFailedError, match="ValueError: a deliberate mistake") as caught:
-        launch(raises, tmp_path)
-    assert str(caught.value).startswith("rank 1 of 2 raised ValueError ")
 
 
 def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_path: Path) -> None:
