@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from isotrain.core.cli.argument_parser import Layout, Parser
 from isotrain.core.cli.argument_types import count
 from isotrain.core.cli.command import Command
+from isotrain.core.cli.model_arguments import EXPORT
 
 _EXAMPLES = """\
 examples:
   isotrain checkpoint show runs/digits-20260102-030405
   isotrain checkpoint diff runs/one runs/two/checkpoints/step-000000100
   isotrain checkpoint verify runs/one s3://bucket/two
+  isotrain checkpoint export runs/one/checkpoints/step-000000100 --output digits.keras
   isotrain checkpoint prune runs/one --keep-last 2
 
 `isotrain checkpoint ACTION --help` explains an action."""
 _DESCRIPTION = (
-    "Shows, compares, checks and removes checkpoints, which may lie behind a URL such as"
+    "Shows, compares, checks, exports and removes checkpoints, which may lie behind a URL such as"
     " s3://bucket/run."
 )
 _PATHS = "a checkpoint; or a folder of checkpoints or a run directory"
@@ -28,7 +31,7 @@ def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command whose actions are commands of their own."""
     group = commands.add_parser(
         "checkpoint",
-        help="show, compare, verify and prune checkpoints",
+        help="show, compare, verify, export and prune checkpoints",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=Layout,
@@ -84,6 +87,14 @@ _ACTIONS = (
         "down then; of a folder, those of all in it. Ends with exit code 4 when one is damaged.",
         "examples:\n  isotrain checkpoint verify runs/one runs/two",
         describe=_describe_verify,
+        home=_HOME,
+    ),
+    dataclasses.replace(
+        EXPORT,
+        summary="write the model of a checkpoint for others",
+        description="Writes the model as a checkpoint has it (of a folder or a run, the newest) in a form\n"
+        "that others open without isotrain. docs/in-and-out.md says who opens what.",
+        examples="examples:\n  isotrain checkpoint export runs/one --output one.keras",
         home=_HOME,
     ),
     Command(

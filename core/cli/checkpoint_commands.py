@@ -43,6 +43,13 @@ def _verify(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if all(each["sound"] for each in checkpoints) else ExitCode.FINDINGS
 
 
+def _export(options: argparse.Namespace) -> None:
+    from isotrain.core.cli.model_commands import export
+
+    options.run = checkpoint_at(options.run).location
+    export(options)
+
+
 def _prune(options: argparse.Namespace) -> None:
     folder = folder_at(options.folder)
     if folder.newest() is None:
@@ -66,5 +73,6 @@ _ACTIONS: Mapping[str, Callable[[argparse.Namespace], ExitCode | None]] = {
     "show": _show,
     "diff": _diff,
     "verify": _verify,
+    "export": _export,
     "prune": _prune,
 }

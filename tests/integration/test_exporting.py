@@ -15,6 +15,7 @@ from in_process import command
 from integration import exported_models
 
 import isotrain
+from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.testing.reference.layers import Dense
@@ -253,6 +254,19 @@ def test_the_command_writes_a_file(trained: isotrain.RunResult, tmp_path: Path) 
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_the_model_of_a_checkpoint_is_written(tmp_path: Path) -> None:
+    plain_run(tmp_path / "run", checkpoint={"every_steps": 1, "keep_last": None})
+    saved = CheckpointFolder(tmp_path / "run" / "checkpoints").complete()
+    for path, checkpoint in ((tmp_path / "run", saved[-1]), (saved[0].location, saved[0])):
+        options = ("--output", "model.safetensors")
+        done = command("checkpoint", "export", str(path), *options, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        weights = SafetensorsFile(tmp_path / "model.safetensors").read_all()
+        assert weights
+        for name, value in checkpoint.read("state", weights).items():
+            np.testing.assert_array_equal(weights[name], value)
+
+
 def other_model() -> Network:
     return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
 
@@ -261,9 +275,9 @@ def smaller_model() -> Network:
     return Network([Dense(4, 3, name="head")])
 
 
-def plain_run(folder: Path) -> isotrain.RunResult:
+def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
     inputs = GENERATOR.standard_normal((21, 4))
-    given = spec(model={"reference": smaller_model}, data=lambda: (inputs, LABELS))
+    given = spec(model={"reference": smaller_model}, data=lambda: (inputs, LABELS), **changes)
     return run(given, backend="reference", run_directory=folder)
 
 

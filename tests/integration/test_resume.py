@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from interrupts import heed_signals
 
 import isotrain
 from isotrain import sources
+from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.testing.reference.layers import Dense, Dropout
@@ -354,6 +356,53 @@ def test_who_dies_before_a_first_checkpoint_goes_on_from_where_it_began(tmp_path
     found = killed(tmp_path / "second", 3, resume=older, changes={"checkpoint": None})
     assert found.restarts[0]["from_step"] == 5
     assert found.history.loss == whole.history.loss[5:]
+
+
+def dies_often(session: isotrain.Session) -> list[float]:
+    """Rank 0 is killed after its second step, as long as it finds files."""
+    losses = []
+    for batch in session.batches():
+        losses.append(float(session.step(batch)))
+        flags = sorted(session.run_directory.parent.glob("kill-*")) if session.is_main else []
+        if flags and session.steps_done == 2:
+            flags[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return losses
+
+
+def test_who_comes_no_further_goes_on_with_fewer_replicas(tmp_path: Path) -> None:
+    """Each of three starts is ended before a first checkpoint; two replicas are the fewest."""
+    told: list[Any] = []
+    for number in range(3):
+        (tmp_path / f"kill-{number}").touch()
+    found = isotrain.launch(
+        dies_often,
+        spec(model={"reference": plain}, min_replicas=2),
+        backend="reference",
+        replicas=3,
+        run_directory=tmp_path / "run",
+        max_restarts=3,
+        on_event=told.append,
+    )
+    restarts = [event for event in told if event["event"] == "restarted"]
+    assert [(each["from_step"], each["replicas"]) for each in restarts] == [(0, 3), (0, 2), (0, 2)]
+    whole = run(tmp_path / "whole", 1, changes={"model": {"reference": plain}})
+    assert len(found) == 2
+    assert found[0] == pytest.approx(whole.history.loss, abs=1e-12)
+
+
+def test_the_clock_asks_for_checkpoints(tmp_path: Path) -> None:
+    policy = {"every_minutes": 1e-4, "folder": str(tmp_path / "kept")}
+    given = spec(checkpoint=policy, steps=10**6)
+    with isotrain.open_session(given, backend="reference") as session:
+        for batch in session.batches():
+            session.step(batch)
+            if session.save_if_due():
+                break
+        step = session.steps_done
+        session.stop()
+    assert step < 10**6
+    assert checkpoint_at(tmp_path / "kept").step == step
 
 
 def test_half_written_lines_keep_nobody_from_going_on(tmp_path: Path) -> None:
