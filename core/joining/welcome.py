@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from isotrain.core.contracts.process import Address
 from isotrain.core.errors import PeerLostError, PlanError
 from isotrain.core.served.door import Door
+from isotrain.core.served.seal import Seals
 from isotrain.core.served.wire import Wire, WireError, shake_hands
 
 _HANDSHAKE_SECONDS = 5.0
@@ -56,7 +57,7 @@ def _opened(address: str, ports: Sequence[int], key: bytes) -> Door:
     problems = {}
     for port in ports:
         try:
-            return Door((address, port), key)
+            return Door((address, port), key, seals=True)
         except OSError as error:
             problems[port] = (error.strerror or str(error)).lower()
     told = "; ".join(f"{port}: {problem}" for port, problem in problems.items())
@@ -106,9 +107,10 @@ def _tried(address: Address, key: bytes, rank: int, left: float) -> Wire | str:
     except OSError as error:
         return (error.strerror or str(error)).lower()
     try:
-        if shake_hands(connection, key, rank):
+        session = shake_hands(connection, key, rank)
+        if session is not None:
             connection.settimeout(None)
-            return Wire(connection)
+            return Wire(connection, Seals.made(session, is_caller=True))
         problem = "who listens there turned this process away"
     except WireError:
         problem = "who listens there has another key"

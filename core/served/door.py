@@ -8,6 +8,7 @@ import threading
 import time
 
 from isotrain.core.served import handshake
+from isotrain.core.served.seal import Seals
 from isotrain.core.served.wire import Wire
 from isotrain.core.served.workforce import readable
 
@@ -36,6 +37,10 @@ class _Caller:
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # gone: noticed when it is heard
             connection.send(self._greeting)
+
+    def session(self, key: bytes) -> bytes:
+        """What only both ends know of the connection, once its answer was right."""
+        return handshake.session(self._greeting, self._heard, key)
 
     def hear(self, key: bytes) -> int | None:
         """Takes what has come of its answer.
@@ -88,6 +93,8 @@ class Door:
         key: bytes,
         patience: float = _PATIENCE_SECONDS,
         places: int = _PLACES,
+        *,
+        seals: bool = False,
     ) -> None:
         """Listens, on this address alone.
 
@@ -96,11 +103,13 @@ class Door:
             key: Of this run.
             patience: Seconds in which a caller must have proved that it has the key.
             places: So many callers are heard at once; more wait until a place is free.
+            seals: Whether the messages of those who come in are sealed.
         """
         self.refused = 0
         self._key = key
         self._patience = patience
         self._places = places
+        self._seals = seals
         self._listener = socket.create_server(address, backlog=128)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -155,7 +164,10 @@ class Door:
         if rank is not None:
             del self._callers[descriptor]
             with self._lock:
-                self._arrived.append((rank, Wire(caller.connection)))
+                self._arrived.append((rank, Wire(caller.connection, self._seals_of(caller))))
+
+    def _seals_of(self, caller: _Caller) -> Seals | None:
+        return Seals.made(caller.session(self._key), is_caller=False) if self._seals else None
 
     def _drop_late(self, begun: float) -> None:
         """Drops those whose time was over before this look began: what they had said is heard."""

@@ -58,6 +58,11 @@ def is_confirmed(confirmation: bytes, greeting: bytes, answer: bytes, key: bytes
     return hmac.compare_digest(confirmation, confirm(greeting, answer, key))
 
 
+def session(greeting: bytes, answer: bytes, key: bytes) -> bytes:
+    """What from now on only these two know, of this connection alone."""
+    return _proof(key, b"session", greeting + answer)
+
+
 def _proof(key: bytes, role: bytes, said: bytes) -> bytes:
     """Another one for each side, so that neither can give the other's back."""
     return hmac.digest(key, role + b"\n" + said, "sha256")

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.served.seal import SEAL_BYTES, Seal
+
 Message = tuple[dict[str, Any], list[np.ndarray]]
 """A header of JSON values, and arrays."""
 
@@ -26,8 +28,10 @@ class Inbox:
         received: Bytes that have come in, of messages that are not whole yet too.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, seal: Seal | None = None) -> None:
+        """Takes a connection, and of which seal its messages are; None: they have none."""
         self.received = 0
+        self._seal = seal
         self._connection = connection
         self._unread = bytearray()
 
@@ -69,12 +73,21 @@ class Inbox:
         header = json.loads(self._unread[LENGTH.size : start])
         kinds = [(np.dtype(kind), tuple(shape)) for kind, shape in header.pop("arrays")]
         sizes = [kind.itemsize * math.prod(shape) for kind, shape in kinds]
-        if len(self._unread) < start + sum(sizes):
+        end = start + sum(sizes)
+        if len(self._unread) < end + (SEAL_BYTES if self._seal else 0):
             return None
+        self._require_seal(end)
         arrays = []
         for (kind, shape), size in zip(kinds, sizes, strict=True):
             flat = np.frombuffer(bytes(self._unread[start : start + size]), kind)
             arrays.append(flat.reshape(shape))
             start += size
-        del self._unread[:start]
+        del self._unread[: end + (SEAL_BYTES if self._seal else 0)]
         return header, arrays
+
+    def _require_seal(self, end: int) -> None:
+        if self._seal is None:
+            return
+        message, seal = self._unread[:end], self._unread[end : end + SEAL_BYTES]
+        if not self._seal.fits(seal, [message]):
+            raise ValueError("a message does not have its seal")

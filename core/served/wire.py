@@ -17,6 +17,7 @@ from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.served import handshake
 from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, Inbox
+from isotrain.core.served.seal import Seals
 
 _RETRY_SECONDS = 0.05
 
@@ -28,9 +29,16 @@ class WireError(PeerLostError):
 class Wire:
     """One connection, to send and receive messages whole."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, seals: Seals | None = None) -> None:
+        """Takes a connection.
+
+        Args:
+            connection: On which both ends have proved that they have the key.
+            seals: Of its messages; None: they have none.
+        """
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        self._seals = seals
 
     def fileno(self) -> int:
         """For selectors."""
@@ -54,10 +62,12 @@ class Wire:
                 " processes of a run, or numbers as NumPy arrays, which have no limit."
             )
         views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
+        parts: list[bytes | memoryview] = [LENGTH.pack(len(text)) + text, *views]
+        if self._seals is not None:
+            parts.append(self._seals.sending.of(parts))
         with _told(OSError):
-            self._socket.sendall(LENGTH.pack(len(text)) + text)
-            for view in views:
-                self._socket.sendall(view)
+            for part in parts:
+                self._socket.sendall(part)
 
     def receive(self) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Waits for one message: its header and its arrays.
@@ -65,6 +75,7 @@ class Wire:
         Raises:
             WireError: The other end is gone.
         """
+        assert self._seals is None, "sealed messages are read by the inbox"
         with _told(OSError, ValueError, KeyError, TypeError):
             header = json.loads(self._receive_text())
             arrays = [np.empty(shape, np.dtype(kind)) for kind, shape in header.pop("arrays")]
@@ -88,7 +99,7 @@ class Wire:
 
     def inbox(self) -> Inbox:
         """What comes in, to be read without waiting, and not by `receive` any more."""
-        return Inbox(self._socket)
+        return Inbox(self._socket, None if self._seals is None else self._seals.receiving)
 
     def limit_sending(self, seconds: float) -> None:
         """Has `send` give up when the other end takes nothing in for so long."""
@@ -168,13 +179,16 @@ def _reached(address: tuple[str, int]) -> socket.socket:
             time.sleep(_RETRY_SECONDS)
 
 
-def shake_hands(connection: socket.socket, key: bytes, rank: int) -> bool:
-    """Proves that this process has the key; False where the other end hung up before that was done.
+def shake_hands(connection: socket.socket, key: bytes, rank: int) -> bytes | None:
+    """Proves that this process has the key; None where the other end hung up before that was done.
 
     Args:
         connection: To rank 0.
         key: Of the run.
         rank: Of this process.
+
+    Returns:
+        What only both ends know of this connection.
 
     Raises:
         WireError: It is no rank 0 of this run.
@@ -185,10 +199,10 @@ def shake_hands(connection: socket.socket, key: bytes, rank: int) -> bool:
         connection.sendall(answer)
         confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
     except (WireError, OSError):
-        return False
+        return None
     if not handshake.is_confirmed(confirmation, greeting, answer, key):
         raise WireError("it does not have the key")
-    return True
+    return handshake.session(greeting, answer, key)
 
 
 def packed(tree: Any, arrays: list[np.ndarray]) -> Any:

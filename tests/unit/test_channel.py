@@ -34,6 +34,7 @@ from isotrain.core.launching.diagnosis import Watched, suspicion
 from isotrain.core.launching.lines import Lines
 from isotrain.core.launching.supervisor import Supervisor
 from isotrain.core.served import wire as wire_module
+from isotrain.core.served.seal import Seals
 from isotrain.core.served.wire import Wire
 
 LONG = 30.0
@@ -110,6 +111,37 @@ def read_from(process: RemoteProcess) -> list[bytes]:
     while not (lines := process.read_lines()):
         time.sleep(0.001)
     return lines
+
+
+def sealed(ends: Ends) -> tuple[Channel, socket.socket]:
+    """One end, and the other as somebody in between has it."""
+    return Channel(Wire(ends[1], Seals.made(b"session", is_caller=True))), ends[0]
+
+
+def as_heard(said: bytes) -> list[Any] | None:
+    """What rank 0 makes of what has come."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        calling = stack.enter_context(socket.create_connection(server.getsockname()))
+        channel = Channel(Wire(server.accept()[0], Seals.made(b"session", is_caller=False)))
+        stack.callback(channel.close)
+        calling.sendall(said)
+        first = channel.wait(LONG)
+        return None if first is None else [first[0], *(m for m, _ in channel.read() or ())]
+
+
+def test_what_is_changed_on_its_way_is_not_taken(ends: Ends) -> None:
+    channel, between = sealed(ends)
+    messages = []
+    for number in range(2):
+        channel.send({"number": number}, [np.arange(2.0)])
+        messages.append(drained(between))
+    one, two = messages
+    assert as_heard(one + two) == [{"number": 0}, {"number": 1}]
+    assert as_heard(one.replace(b'"number": 0', b'"number": 7')) is None
+    assert as_heard(one[:-33] + bytes([one[-33] ^ 1]) + one[-32:]) is None  # in an array
+    assert as_heard(two) is None  # without the one before
+    assert as_heard(one + one) in (None, [{"number": 0}])  # never twice
 
 
 def test_what_comes_of_a_long_message_is_a_sign_of_life(ends: Ends, tmp_path: Path) -> None:
