@@ -99,7 +99,9 @@ def _told_as_failure(directory: RunDirectory) -> Iterator[None]:
         text = f"{failure}\nthe weights so far: {kept}" if kept else str(failure)
         with contextlib.suppress(OSError):  # the failure itself is what has to be told
             directory.append_event(RunFailed(time=time.time(), message=text))
-        raise type(failure)(text) from failure.__cause__
+        told = type(failure)(text)
+        told.steps_done = failure.steps_done
+        raise told from failure.__cause__
     except OSError as error:
         raise RunFailedError(
             f"the run's files in {directory.path} cannot be written or read: {error}. The run was"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import isotrain
 from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.launching.returned import save_value
+from isotrain.core.plugins import asked
 from isotrain.testing.series import launched_in_turn
 
 BACKENDS = (
@@ -102,7 +103,7 @@ def _trained(session: isotrain.Session) -> Found:
     return {"losses": losses, "metrics": metrics, "weights": session.read_state()}
 
 
-def run(part: str, backend: str, folder: Path) -> None:
+def run(part: str, backend: str, folder: Path, plugins: Sequence[str] = ()) -> None:
     """Runs one part on one backend, of each case; `BACKEND/` has checkpoints, `BACKEND-PART.json` numbers."""
     others = [folder / other for other in BACKENDS if other != backend]
     work: dict[str, Work] = {
@@ -110,5 +111,6 @@ def run(part: str, backend: str, folder: Path) -> None:
         "rest": functools.partial(rest, folders=others),
     }
     specs = {case: spec(case) for case in CASES}
-    returned = launched_in_turn(specs, work[part], backend, REPLICAS[part])
+    with asked.chosen(plugins, []):
+        returned = launched_in_turn(specs, work[part], backend, REPLICAS[part])
     save_value(returned[0], folder, f"{backend}-{part}")

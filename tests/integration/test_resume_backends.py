@@ -127,9 +127,7 @@ def with_jax(part: str, backend: str, folder: Path) -> None:
     program = f"""
 from pathlib import Path
 from integration import pair_runs
-from isotrain.core.plugins import choice
-with choice.chosen(["isotrain_jax"], []):
-    pair_runs.run({part!r}, {backend!r}, Path({str(folder)!r}))
+pair_runs.run({part!r}, {backend!r}, Path({str(folder)!r}), plugins=["isotrain_jax"])
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
