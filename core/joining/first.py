@@ -17,6 +17,7 @@ from isotrain.core.joining.meeting import Chair
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.pace import Pace
 from isotrain.core.joining.party import Party
+from isotrain.core.joining.sigterm import unwinding_on_sigterm
 from isotrain.core.joining.watched import OwnProcess, RemoteProcess
 from isotrain.core.joining.witness import crashes_told
 from isotrain.core.joining.work import END_SECONDS, Working
@@ -72,6 +73,7 @@ class First:
         with contextlib.ExitStack() as stack:
             stack.callback(line.close)
             stack.enter_context(crashes_told())
+            stack.enter_context(unwinding_on_sigterm())
             if job.spec.checkpoint is not None:
                 stack.enter_context(saving_on_signals([line]))
             stack.enter_context(variables_set(job.plan.environment))
@@ -93,9 +95,12 @@ class First:
                 for channel in channels.values():
                     channel.send({"do": "leave", "returned": plain}, arrays)
             except BaseException as error:
-                meeting.tell_end(error)
+                cause = None if isinstance(error, Exception) else supervisor.cause_of_end()
+                meeting.tell_end(cause or error)
                 if not work.end(END_SECONDS):
                     limit_the_end()
+                if cause is not None:
+                    raise cause from error
                 raise
             meeting.close()
         return values

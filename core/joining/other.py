@@ -24,6 +24,7 @@ from isotrain.core.joining.output import Tail, sent_to_file
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.pace import Pace
 from isotrain.core.joining.party import Party
+from isotrain.core.joining.sigterm import unwinding_on_sigterm
 from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.diagnosis import whereabouts
 from isotrain.core.launching.returned import packed_value, unpacked_value
@@ -183,6 +184,7 @@ def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
     relay = Relay(channel, line, work, job.plan.timeouts["silence"], len(job.plan.processes))
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
+        stack.enter_context(unwinding_on_sigterm())
         if job.spec.checkpoint is not None:
             stack.enter_context(saving_on_signals([line]))
         stack.enter_context(variables_set(job.plan.environment))

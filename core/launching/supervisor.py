@@ -122,6 +122,16 @@ class Supervisor:
             if not watched.has_session and watched.process.is_stopped:
                 watched.process.end()
 
+    def cause_of_end(self) -> RunFailedError | None:
+        """Who had died, if anybody, when this process was asked to end, as engines then ask all.
+
+        Returns:
+            What happened; None where nobody has died without a word.
+        """
+        self._read_for(_LAST_WORDS_SECONDS)
+        dead = [watched for watched in self._failed() if watched.died_silently]
+        return error_of(min(dead, key=suspicion), self._watched) if dead else None
+
     def drain(self) -> None:
         """Reads what is left once the processes are gone, and stops reading."""
         self._poll(0)

@@ -174,6 +174,19 @@ def test_who_ends_a_run_is_named_by_all_in_time(
         assert f"after step {STEP}, in call 'between calls'." in text
 
 
+def test_who_died_is_named_though_the_engine_ends_all_then(tmp_path: Path) -> None:
+    started = script("slurm", tmp_path, 3, deed="kill", rank=2, spec={"epochs": 2000}, pause=0.05)
+    started.processes[2].wait(PATIENCE_SECONDS)
+    for process in started.processes[:2]:
+        process.send_signal(signal.SIGTERM)
+    codes = started.ended()
+    text = started.said(0)
+    assert (
+        "rank 2 of 3 on 127.0.0.3 is gone: its connection to rank 0 was closed after step" in text
+    )
+    assert codes[0] == 1
+
+
 def test_what_one_rank_was_told_otherwise_is_named_by_all(tmp_path: Path) -> None:
     other = {"optimizer": {"name": "sgd", "lr": 0.5}}
     started = script("slurm", tmp_path, of={"1": other})
