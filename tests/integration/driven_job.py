@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +34,26 @@ class Slow:
         time.sleep(self.SECONDS)
         inputs, targets = data()
         return inputs[indices], targets[indices]
+
+
+class KilledOnce(Slow):
+    """Samples at the sixth batch of which their process is killed once, when there is a checkpoint."""
+
+    SECONDS = 0.0
+    MARK = "ISOTRAIN_KILLED_ONCE"
+
+    def __init__(self) -> None:
+        self._batches = 0
+
+    def gather(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self._batches += 1
+        mark = Path(os.environ[self.MARK])
+        if self._batches == 6 and not mark.exists():
+            while not [*mark.parent.glob("**/manifest.json")]:
+                time.sleep(0.01)
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().gather(indices)
 
 
 LIKE_EVENTS = ('{"event": "error", "error": "X", "message": "not of isotrain"}', '{"event": 5}')

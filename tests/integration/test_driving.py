@@ -94,6 +94,28 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         run(tmp_path, data="integration.driven_job:data_of_a_killed_process")
 
 
+def test_a_run_is_started_again_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(driven_job.KilledOnce.MARK, str(tmp_path / "mark"))
+    local = run(tmp_path, "local")
+    spec = {**SPEC, "data": "integration.driven_job:KilledOnce", "checkpoint": {"every_steps": 2}}
+    events: list[Any] = []
+    driven = isotrain.run(
+        spec,
+        backend="reference",
+        replicas=1,
+        launcher="engine",
+        max_restarts=1,
+        run_directory=tmp_path / "engine",
+        on_event=events.append,
+    )
+    assert (tmp_path / "mark").exists()
+    assert driven.history.loss == local.history.loss
+    (restarted,) = (event for event in events if event["event"] == "restarted")
+    assert restarted["from_step"] in (2, 4)
+
+
 def test_an_engine_that_ends_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
