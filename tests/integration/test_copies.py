@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from integration import native_going_on
 
 import isotrain
@@ -12,6 +13,7 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import MODEL_STATE
 
 
+@pytest.mark.slow
 def test_each_checkpoint_has_the_state_of_its_own_step(tmp_path: Path) -> None:
     saved = []
     with isotrain.open_session(native_going_on.spec(), backend="torch-ddp") as session:
