@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 
 from isotrain.adapters import called, keras_private
-from isotrain.adapters.keras_parts import Loss, build_losses
+from isotrain.adapters.keras_parts import Loss, build_losses, computed
 from isotrain.adapters.outputs import Outputs
 from isotrain.plugin import SpecError, TrainingSpec
 
@@ -61,7 +61,7 @@ def _part(
         weights = keras.ops.copy(weights)  # Keras multiplies masks into them, on torch in place
     with keras_private.counting_losses(counts.append):
         if isinstance(loss, keras.losses.Loss):
-            given = loss(targets, predictions, weights)
+            given = computed("loss", loss.name, loss)(targets, predictions, weights)
         elif weights is None and mask is None:
             given = loss(targets, predictions)
         else:

@@ -23,6 +23,8 @@ from isotrain.plugin import (
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
+_OF_SHAPES = (ValueError, TypeError, IndexError)
+"""What Keras and the frameworks raise where shapes do not fit; torch a plain RuntimeError, too."""
 
 
 def build_losses(spec: TrainingSpec, framework: str) -> dict[str | None, Loss]:
@@ -108,13 +110,51 @@ def update_metrics(
     choices.require_predictions(metrics, predictions)
     for metric, output in zip(metrics, outputs or [None] * len(metrics), strict=True):
         own = (names or Outputs()).sample(targets, predictions, output)
-        metric.update_state(*_in_rows(metric, own[0], own[1]))
+        _update(metric, own[0], own[1])
+
+
+def _update(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> None:
+    call = (
+        computed("metrics", metric.name, metric.update_state)
+        if _is_of_keras(metric)
+        else metric.update_state
+    )
+    call(*_in_rows(metric, targets, predictions))
+
+
+def computed(field: str, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A computation of Keras' own, which refuses targets and predictions that do not fit it by name.
+
+    Args:
+        field: Of the spec.
+        name: Of the loss or metric.
+        call: Called with targets, predictions and anything else.
+    """
+
+    def refusing(targets: Any, predictions: Any, *others: Any) -> Any:
+        try:
+            return call(targets, predictions, *others)
+        except Exception as error:
+            if not isinstance(error, _OF_SHAPES) and type(error) is not RuntimeError:
+                raise
+            shapes = [list(getattr(each, "shape", ())) for each in (targets, predictions)]
+            raise SpecError(
+                f"{field}: {name!r} cannot be computed of targets of shape {shapes[0]} and predictions of"
+                f" shape {shapes[1]}. {error}"
+            ) from None
+
+    return refusing
+
+
+def _is_of_keras(metric: keras.metrics.Metric) -> bool:
+    """Whether all that it calls is Keras' own."""
+    is_keras = type(metric).__module__.partition(".")[0] == "keras"
+    return is_keras and type(metric) is not keras.metrics.MeanMetricWrapper
 
 
 def _in_rows(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:
     """Gives Keras' own metrics one number per sample as a column: a row they would take for one sample."""
-    is_keras = type(metric).__module__.partition(".")[0] == "keras"
-    if not is_keras or type(metric) is keras.metrics.MeanMetricWrapper:
+    if not _is_of_keras(metric):
         return targets, predictions
     if all(len(getattr(each, "shape", ())) == 1 for each in (targets, predictions)):
         return targets[:, None], predictions[:, None]
@@ -127,6 +167,22 @@ def make_ready(metrics: Sequence[keras.metrics.Metric], targets: Any, prediction
         if not keras_private.is_built(metric):
             update_metrics([metric], targets, predictions)
             metric.reset_state()
+
+
+def numbers(name: str, result: Any) -> Any:
+    """What a metric gives, as a tensor of float64 or a dict of such.
+
+    Raises:
+        SpecError: There is something else in it.
+    """
+    if isinstance(result, Mapping):
+        return {key: numbers(f"{name}/{key}", part) for key, part in result.items()}
+    if result is None or isinstance(result, str | bytes):
+        raise SpecError(
+            f"metrics: the result of {name!r} is {type(result).__name__!r}; expected a number, an array of"
+            " numbers, or a dict of these."
+        )
+    return keras.ops.cast(keras.ops.convert_to_tensor(result), "float64")
 
 
 def readings(name: str, result: Any) -> dict[str, float]:
@@ -142,7 +198,7 @@ def readings(name: str, result: Any) -> dict[str, float]:
             for key, part in result.items()
             for place, value in readings(f"{name}/{key}", part).items()
         }
-    values = np.asarray(keras.ops.convert_to_numpy(result))
+    values = np.asarray(keras.ops.convert_to_numpy(numbers(name, result)))
     if values.size == 1:
         return {name: float(values.item())}
     return {

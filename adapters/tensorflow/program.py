@@ -412,7 +412,7 @@ class Program:
         for metric, given in zip(self._metrics[phase], self._given_metrics, strict=True):
             sums = total([value_of(native(v)) for v in metric.variables])
             name = shown_name(metric.name, given.output)
-            results[name] = tf.nest.map_structure(tf.identity, metric.stateless_result(sums))
+            results[name] = portable.numbers(name, metric.stateless_result(sums))
             metric.reset_state()
         return results
 

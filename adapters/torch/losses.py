@@ -47,7 +47,13 @@ def same_rank(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def alike(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with the predictions' type and the same shape.
+    """As `one_shape`, and both with the predictions' type."""
+    targets, predictions = one_shape(targets, predictions)
+    return targets.to(predictions.dtype), predictions
+
+
+def one_shape(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with the same shape.
 
     Raises:
         SpecError: They would only agree by broadcasting, or not at all.
@@ -60,7 +66,7 @@ def alike(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
             f" {list(predictions.shape)}; this one compares them one by one and needs one shape of both."
             " Change it in the data or at the end of the model."
         )
-    return targets.to(predictions.dtype), predictions
+    return targets, predictions
 
 
 def beside(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

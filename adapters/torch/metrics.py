@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isotrain.adapters.outputs import Outputs, shown_name
-from isotrain.adapters.torch.losses import Masked, same_rank
+from isotrain.adapters.torch.losses import Masked, one_shape
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import Component, IsotrainError, unknown_name
 
@@ -195,7 +195,7 @@ class Counts(Metric):
         self.sums = [torch.zeros(4, len(thresholds), dtype=torch.float64, device=device)]
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        predictions, targets = same_rank(predictions, targets)
+        targets, predictions = one_shape(targets, predictions)
         if self._top_k is not None:
             predictions = _only_highest(predictions, self._top_k)
         if self._class is not None:
@@ -273,12 +273,12 @@ def _matches(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = same_rank(targets, predictions)
+    targets, predictions = one_shape(targets, predictions)
     return _matches(targets.to(predictions.dtype), predictions)
 
 
 def binary_accuracy(targets: Tensor, predictions: Tensor, threshold: float = 0.5) -> Tensor:
-    targets, predictions = same_rank(targets, predictions)
+    targets, predictions = one_shape(targets, predictions)
     return _matches(targets, (predictions > threshold).to(targets.dtype))
 
 
@@ -321,12 +321,12 @@ def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = same_rank(targets, predictions)
+    targets, predictions = one_shape(targets, predictions)
     return (targets.to(predictions.dtype) - predictions).square()
 
 
 def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
-    targets, predictions = same_rank(targets, predictions)
+    targets, predictions = one_shape(targets, predictions)
     deviations = [tensor - tensor.mean(axis, keepdim=True) for tensor in (targets, predictions)]
     one, other = (d / d.std(axis, correction=0, keepdim=True) for d in deviations)
     return (one * other).mean(axis)
@@ -334,7 +334,7 @@ def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) ->
 
 def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
     """As Keras has it: the covariance takes the predictions' mean from both."""
-    targets, predictions = same_rank(targets, predictions)
+    targets, predictions = one_shape(targets, predictions)
     own, other = targets.mean(axis, keepdim=True), predictions.mean(axis, keepdim=True)
     variances = targets.var(axis, correction=0, keepdim=True) + predictions.var(
         axis, correction=0, keepdim=True

@@ -7,6 +7,7 @@ from typing import Any
 
 from isotrain.core.contracts.events import Evaluating
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data.batches import Batch
 from isotrain.core.data.sources import ShardedStream, as_source
 from isotrain.core.errors import DataError
 from isotrain.core.running.agreement import require_same_samples
@@ -39,6 +40,17 @@ class Evaluation:
                     require_same_samples(self._group, batch)
                     self._group.evaluation_step(batch)
             return self._group.collect_metrics("evaluation")
+
+    def try_metrics(self, batch: Batch) -> None:
+        """Evaluates one batch, and leaves everything as it was: a metric without numbers is found out.
+
+        Raises:
+            SpecError: There is one.
+        """
+        with self._reporter.doing("try metrics"), self._group.undisturbed():
+            with self._strategy.evaluating(self._group):
+                self._group.evaluation_step(batch)
+            self._group.collect_metrics("evaluation")
 
     def predictions(self, data: Any) -> Iterator[Any]:
         """Predicts for a data set, one global batch after the other; None: the spec's validation data.

@@ -33,6 +33,8 @@ def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[st
     if watch.is_over:
         session.stop()
     for batch in session.batches():
+        if batch.step == 0:
+            session.try_metrics(batch)
         session.step(batch)
         is_best = False
         if batch.is_last_of_epoch or session.is_done:

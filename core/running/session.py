@@ -333,6 +333,20 @@ class Session:
         with self._reporter.doing("collect metrics"):
             return self.group.collect_metrics("train")
 
+    def try_metrics(self, batch: Batch) -> None:
+        """Finds out whether the spec's own metrics give numbers, before anything is trained for them.
+
+        Keras' own do. For loops of your own: call it with the first batch, before its step.
+
+        Args:
+            batch: Is evaluated, of which nothing remains.
+
+        Raises:
+            SpecError: One does not.
+        """
+        if any(metric.is_reference for metric in self.spec.metrics):
+            self._evaluation.try_metrics(batch)
+
     def evaluate(self, data: Any = None) -> dict[str, float]:
         """Computes loss and metrics over a whole data set.
 

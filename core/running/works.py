@@ -6,6 +6,7 @@ is used, so that a run's start does not wait for it twice.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import IsotrainError, NotANumberError
@@ -56,6 +57,8 @@ def describe(session: Session) -> dict[str, Any]:
     from isotrain.core.running.equipment import model_bytes
 
     plan = session.plan
+    for batch in itertools.islice(session.batches(), 1):
+        session.try_metrics(batch)
     return {
         "samples": plan.samples,
         "parameters": plan.parameters,

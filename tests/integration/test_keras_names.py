@@ -11,6 +11,7 @@ import pytest
 import isotrain
 from isotrain.adapters import keras_names
 from isotrain.adapters.chosen import snake_case
+from isotrain.adapters.outputs import Outputs
 
 SAMPLES, CLASSES = 12, 3
 CUTS = ((0, 5), (5, 12))
@@ -76,7 +77,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
     """What isotrain and plain Keras give for every name, and the names that Keras has."""
     import keras
 
-    from isotrain.adapters import keras_parts
+    from isotrain.adapters import keras_losses, keras_parts
 
     place = session.group.place
 
@@ -114,6 +115,20 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
     def plain_loss(cls: str) -> float:
         return float(getattr(keras.losses, cls)()(*(place(each) for each in samples(cls))))
 
+    def refusal(call: Any, *arguments: Any) -> str:
+        with pytest.raises(isotrain.SpecError) as refused:
+            call(*arguments)
+        return str(refused.value)
+
+    def of_classes(field: str, name: str) -> str:
+        """What is said of classes where scores for each are expected."""
+        labels, scores = map(place, samples("SparseCategoricalAccuracy"))
+        if field == "metrics":
+            made = keras_parts.build_metrics(options("metrics", [name]), "torch")
+            return refusal(keras_parts.update_metrics, made, labels, scores)
+        parts = keras_losses.build_parts(options("loss", name), "torch", Outputs())
+        return refusal(parts, labels, scores)
+
     def column(values: np.ndarray) -> np.ndarray:
         return values[:, :1]
 
@@ -138,6 +153,11 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "losses": {n: (loss(n), plain_loss(n)) for n in keras_names.LOSSES if n in MEANS},
+        "no numbers": [
+            refusal(keras_parts.numbers, "mine", each) for each in ("good", {"b": None})
+        ],
+        "f1_score": of_classes("metrics", "f1_score"),
+        "categorical_crossentropy": of_classes("loss", "categorical_crossentropy"),
         "loss names": names(keras.losses, keras.losses.Loss),
         "metric names": names(keras.metrics, keras.metrics.Metric),
     }
@@ -169,6 +189,20 @@ def test_metrics_are_those_of_keras(found: dict[str, Any]) -> None:
 def test_a_metric_with_several_values_has_a_name_for_each(found: dict[str, Any]) -> None:
     ours, _ = found["metrics"]["F1Score"]
     assert list(ours) == ["value/0", "value/1", "value/2"]
+
+
+@pytest.mark.slow
+def test_a_result_that_is_no_number_is_refused_by_name(found: dict[str, Any]) -> None:
+    text, nothing = found["no numbers"]
+    assert "metrics: the result of 'mine' is 'str'; expected a number" in text
+    assert "metrics: the result of 'mine/b' is 'NoneType'; expected a number" in nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["f1_score", "categorical_crossentropy"])
+def test_classes_in_place_of_scores_are_refused_by_name(name: str, found: dict[str, Any]) -> None:
+    shapes = f"targets of shape [{SAMPLES}] and predictions of shape [{SAMPLES}, {CLASSES}]"
+    assert f"{name!r} cannot be computed of {shapes}" in found[name]
 
 
 def test_losses_are_those_of_keras(found: dict[str, Any]) -> None:

@@ -312,6 +312,33 @@ def test_a_metric_that_the_run_has_not_is_refused_at_once(tmp_path: Path) -> Non
     assert not list((tmp_path / "run").glob("steps.jsonl"))
 
 
+def nothing(targets: Any, predictions: Any) -> Any:
+    """A metric that somebody has not finished."""
+
+
+def distance(targets: Any, predictions: Any) -> Any:
+    return np.abs(predictions).mean(axis=1)
+
+
+def test_a_metric_of_ones_own_without_numbers_is_found_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RunFailedError, match="before its first step, in call 'try metrics'"):
+        run(tmp_path / "run", changes={"metrics": [nothing]})
+
+
+def test_nothing_remains_of_a_metric_that_was_tried() -> None:
+    ends = []
+    for tries in (False, True):
+        with isotrain.open_session(spec(metrics=[distance]), backend="reference") as session:
+            for batch in session.batches():
+                if tries:
+                    session.try_metrics(batch)
+                session.step(batch)
+            ends.append((session.metrics(), session.evaluate(), session.last_loss))
+    assert ends[0] == ends[1]
+
+
 def no_room(session: isotrain.Session) -> list[float]:
     """The second checkpoint cannot be written."""
     losses = []
