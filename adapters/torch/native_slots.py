@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class NativeSlots:
         """Sets one, which need not exist yet.
 
         Raises:
-            IsotrainError: It is of no weight of this model, or of another shape.
+            IsotrainError: It is of no weight of this model, of another shape, or not of this optimizer.
         """
         owner, _, slot = name.rpartition("/")
         if name == _WITHOUT:
@@ -99,10 +99,14 @@ class NativeSlots:
                 self._optimizer.state.pop(weight, None)
 
     def _write_slot(self, weight: nn.Parameter, slot: str, name: str, value: torch.Tensor) -> None:
+        if not self._is_own and not self._of(weight):
+            self.make([weight])
         slots = self._optimizer.state[weight]
         known = slots.get(slot)
         if torch.is_tensor(known):
             overwrite(name, known, value)
+        elif not self._is_own:
+            raise IsotrainError(unknown_name("slot", name, slots))
         elif isinstance(known, _NUMBERS) or self._is_number(value):
             slots[slot] = value.item()
         elif value.shape == weight.shape and value.is_floating_point():
@@ -111,8 +115,8 @@ class NativeSlots:
             slots[slot] = value if slot == "step" else value.to(weight.device)
 
     def _is_number(self, value: torch.Tensor) -> bool:
-        """Whether a slot that is not there yet is a Python number: torch's own optimizers have none."""
-        return self._is_own and not value.dim() and value.dtype in (torch.int64, torch.float64)
+        """Whether a slot that is not there yet is a Python number."""
+        return not value.dim() and value.dtype in (torch.int64, torch.float64)
 
     def _write_number(self, name: str, value: torch.Tensor) -> None:
         numbers = {known: (group, key) for known, group, key in self._numbers()}
@@ -133,12 +137,16 @@ class NativeSlots:
             }
         )
 
-    def make(self) -> None:
+    def make(self, weights: Iterable[nn.Parameter] | None = None) -> None:
         """Makes, as zeros, the slots that torch makes at a weight's first update.
 
         Without them, replicas of which some have not updated yet would read vectors of other lengths.
+
+        Args:
+            weights: Those that get theirs; all when left out.
         """
-        without = [weight for weight in self._weights.values() if not self._of(weight)]
+        wanted = self._weights.values() if weights is None else weights
+        without = [weight for weight in wanted if not self._of(weight)]
         if not without:
             return
         gradients = [weight.grad for weight in self._weights.values()]

@@ -66,12 +66,17 @@ class NamedState:
         """Sets state.
 
         Raises:
-            IsotrainError: A name or a shape does not fit this model.
+            IsotrainError: A name or a shape does not fit this model, or torch refuses what is given.
         """
         with torch.no_grad():
             for name, array in state.items():
                 section, own = self._found(name)
-                section.write(own, torch.from_numpy(np.array(array)))
+                try:
+                    section.write(own, torch.from_numpy(np.array(array)))
+                except (RuntimeError, TypeError, ValueError) as error:
+                    raise IsotrainError(
+                        f"{name!r} cannot be set to {array.dtype} of shape {np.shape(array)}: {error}"
+                    ) from error
 
     def _found(self, name: str) -> tuple[Section, str]:
         """The section that a name belongs to, and the name in it; a weight's name goes first."""

@@ -196,8 +196,22 @@ def _write_model(saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarr
     _require_all_weights(saved, group, state)
     scales = group.describe_state(("loss-scale",))
     unknown = [name for name in state if name.startswith(_SCALE) and name not in scales]
-    group.write_state({name: array for name, array in state.items() if name not in unknown})
+    _write(saved, group, {name: array for name, array in state.items() if name not in unknown})
     return [_not_here(name) for name in unknown]
+
+
+def _write(
+    saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int | None = None
+) -> None:
+    """Sets state, and says of what a group refuses where it comes from.
+
+    Raises:
+        IsotrainError: A name is none of this group's, or its state has another shape.
+    """
+    try:
+        group.write_state(state, replica=replica)
+    except IsotrainError as error:
+        raise IsotrainError(f"{saved.checkpoint.location}: {error}") from error
 
 
 def _not_here(name: str) -> str:
@@ -229,7 +243,7 @@ def _write_own(saved: Saved, group: ReplicaGroup) -> list[str]:
             _require_all_weights(saved, group, state)
         known = group.describe_state(OWN_STATE, replica=replica)
         own = {n: a for n, a in state.items() if n in known or not _is_own(n)}
-        group.write_state(own, replica=replica)
+        _write(saved, group, own, replica)
         others = {name: state[name] for name in state.keys() - own.keys()}
         lost.update(_refused(group, others, replica))
     return [_not_here(name) for name in sorted(lost)]
