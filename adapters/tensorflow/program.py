@@ -224,8 +224,13 @@ class Program:
         return bool(self._losses[False](*piece)[0].shape.rank)
 
     def _counted(self, piece: Piece) -> tf.Tensor:
-        """What the losses that do not count all targets alike count by in a slice; nothing moves."""
-        with undone_where(tf.constant(True), self.statistics):
+        """What the losses that do not count all targets alike count by in a slice; nothing moves.
+
+        For a Keras model no variable is assigned to, not even what it has: others may train it meanwhile.
+        """
+        is_keras = isinstance(self.model, keras.Layer)
+        undone = undone_where(tf.constant(True), self.statistics)
+        with keras.StatelessScope() if is_keras else undone:
             return self._losses[False](*piece)[0][1, 1:]
 
     def contribution_aside(

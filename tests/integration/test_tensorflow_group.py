@@ -345,6 +345,41 @@ def bfloat16_trains(run: Run) -> None:
     run.assert_as_alone(found, train_in_bfloat16, 3e-2, precision="bfloat16")
 
 
+def masking_model() -> Any:
+    import keras
+
+    layers = keras.layers
+    parts = [layers.Embedding(6, 5, mask_zero=True), layers.BatchNormalization(), layers.Dense(3)]
+    return keras.Sequential([keras.Input((4,), dtype="int64"), *parts])
+
+
+def masked_targets() -> Any:
+    inputs, _ = tokens()
+    return inputs, inputs[:, :, None] * np.ones(3)
+
+
+@check
+def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
+    """Nor does counting what a mask leaves: other workers may move the statistics meanwhile."""
+    if run.session.rank > 0:
+        return
+    import tensorflow as tf
+
+    threads = len(run.session.group.local_replicas)
+    spec = make_spec(model=masking_model, data=masked_targets, accumulate=2, threads=threads)
+    with isotrain.open_session(spec, backend=run.session.plan.backend, replicas=1) as alone:
+        pieces = [(piece.inputs, piece.targets) for piece in next(alone.batches()).slices[0]]
+        program: Any = vars(alone.group)["_program"]
+
+        def trace() -> Any:
+            weights = tf.constant([0.5, 0.5], tf.float64)
+            return program.contribution_aside(pieces, weights, tf.constant([0, 0], tf.int64))
+
+        assert program.counts_unalike(pieces[0])
+        graph = tf.function(trace, autograph=False).get_concrete_function().graph
+        assert not [each.name for each in graph.get_operations() if "Assign" in each.type]
+
+
 def make_checks(session: isotrain.Session) -> dict[str, str]:
     """Makes every check; what is wrong, by name. A run's work."""
     run, found = Run(session), {}
