@@ -263,7 +263,7 @@ class ObjectiveLayer(keras.layers.Layer):
 def loss_computer(
     spec: TrainingSpec, model: Any, framework: str, training: bool, *, in_rows: bool = False
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Makes the function from (inputs, targets) to the mean loss and the predictions.
+    """Makes the function from (inputs, targets) to the loss and the predictions.
 
     The losses of the model's own layers (regularisers, `add_loss`) are added to the mean.
 
@@ -272,8 +272,8 @@ def loss_computer(
         model: What is called.
         framework: Whose entry of the spec is taken.
         training: The mode in which the model is called.
-        in_rows: Whether to give the loss as `keras_losses.in_rows` says, so that a slice with fewer places
-            that count (masks, ignored classes) counts less in the mean of the global batch.
+        in_rows: Whether to give the loss not as the mean but as `keras_losses.in_rows` says, so that a slice
+            with fewer places that count (masks, ignored classes) counts less in that of the global batch.
     """
     own_losses = OwnLosses(model)
     if spec.objective is not None:

@@ -20,7 +20,7 @@ class CarriedLoss(nn.Module):
         """Wraps an objective.
 
         Args:
-            objective: Gives the mean loss and the predictions.
+            objective: Gives loss and predictions, as `Program.objective` does.
             device: Of the parameter.
             dtype: Of the parameter: that of the others, to travel in one message with them.
         """

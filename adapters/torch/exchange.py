@@ -23,7 +23,7 @@ class Exchange(ABC):
         replicas: Replicas in the run.
         rank: This one's index.
         module: What to call for a forward pass whose gradients will be exchanged:
-            `module(inputs, targets)` gives the mean loss and the predictions.
+            `module(inputs, targets)` gives loss (see `Program.objective`) and predictions.
     """
 
     replicas: int

@@ -47,7 +47,8 @@ class Program(ABC):
 
     Attributes:
         model: The model as the person's function built it.
-        objective: A module whose forward pass, in training mode, gives mean loss and predictions.
+        objective: A module whose forward pass, in training mode, gives loss and predictions. The loss is the
+            mean; or, where it does not count all targets alike, rows (see `keras_losses.in_rows`).
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.

@@ -79,7 +79,7 @@ class Shares:
 
 
 class EvaluatedLoss:
-    """The mean loss over all samples that were evaluated."""
+    """The mean of the losses over all that was evaluated, each over what counts in it."""
 
     def __init__(self, losses: int, device: torch.device) -> None:
         """Starts with no samples.

@@ -48,7 +48,7 @@ class Strategy(ABC):
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
-            synchronous data parallelism, up to rounding.
+            synchronous data parallelism, up to rounding, where the loss counts all targets alike.
         conserves: What its exchange leaves as it is.
         sparing: Options with which a replica takes less memory than in data-parallel runs, what spares least
             first: what `isotrain check` advises where a model does not fit.

@@ -255,14 +255,14 @@ class _Check:
             steps=step_records(run, self._reference, floor),
             remarks=[
                 *remarks,
-                *self._about_strategy(wanted),
+                *self._about_strategy(wanted, run),
                 *_remarks(run, self._reference, floor),
             ],
             plan=run.plan,
         )
 
-    def _about_strategy(self, wanted: Wanted) -> list[str]:
-        """A remark where the run and the reference are not even meant to train alike."""
+    def _about_strategy(self, wanted: Wanted, run: RunTrace) -> list[str]:
+        """Says where the run and the reference are not even meant to train alike, or take steps otherwise."""
         choices = (wanted.spec.strategy, self._wanted[0].spec.strategy)
         if choices[0] == choices[1]:
             return []
@@ -274,7 +274,7 @@ class _Check:
         promise = (
             "not meant to train as data-parallel does: what parts there is no fault of a backend"
         )
-        return [f"{label} is {promise}." for label in own_way]
+        return [*(f"{label} is {promise}." for label in own_way), *run.remarks]
 
     def _plan(self, wanted: Wanted, spec: TrainingSpec) -> Plan:
         plan = make_plan(spec, backend=wanted.backend, replicas=wanted.replicas, host=self._host)
@@ -294,7 +294,8 @@ class _Check:
         folder = self._folder / str(self._launched)
         folder.mkdir()
         names = self._maps.get(plan.backend) or self._maps.get(plan.framework) or NameMap({})
-        request = tracing.Request(self._count, names, self._initial)
+        asks = wanted.spec.strategy != self._wanted[0].spec.strategy
+        request = tracing.Request(self._count, names, self._initial, asks)
         work = functools.partial(tracing.trace, request=request)
         try:
             returned = run_job(work, spec, plan, self._host, RunDirectory(folder))

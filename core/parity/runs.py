@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.parity import fingerprints
@@ -70,6 +70,7 @@ class RunTrace:
             that have moved on.
         evaluation_loss: The first batch's loss at the start in evaluation mode.
         plan: The plan it followed.
+        remarks: How it took its steps, where that was asked for.
     """
 
     name: str
@@ -81,6 +82,7 @@ class RunTrace:
     again: Tensors
     evaluation_loss: float
     plan: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
 
     def before(self, index: int, stage: Stage) -> Tensors:
         """The state before the step of that index."""
@@ -101,6 +103,7 @@ def put_together(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
         again=_mean(again),
         evaluation_loss=main["probe"]["evaluation_loss"],
         plan=main["plan"],
+        remarks=main["remarks"],
     )
 
 

@@ -38,11 +38,13 @@ class Request:
         names: From the model's own names to common ones.
         initial: A file with the weights and the non-trainable state to start from, by common name; None
             for this run's own, which rank 0 then leaves in its run directory.
+        asks: Whether the group is to tell how it takes such steps.
     """
 
     steps: int
     names: NameMap
     initial: str | None = None
+    asks: bool = False
 
 
 def trace(session: Session, request: Request) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def trace(session: Session, request: Request) -> dict[str, Any]:
 
     Returns:
         `replicas` of this process, `kept` (whether the gradients after the reduction could be seen),
-        `start` and each of `steps` as fingerprints, `probe` (see `_probe`), and `plan`.
+        `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `remarks` that
+        were asked for.
     """
     return _Tracer(session, request).run()
 
@@ -79,6 +82,8 @@ class _Tracer:
         self._session = session
         self._group = session.group
         self._names = request.names
+        self._asks = request.asks
+        self._remarks: list[str] = []
         self._steps = steps_to_trace(session.plan, request.steps)
         self._own_start = self._state()
         self._start_from(request.initial)
@@ -121,6 +126,7 @@ class _Tracer:
             "steps": steps,
             "probe": self._probed,
             "plan": self._session.plan.to_dict(),
+            "remarks": self._remarks,
         }
 
     def _batches(self) -> Iterator[Batch]:
@@ -140,6 +146,7 @@ class _Tracer:
             gradient = [self._gradients(own) for own in local]
             if batch.step == self._steps[0]:
                 self._probe(batch)
+                self._remarks = self._group.step_remarks(batch) if self._asks else []
         trained = self._session.step(batch)
         reduced = self._group.kept_gradients() if self._kept else []
         return {

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 from in_process import command
 from integration import exported_models
 
@@ -18,6 +19,7 @@ import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.core.running.weights_file import save_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -165,6 +167,43 @@ def test_a_torch_module_is_a_state_dict(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(isotrain.RunFailedError, match="a torch module has no form 'keras'"):
         isotrain.export(result, tmp_path / "model.keras")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def tied() -> Any:
+    """Two layers with one weight, and a buffer that is not persistent."""
+    import torch
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+            self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.tanh(self.first(inputs) * self.scale))
+
+    return Tied()
+
+
+@pytest.mark.slow
+def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Path) -> None:
+    import torch
+
+    samples = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    own = {"model": {"torch": tied}, "data": (samples, samples), "loss": "mse", "steps": 2}
+    own |= {"optimizer": "adam", "global_batch": 6}
+    with isotrain.open_session(own, backend="torch-ddp") as session:
+        for batch in session.batches():
+            session.step(batch)
+        save_weights(session.group, tmp_path / "weights.safetensors")
+        inside = session.predict((samples,))
+    module = tied()
+    found = module.load_state_dict(
+        safetensors.torch.load_file(tmp_path / "weights.safetensors"), strict=False
+    )
+    assert (found.missing_keys, found.unexpected_keys) == (["second.weight"], ["scale"])
+    np.testing.assert_array_equal(module(torch.from_numpy(samples)).detach().numpy(), inside)
 
 
 @pytest.mark.slow

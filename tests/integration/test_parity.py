@@ -176,6 +176,32 @@ def test_runs_under_several_strategies_are_compared() -> None:
     assert any("local-sgd,every=2,start=2 is not meant" in remark for remark in parted.remarks)
 
 
+def classified_data() -> tuple[np.ndarray, np.ndarray]:
+    inputs, targets = linear_data()
+    return inputs, (targets[:, 0] > 0).astype(np.int64)
+
+
+@pytest.mark.slow
+def test_a_note_says_which_means_are_those_of_slices() -> None:
+    spec = {
+        "model": {"torch": linear_model},
+        "data": classified_data,
+        "loss": {"name": "torch.nn:CrossEntropyLoss", "ignore_index": 1},
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch": 8,
+        "epochs": 1,
+        "threads": 1,
+    }
+    strategies = ["data-parallel", "parameter-server"]
+    found = isotrain.parity(
+        spec, backends=["torch-ddp"], replicas=[2], strategies=strategies, steps=1
+    )
+    reference, served = found.runs
+    assert served.plan["strategy"] == "parameter-server"
+    assert any("for the workers of a parameter server" in remark for remark in served.remarks)
+    assert not any("do not count alike" in remark for remark in reference.remarks)
+
+
 NATIVE = """
 name: native
 model: {torch: "digits_native:torch_model", tensorflow: "digits_native:tensorflow_model"}
