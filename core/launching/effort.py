@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import psutil
 
@@ -10,17 +11,30 @@ _READ_BYTES_PER_SECOND = 1e6
 
 
 def effort(pid: int) -> float:
-    """Seconds of processor time it has used, plus a second for each megabyte it has read."""
+    """Seconds of processor time it has used or waited for, plus a second for each megabyte it has read.
+
+    One that waits for a processor on a busy machine, and hardly gets one, is not idle.
+    """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         times = process.cpu_times()
-        return times.user + times.system + effort_of_bytes(_bytes_read(process))
+        read = effort_of_bytes(_bytes_read(process))
+        return times.user + times.system + _waited(pid) + read
     return 0.0
 
 
 def effort_of_bytes(count: float) -> float:
     """A second for each megabyte."""
     return count / _READ_BYTES_PER_SECOND
+
+
+def _waited(pid: int) -> float:
+    """Seconds in which its first thread was ready to run, and had no processor; 0 where no system tells."""
+    try:
+        _, nanoseconds, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(nanoseconds) / 1e9
 
 
 def _bytes_read(process: psutil.Process) -> float:

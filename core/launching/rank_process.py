@@ -149,7 +149,7 @@ class RankProcess:
 
     @property
     def effort(self) -> float:
-        """Seconds of processor time it has used, plus a second for each megabyte it has read."""
+        """What it has done; see `effort`."""
         return 0.0 if self._process is None else effort(self._process.pid)
 
     def _own(self) -> psutil.Process:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.launching.diagnosis import Watched, error_of, evidence
+from isotrain.core.launching.effort import effort
 
 NOISE = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
 I0000 00:00:1795311387.036603   21687 port.cc:153] oneDNN custom operations are on.
@@ -73,3 +78,31 @@ def test_the_steps_that_were_done_are_those_of_who_came_furthest(
 ) -> None:
     everyone = [at(rank, *place) for rank, place in enumerate(places)]
     assert error_of(everyone[0], everyone).steps_done == done
+
+
+def busy(niceness: int) -> subprocess.Popen[bytes]:
+    """Keeps the first processor busy."""
+    body = (
+        f"import os; os.nice({niceness}); os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+    )
+    return subprocess.Popen([sys.executable, "-c", f"{body}\nwhile True: pass"])
+
+
+def test_waiting_for_a_processor_is_not_idleness() -> None:
+    others = [busy(0), busy(0), busy(0)]
+    starved, idle = busy(19), subprocess.Popen(["sleep", "60"])
+    own = psutil.Process(starved.pid)
+    try:
+        while own.nice() < 19 or len(own.cpu_affinity() or ()) > 1:
+            time.sleep(0.02)
+        used, done, rest = sum(own.cpu_times()[:2]), effort(starved.pid), effort(idle.pid)
+        deadline = time.monotonic() + 30
+        while effort(starved.pid) < done + 0.5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert effort(starved.pid) >= done + 0.5
+        assert sum(own.cpu_times()[:2]) < used + 0.3
+        assert effort(idle.pid) < rest + 0.3
+    finally:
+        for process in (*others, starved, idle):
+            process.kill()
+            process.wait()
