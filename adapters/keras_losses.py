@@ -5,15 +5,23 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
 from isotrain.adapters import called, keras_private
-from isotrain.adapters.keras_parts import Loss, build_losses, computed
+from isotrain.adapters import chosen as choices
+from isotrain.adapters.keras_parts import (
+    Loss,
+    OutputLoss,
+    build_losses,
+    build_metrics,
+    computed,
+)
 from isotrain.adapters.outputs import Outputs
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.plugin import Component, SpecError, TrainingSpec
 
 
 class Part(NamedTuple):
@@ -50,6 +58,23 @@ def build_parts(spec: TrainingSpec, framework: str, outputs: Outputs) -> Parts:
         ]
 
     return parts
+
+
+def build_measures(
+    spec: TrainingSpec, framework: str
+) -> tuple[list[keras.metrics.Metric], list[Component]]:
+    """Makes the spec's metrics anew, and the loss of each output where it gives several.
+
+    Returns:
+        The metrics, and what the spec says of each.
+    """
+    losses = {o: loss for o, loss in build_losses(spec, framework).items() if o is not None}
+    own = [OutputLoss(functools.partial(_part, loss, factor=None)) for loss in losses.values()]
+    chosen = [*spec.metrics, *(Component("loss", output=output) for output in losses)]
+    metrics = [*build_metrics(spec, framework), *own]
+    shown = [given.shown(m.name) for m, given in zip(metrics, chosen, strict=True)]
+    choices.require_different_names(shown)
+    return metrics, chosen
 
 
 def _part(

@@ -13,7 +13,7 @@ import numpy as np
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_names, keras_private
-from isotrain.adapters.outputs import Outputs, shown_name
+from isotrain.adapters.outputs import Outputs
 from isotrain.plugin import (
     Component,
     SpecError,
@@ -23,8 +23,36 @@ from isotrain.plugin import (
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
+_SIMPLY = (Component("metric"),)
+"""What a metric is by itself: of all that the model gives, without weights."""
 _OF_SHAPES = (ValueError, TypeError, IndexError)
 """What Keras and the frameworks raise where shapes do not fit; torch a plain RuntimeError, too."""
+
+
+class OutputLoss(keras.metrics.Metric):
+    """The loss of one of several outputs, over all that counts in it, before `loss_weights` multiplies it."""
+
+    def __init__(self, part: Callable[[Any, Any, Any], tuple[Any, Any | None]]) -> None:
+        """Starts with no samples.
+
+        Args:
+            part: From targets, predictions and sample weights to the mean over what counts in a slice, and
+                to how much that is; None where it is all samples.
+        """
+        super().__init__(name="loss")
+        self._part = part
+        self._total = self.add_variable(shape=(), initializer="zeros", name="total")
+        self._count = self.add_variable(shape=(), initializer="zeros", name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any | None = None) -> None:
+        mean, counted = self._part(y_true, y_pred, sample_weight)
+        count = keras.ops.shape(y_pred)[0] if counted is None else counted
+        count = keras.ops.cast(count, self.dtype)
+        self._total.assign_add(keras.ops.cast(mean, self.dtype) * count)
+        self._count.assign_add(count)
+
+    def result(self) -> Any:
+        return keras.ops.divide_no_nan(self._total.value, self._count.value)
 
 
 def build_losses(spec: TrainingSpec, framework: str) -> dict[str | None, Loss]:
@@ -44,8 +72,7 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
         if not isinstance(metric, keras.metrics.Metric):
             metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
         metrics.append(metric)
-    outputs = [given.output for given in spec.metrics]
-    shown = [shown_name(m.name, o) for m, o in zip(metrics, outputs, strict=True)]
+    shown = [given.shown(m.name) for m, given in zip(metrics, spec.metrics, strict=True)]
     choices.require_different_names(shown)
     return metrics
 
@@ -92,34 +119,41 @@ def update_metrics(
     metrics: Sequence[keras.metrics.Metric],
     targets: Any,
     predictions: Any,
-    outputs: Sequence[str | None] | None = None,
+    given: Sequence[Component] = (),
     names: Outputs | None = None,
 ) -> None:
-    """Adds samples to metrics; sample weights count in losses alone.
+    """Adds samples to metrics.
 
     Args:
         metrics: Of the spec, or some of them.
         targets: Of the samples, with their weights where they have some.
         predictions: Of the samples.
-        outputs: Which output each metric measures; None for what the model gives.
+        given: What the spec says of each: which output it measures, and whether sample weights count in it;
+            left out where it is all that the model gives, without weights.
         names: How outputs are told apart.
 
     Raises:
         SpecError: There are metrics, and an objective that gave no predictions.
     """
     choices.require_predictions(metrics, predictions)
-    for metric, output in zip(metrics, outputs or [None] * len(metrics), strict=True):
-        own = (names or Outputs()).sample(targets, predictions, output)
-        _update(metric, own[0], own[1])
+    outputs = names or Outputs()
+    for metric, chosen in zip(metrics, given or _SIMPLY * len(metrics), strict=True):
+        *own, weights = outputs.sample(targets, predictions, chosen.output)
+        weighted = chosen.weighted or isinstance(metric, OutputLoss)
+        update_metric(metric, own[0], own[1], weights if weighted else None)
 
 
-def _update(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> None:
+def update_metric(
+    metric: keras.metrics.Metric, targets: Any, predictions: Any, weights: Any | None = None
+) -> None:
+    """Adds samples, each of which counts by its weight, to one metric."""
+    is_keras = _is_of_keras(metric)
     call = (
-        computed("metrics", metric.name, metric.update_state)
-        if _is_of_keras(metric)
-        else metric.update_state
+        computed("metrics", metric.name, metric.update_state) if is_keras else metric.update_state
     )
-    call(*_in_rows(metric, targets, predictions))
+    # Keras multiplies masks into weights, on torch in place.
+    weighing = () if weights is None else (keras.ops.copy(weights),)
+    call(*_in_rows(metric, targets, predictions), *weighing)
 
 
 def computed(field: str, name: str, call: Callable[..., Any]) -> Callable[..., Any]:

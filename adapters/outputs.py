@@ -82,8 +82,3 @@ def batch_of(inputs: Any, targets: Any) -> tuple[Any, ...]:
     """What an objective gets of a slice: inputs, targets, and sample weights where there are some."""
     plain, weights = unweighted(targets)
     return (inputs, plain) if weights is None else (inputs, plain, weights)
-
-
-def shown_name(name: str, output: str | None) -> str:
-    """The name of a metric, with that of its output as Keras has it."""
-    return name if output is None else f"{output}_{name}"

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters import keras_private, portable
+from isotrain.adapters import keras_losses, keras_private, portable
 from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
-from isotrain.adapters.outputs import Outputs, shown_name
+from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
@@ -94,11 +94,12 @@ class Program:
         )
         self._forward = forward(self.model, training=False)
         self._losses = {training: self._loss(spec, training) for training in (True, False)}
+        training, self._given_metrics = keras_losses.build_measures(spec, "tensorflow")
+        evaluation, _ = keras_losses.build_measures(spec, "tensorflow")
         self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
-            "train": portable.build_metrics(spec, "tensorflow"),
-            "evaluation": portable.build_metrics(spec, "tensorflow"),
+            "train": training,
+            "evaluation": evaluation,
         }
-        self._given_metrics = spec.metrics
         self._evaluated = tf.Variable(
             tf.zeros((2, 1 + len(spec.losses("tensorflow"))), tf.float64),
             trainable=False,
@@ -161,7 +162,7 @@ class Program:
     def _shown_metrics(self) -> dict[str, keras.metrics.Metric]:
         """The training metrics by the names of their results."""
         pairs = zip(self._metrics["train"], self._given_metrics, strict=True)
-        return {shown_name(metric.name, given.output): metric for metric, given in pairs}
+        return {given.shown(metric.name): metric for metric, given in pairs}
 
     @property
     def late_metrics(self) -> list[str]:
@@ -395,9 +396,9 @@ class Program:
         return self._forward(inputs)
 
     def _update_metrics(self, phase: Phase, piece: Piece, predictions: Any) -> None:
-        outputs = [given.output for given in self._given_metrics]
         names = Outputs.of_keras(self.model)
-        portable.update_metrics(self._metrics[phase], piece[1], predictions, outputs, names)
+        given = self._given_metrics
+        portable.update_metrics(self._metrics[phase], piece[1], predictions, given, names)
 
     def collect(
         self, phase: Phase, total: Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -416,7 +417,7 @@ class Program:
             self._evaluated.assign(tf.zeros_like(evaluated))
         for metric, given in zip(self._metrics[phase], self._given_metrics, strict=True):
             sums = total([value_of(native(v)) for v in metric.variables])
-            name = shown_name(metric.name, given.output)
+            name = given.shown(metric.name)
             results[name] = portable.numbers(name, metric.stateless_result(sums))
             metric.reset_state()
         return results

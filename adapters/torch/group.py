@@ -426,9 +426,10 @@ def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
 
 def update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
     choices.require_predictions(metrics, predictions)
-    targets, _ = unweighted(piece.targets)
+    plain, _ = unweighted(piece.targets)
     with torch.no_grad():
         for metric in metrics:
+            targets = piece.targets if metric.takes_weights else plain
             if piece.count:
                 metric.update(targets, predictions, piece.count)
             elif metric.is_late:

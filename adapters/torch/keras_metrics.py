@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import torch
 
-from isotrain.adapters import keras_parts
+from isotrain.adapters import keras_losses, keras_parts
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch.metrics import Metric, of_outputs
+from isotrain.adapters.torch.metrics import Metric, as_chosen
 from isotrain.plugin import Component, TrainingSpec
 
 
@@ -22,8 +22,8 @@ class KerasMetric(Metric):
 
     def __init__(self, metric: keras.metrics.Metric) -> None:
         self.name = metric.name
+        self.takes_weights = isinstance(metric, keras_parts.OutputLoss)
         self._metric = metric
-
         self._pending: dict[str, torch.Tensor] = {}
 
     @property
@@ -55,7 +55,12 @@ class KerasMetric(Metric):
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         if self._pending:
             self.make_ready(targets, predictions)
-        keras_parts.update_metrics([self._metric], targets, predictions)
+        keras_parts.update_metric(self._metric, targets, predictions)
+
+    def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
+        if self._pending:
+            self.make_ready(targets, predictions)
+        keras_parts.update_metric(self._metric, targets, predictions, weights)
 
     def readings(self) -> dict[str, float]:
         return keras_parts.readings(self.name, self._metric.result())
@@ -79,5 +84,5 @@ def build(chosen: Component) -> Metric:
 
 def build_all(spec: TrainingSpec, outputs: Outputs) -> list[Metric]:
     """Makes the metrics of a portable model anew."""
-    found = [KerasMetric(metric) for metric in keras_parts.build_metrics(spec, "torch")]
-    return of_outputs(found, spec.metrics, outputs)
+    found, given = keras_losses.build_measures(spec, "torch")
+    return as_chosen([KerasMetric(metric) for metric in found], given, outputs)

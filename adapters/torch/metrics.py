@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isotrain.adapters.outputs import Outputs, shown_name
+from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch.losses import Masked, one_shape
 from isotrain.adapters.torch.tensors import overwrite
-from isotrain.plugin import Component, IsotrainError, unknown_name
+from isotrain.plugin import Component, IsotrainError, UnsupportedError, unknown_name
 
 
 class Metric(ABC):
@@ -22,14 +22,26 @@ class Metric(ABC):
     Attributes:
         name: Under which the number is given.
         sums: What the samples add to: their sums over the replicas make the number of all samples.
+        takes_weights: Whether `update` gets the targets with their sample weights, where they have some.
     """
 
     name: str
     sums: Sequence[Tensor]
+    takes_weights = False
 
     @abstractmethod
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         """Adds so many samples."""
+
+    def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
+        """Adds samples, each of which counts by its weight.
+
+        Raises:
+            UnsupportedError: It cannot.
+        """
+        raise UnsupportedError(
+            f"metrics: {self.name!r} does not count by sample weights; leave `weighted` out."
+        )
 
     @abstractmethod
     def readings(self) -> dict[str, float]:
@@ -73,20 +85,21 @@ class Metric(ABC):
         return
 
 
-class OfOutput(Metric):
-    """A metric of one of several outputs."""
+class Chosen(Metric):
+    """A metric of one of several outputs, or one in which sample weights count."""
 
-    def __init__(self, metric: Metric, output: str, outputs: Outputs) -> None:
-        """Measures one output.
+    def __init__(self, metric: Metric, chosen: Component, outputs: Outputs) -> None:
+        """Measures what the spec says.
 
         Args:
             metric: Of targets and predictions of that output.
-            output: Its name.
+            chosen: What the spec says of it.
             outputs: How outputs are told apart.
         """
-        self.name = shown_name(metric.name, output)
+        self.name = chosen.shown(metric.name)
+        self.takes_weights = chosen.weighted or metric.takes_weights
         self._metric = metric
-        self._output = output
+        self._chosen = chosen
         self._outputs = outputs
 
     @property
@@ -98,12 +111,15 @@ class OfOutput(Metric):
         return self._metric.is_late
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        targets, predictions, _ = self._outputs.sample(targets, predictions, self._output)
-        self._metric.update(targets, predictions, count)
+        own, beside, weights = self._outputs.sample(targets, predictions, self._chosen.output)
+        if weights is None:
+            self._metric.update(own, beside, count)
+        else:
+            self._metric.update_weighted(own, beside, weights)
 
     def make_ready(self, targets: Any, predictions: Any) -> None:
-        targets, predictions, _ = self._outputs.sample(targets, predictions, self._output)
-        self._metric.make_ready(targets, predictions)
+        own, beside, _ = self._outputs.sample(targets, predictions, self._chosen.output)
+        self._metric.make_ready(own, beside)
 
     def require_sums(self) -> None:
         self._metric.require_sums()
@@ -119,15 +135,15 @@ class OfOutput(Metric):
 
     def readings(self) -> dict[str, float]:
         found = self._metric.readings().items()
-        return {shown_name(name, self._output): value for name, value in found}
+        return {self._chosen.shown(name): value for name, value in found}
 
 
-def of_outputs(
+def as_chosen(
     metrics: Sequence[Metric], given: Sequence[Component], outputs: Outputs
 ) -> list[Metric]:
-    """Metrics, each of the output that the spec says."""
+    """Metrics, each of the output, and with the weights, that the spec says."""
     return [
-        metric if chosen.output is None else OfOutput(metric, chosen.output, outputs)
+        Chosen(metric, chosen, outputs) if chosen.weighted or chosen.output is not None else metric
         for metric, chosen in zip(metrics, given, strict=True)
     ]
 
@@ -144,10 +160,22 @@ class MeanOf(Metric):
         self.sums = [self._total]
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        given = self._function(targets, predictions)
-        values = given.values if isinstance(given, Masked) else given
-        self._total[0] += values.mean(dtype=torch.float64) * count
+        self._total[0] += self._values(targets, predictions).mean(dtype=torch.float64) * count
         self._total[1] += count
+
+    def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
+        values = self._values(targets, predictions)
+        if not values.dim():
+            super().update_weighted(targets, predictions, weights)
+        if values.dim() > weights.dim():
+            values = values.flatten(weights.dim()).mean(-1)
+        self._total[0] += (values * weights).sum(dtype=torch.float64)
+        self._total[1] += weights.expand_as(values).sum(dtype=torch.float64)
+
+    def _values(self, targets: Any, predictions: Any) -> Tensor:
+        given = self._function(targets, predictions)
+        values: Tensor = given.values if isinstance(given, Masked) else given
+        return values
 
     def readings(self) -> dict[str, float]:
         total, count = self._total.tolist()

@@ -19,8 +19,9 @@ from isotrain.adapters.torch.metrics import (
     MeanOf,
     Metric,
     RootMeanOf,
-    of_outputs,
+    as_chosen,
 )
+from isotrain.adapters.torch.output_loss import output_losses
 from isotrain.plugin import Component, TrainingSpec
 
 _MEANS: Mapping[str, Callable[..., Any]] = {
@@ -73,14 +74,14 @@ _NAMED_OTHERWISE = {"log_cosh_error": "logcosh"}
 def build_metrics(spec: TrainingSpec, device: torch.device) -> list[Metric]:
     """Makes the spec's metrics anew.
 
-    Those that torch has no functions for (overlaps, scores of several classes, several curves at once) are
-    Keras', which is imported for them alone.
+    Those that torch has no functions for (overlaps, scores of several classes, several curves at once), and
+    weighted ones that are no means, are Keras', which is imported for them alone.
 
     Raises:
         SpecError: There is none of a name, or it has no such options, or two would have one name.
     """
     found = [_built(given, device) for given in spec.metrics]
-    found = of_outputs(found, spec.metrics, Outputs())
+    found = [*as_chosen(found, spec.metrics, Outputs()), *output_losses(spec, device)]
     choices.require_different_names([metric.name for metric in found])
     return found
 
@@ -93,12 +94,12 @@ def _built(given: Any, device: torch.device) -> Metric:
         return _own(chosen, device)
     name = choices.snake_case(keras_names.class_name(chosen.name, "metrics"))
     for names, make in ((_MEANS, _mean), (_COUNTS, _counts), (_HIGHEST, _highest)):
-        if name in names:
+        if name in names and (make is _mean or not chosen.weighted):
             shown = _NAMED_OTHERWISE.get(name, name)
             bound = functools.partial(make, name, device)
             metric: Metric = choices.constructed(bound, chosen, "metrics", name=shown)
             return metric
-    if name == "auc" and areas.is_plain(chosen.options):
+    if name == "auc" and areas.is_plain(chosen.options) and not chosen.weighted:
         return choices.constructed(functools.partial(_area, device), chosen, "metrics", name=name)
     from isotrain.adapters.torch import keras_metrics
 

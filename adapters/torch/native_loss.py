@@ -17,30 +17,38 @@ from isotrain.plugin import SpecError, TrainingSpec
 
 
 @dataclass(frozen=True)
-class _Part:
+class OutputPart:
     """The loss of one output.
 
     Attributes:
         output: Its name; None for what the model gives.
         loss: From targets and predictions to a mean, or to values whose mean it is.
         counted: What it counts by; None where all targets count alike.
-        factor: By which it is multiplied in the sum of all.
     """
 
     output: str | None
     loss: Callable[[Any, Any], Any]
     counted: Count | None
-    factor: float | None
 
     def mean(self, targets: Any, predictions: Any, weights: Any | None) -> torch.Tensor:
         """The mean over what counts, each sample times its weight."""
         if weights is None:
-            found = mean_over_samples(self.loss(targets, predictions))
-        elif isinstance(self.loss, NamedLoss):
-            found = mean_over_samples(self.loss.weighed(targets, predictions, weights))
-        else:
-            found = _weighed(self.loss(targets, predictions), weights)
-        return found if self.factor is None else found * self.factor
+            return mean_over_samples(self.loss(targets, predictions))
+        if isinstance(self.loss, NamedLoss):
+            return mean_over_samples(self.loss.weighed(targets, predictions, weights))
+        return _weighed(self.loss(targets, predictions), weights)
+
+
+def output_parts(spec: TrainingSpec) -> list[OutputPart]:
+    """The spec's losses.
+
+    Raises:
+        SpecError: There is none of a name, or it has no such options.
+    """
+    return [
+        OutputPart(output, build_loss(chosen), counter(chosen))
+        for output, chosen in spec.losses("torch").items()
+    ]
 
 
 class NativeLoss:
@@ -52,18 +60,16 @@ class NativeLoss:
         Raises:
             SpecError: There is none of a name, or it has no such options.
         """
-        factors = spec.loss_weights or {}
         self._outputs = Outputs()
-        self._parts = [
-            _Part(output, build_loss(chosen), counter(chosen), factors.get(str(output)))
-            for output, chosen in spec.losses("torch").items()
-        ]
+        self._parts = output_parts(spec)
+        self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self._parts]
         self.counts_alike = all(part.counted is None for part in self._parts)
 
     def __call__(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as an objective gives it."""
         samples = [self._outputs.sample(targets, predictions, p.output) for p in self._parts]
         means = [part.mean(*own) for part, own in zip(self._parts, samples, strict=True)]
+        means = [m if f is None else m * f for m, f in zip(means, self._factors, strict=True)]
         alike = [m for m, p in zip(means, self._parts, strict=True) if p.counted is None]
         total = _sum(alike) if alike else torch.zeros_like(means[0])
         if self.counts_alike:

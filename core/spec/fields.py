@@ -80,20 +80,28 @@ class Component:
         options: Keyword arguments: of the constructor for a Keras name, of each call otherwise.
         order: Of the arguments of a callable, where the spec says it (`{call: ..., order: ...}`).
         output: Of the model's several outputs the one that a metric measures; None for what the model gives.
+        weighted: Whether sample weights count in a metric.
     """
 
     name: Any
     options: dict[str, Any] = field(default_factory=dict)
     order: ArgumentOrder | None = None
     output: str | None = None
+    weighted: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
         """It in the form that it has in a file, its values as they are."""
-        output = {} if self.output is None else {"output": self.output}
+        measured = {"output": self.output, "weighted": self.weighted or None}
+        measured = {name: value for name, value in measured.items() if value is not None}
         if self.order is not None:
-            return {"call": self.name, "order": self.order, **output, **self.options}
-        return {"name": self.name, **output, **self.options}
+            return {"call": self.name, "order": self.order, **measured, **self.options}
+        return {"name": self.name, **measured, **self.options}
+
+    def shown(self, name: str) -> str:
+        """The name under which a metric of that name is given, with that of its output as Keras has it."""
+        own = f"weighted_{name}" if self.weighted else name
+        return own if self.output is None else f"{self.output}_{own}"
 
     @property
     def is_reference(self) -> bool:
@@ -275,12 +283,15 @@ def _metrics_of(output: Any, given: Any, info: ValidationInfo) -> list[Component
 
 
 def _metric(value: Any, info: ValidationInfo) -> Component:
-    """A metric, which may say of which output it is."""
+    """A metric, which may say of which output it is, and whether sample weights count in it."""
     fields = value.fields if isinstance(value, Component) else value
-    if not isinstance(fields, Mapping) or "output" not in fields:
+    if not isinstance(fields, Mapping):
         return _component(fields, info)
-    rest = {name: part for name, part in fields.items() if name != "output"}
-    return replace(_component(rest, info), output=fields["output"])
+    rest = {name: part for name, part in fields.items() if name not in ("output", "weighted")}
+    weighted = fields.get("weighted", False)
+    if not isinstance(weighted, bool):
+        raise Problem("true or false", ("weighted",), received=weighted).error()
+    return replace(_component(rest, info), output=fields.get("output"), weighted=weighted)
 
 
 def _code(value: Any, info: ValidationInfo) -> str:

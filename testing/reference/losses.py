@@ -144,7 +144,10 @@ class Means:
 
         Raises:
             SpecError: A metric is unknown, or two have one name.
+            UnsupportedError: One counts by sample weights.
         """
+        if any(each.weighted for each in metrics):
+            raise UnsupportedError("metrics: backend 'reference' has none that count by weights.")
         self._functions = {
             each.label.rpartition(":")[2]: _function("metrics", each, METRICS) for each in metrics
         }

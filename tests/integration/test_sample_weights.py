@@ -72,10 +72,14 @@ ONE_HOT = np.eye(3)[CLASSES]
 BOTH = {
     "loss": {"number": "mean_squared_error", "kind": CROSS_ENTROPY},
     "loss_weights": {"number": 0.5, "kind": 2.0},
-    "metrics": {"number": ["mean_absolute_error"], "kind": "sparse_categorical_accuracy"},
+    "metrics": {
+        "number": ["mean_absolute_error", {"name": "mean_squared_error", "weighted": True}],
+        "kind": "sparse_categorical_accuracy",
+    },
 }
+WEIGHTED = {"name": "sparse_categorical_accuracy", "weighted": True}
 CASES: dict[str, dict[str, Any]] = {
-    "samples": {"data": (X, CLASSES, WEIGHTS), "metrics": ["sparse_categorical_accuracy"]},
+    "samples": {"data": (X, CLASSES, WEIGHTS), "metrics": [WEIGHTED]},
     "divided by the weights": {
         "data": (X, CLASSES, WEIGHTS),
         "loss": {**CROSS_ENTROPY, "reduction": "mean_with_sample_weight"},
@@ -131,8 +135,14 @@ def trained(session: isotrain.Session, case: str) -> dict[str, Any]:
             epochs.append(session.metrics())
     weights = [float(np.abs(w).sum()) for w in session.read_state(("trainable",)).values()]
     validation = session.evaluate()["loss"] if session.can_evaluate else 0.0
-    metrics = [value for epoch in epochs for value in epoch.values()]
+    metrics = [value for epoch in epochs for value in in_one_order(epoch)]
     return {"found": [*metrics, *weights, validation], "expected": expected}
+
+
+def in_one_order(metrics: dict[str, Any]) -> list[Any]:
+    """Values by their names, in which weighted ones of Keras are not called so."""
+    named = {name.replace("weighted_", ""): value for name, value in metrics.items()}
+    return [named[name] for name in sorted(named)]
 
 
 def by_keras(built: Any, case: str) -> list[float]:
@@ -149,7 +159,8 @@ def by_keras(built: Any, case: str) -> list[float]:
         optimizer=keras.optimizers.SGD(0.125),
         loss=losses,
         loss_weights=given.get("loss_weights"),
-        metrics=given.get("metrics"),
+        metrics=_counting(given.get("metrics", []), weighted=False),
+        weighted_metrics=_counting(given.get("metrics", []), weighted=True),
     )
     inputs, targets, *weights = given["data"]
     history = model.fit(
@@ -163,11 +174,22 @@ def by_keras(built: Any, case: str) -> list[float]:
         shuffle=False,
         verbose=0,
     ).history
-    names = [n for n in history if not (n.endswith("loss") or n.startswith("val_"))]
-    measured = {n: history[n] for n in sorted(names, key=lambda name: "kind" in name)}
-    metrics = [measured[name][epoch] for epoch in range(2) for name in measured]
+    measured = {n: v for n, v in history.items() if n != "loss" and not n.startswith("val_")}
+    metrics = [values[epoch] for epoch in range(2) for values in in_one_order(measured)]
     sums = [float(np.abs(keras.ops.convert_to_numpy(w)).sum()) for w in model.trainable_variables]
     return [*metrics, *sums, history.get("val_loss", [0.0])[-1]]
+
+
+def _counting(metrics: Any, *, weighted: bool) -> Any:
+    """The names of the metrics that count by weights, or do not."""
+    if isinstance(metrics, dict):
+        return {output: _counting(given, weighted=weighted) for output, given in metrics.items()}
+    listed = metrics if isinstance(metrics, list) else [metrics]
+    return [
+        each["name"] if isinstance(each, dict) else each
+        for each in listed
+        if isinstance(each, dict) == weighted
+    ]
 
 
 def _of_keras(weights: Any) -> Any:

@@ -142,6 +142,14 @@ def test_metrics_by_output() -> None:
     assert spec.replace(seed=3).metrics == spec.metrics
 
 
+def test_weighted_metrics() -> None:
+    spec = make(metrics={"a": [{"name": "mae", "weighted": True}], "b": "mae"})
+    assert [metric.shown("mae") for metric in spec.metrics] == ["a_weighted_mae", "b_mae"]
+    assert make(metrics=spec.to_dict()["metrics"]).metrics == spec.metrics
+    with pytest.raises(SpecError, match=r"metrics\.0\.weighted: got 'yes'; expected true or false"):
+        make(metrics=[{"name": "mae", "weighted": "yes"}])
+
+
 def test_custom_optimizer() -> None:
     spec = make(optimizer={"custom": {"torch": "m:build"}, "lr": 0.1, "args": {"k": 1}})
     assert spec.optimizer.name == "custom"

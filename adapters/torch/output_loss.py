@@ -1,0 +1,41 @@
+"""The loss of each of several outputs of a native model, as a metric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.torch.native_loss import OutputPart, output_parts
+from isotrain.plugin import TrainingSpec
+
+
+class OutputLoss(Metric):
+    """The loss of one output, over all that counts in it, before `loss_weights` multiplies it."""
+
+    takes_weights = True
+
+    def __init__(self, part: OutputPart, device: torch.device) -> None:
+        """Starts with no samples."""
+        self.name = f"{part.output}_loss"
+        self._part = part
+        self._total = torch.zeros(2, dtype=torch.float64, device=device)
+        self.sums = [self._total]
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        own = Outputs().sample(targets, predictions, self._part.output)
+        counted = count if self._part.counted is None else self._part.counted(own[0])
+        if counted:
+            self._total[0] += self._part.mean(*own) * counted
+            self._total[1] += counted
+
+    def readings(self) -> dict[str, float]:
+        total, count = self._total.tolist()
+        return {self.name: total / count if count else 0.0}
+
+
+def output_losses(spec: TrainingSpec, device: torch.device) -> list[Metric]:
+    """One for each output that has a loss of its own."""
+    return [OutputLoss(part, device) for part in output_parts(spec) if part.output is not None]
