@@ -85,9 +85,9 @@ class Program:
         self._optimizer = portable.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
         self.loss_scale = portable.loss_scale_variables(self._optimizer)
-        if any(metric.output for metric in spec.metrics):
+        if any(metric.output or metric.weighted for metric in spec.metrics):
             raise UnsupportedError(
-                "metrics: jax-mesh measures what a model gives, and no outputs of it."
+                "metrics: jax-mesh measures all that a model gives, and no sample weights."
             )
         self._metrics = _with_accumulators(portable.build_metrics(spec, "jax"))
         self._evaluation_metrics = portable.build_metrics(spec, "jax")
