@@ -7,7 +7,7 @@ from typing import Any
 
 from isotrain.core.contracts.events import Evaluating
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.data.batches import Batch
+from isotrain.core.data.batch import Batch
 from isotrain.core.data.sources import ShardedStream, as_source
 from isotrain.core.errors import DataError
 from isotrain.core.running.agreement import require_same_samples
