@@ -57,6 +57,31 @@ def constructed(make: Any, chosen: Component, field: str, **defaults: Any) -> An
         ) from error
 
 
+def called_as(form: str, make: Any, field: str, *given: Any, **options: Any) -> Any:
+    """Calls a person's function, once it is known to take what it is given.
+
+    Args:
+        form: How it is called, for messages.
+        make: The function.
+        field: Of the spec, for messages.
+        given: Positional arguments.
+        options: Those that the spec gives.
+
+    Raises:
+        SpecError: It does not take them.
+    """
+    try:
+        inspect.signature(make).bind(*given, **options)
+    except TypeError as error:
+        raise SpecError(
+            f"{field}: {references.describe(make)!r} cannot be called as {form}: {error}. Its parameters are"
+            f" {inspect.signature(make)}."
+        ) from None
+    except ValueError:  # of a compiled function
+        pass
+    return make(*given, **options)
+
+
 def own_name(cls: type) -> dict[str, str]:
     """The option `name` of a class that would count its objects instead: auc, auc_1, ..."""
     name = inspect.signature(cls).parameters.get("name")

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from isotrain.adapters import keras_losses, keras_private
-from isotrain.adapters.chosen import select
+from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.initial_weights import seeded_initial_weights
 from isotrain.adapters.keras_losses import mean_over_samples
 from isotrain.adapters.keras_parts import (
@@ -176,11 +176,13 @@ def build_optimizer(
     number = float if spec.precision != "float64" else _through_float32
     if isinstance(settings, CustomOptimizer):
         factory = select(settings.custom, framework, "optimizer.custom")
-        optimizer = factory(number(settings.lr), **settings.args)
+        form = "(learning_rate, **args)"
+        rate = number(settings.lr)
+        optimizer = called_as(form, factory, "optimizer.custom", rate, **settings.args)
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise SpecError(
                 f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
-                " return a Keras optimizer, from (learning_rate, **args)."
+                f" return a Keras optimizer, from {form}."
             )
         if isinstance(optimizer.get_config().get("learning_rate"), Mapping):
             raise SpecError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.chosen import select
+from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.outputs import batch_of
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.lamb import Lamb
@@ -278,11 +278,12 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
     settings = spec.optimizer
     if isinstance(settings, CustomOptimizer):
         factory = select(settings.custom, "torch", "optimizer.custom")
-        optimizer = factory(parameters, settings.lr, **settings.args)
+        form, given = "(parameters, learning_rate, **args)", (parameters, settings.lr)
+        optimizer = called_as(form, factory, "optimizer.custom", *given, **settings.args)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise SpecError(
                 f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"
-                " must return a torch.optim.Optimizer, from (parameters, learning_rate, **args)."
+                f" must return a torch.optim.Optimizer, from {form}."
             )
         return optimizer
     options = settings.model_dump(exclude={"name"})

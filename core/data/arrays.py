@@ -26,7 +26,7 @@ def as_array(value: Any, name: str = "data") -> Array:
     """`value` as a NumPy array of numbers or booleans; tensors convert by their own `numpy()`.
 
     Raises:
-        DataError: it cannot be converted, is ragged, or holds text or objects.
+        DataError: it cannot be converted, is ragged, or holds text, objects or complex numbers.
     """
     try:
         if hasattr(value, "detach"):
@@ -37,10 +37,11 @@ def as_array(value: Any, name: str = "data") -> Array:
         raise DataError(
             f"{name}: expected an array of numbers, got {type(value).__name__}: {error}"
         ) from error
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biuf":
         raise DataError(
-            f"{name}: expected numbers or booleans, got dtype {array.dtype}. "
-            "Encode text and times as numbers and pad samples to one shape first, or choose other columns."
+            f"{name}: expected numbers or booleans, got dtype {array.dtype}. Encode text and times as"
+            " numbers, give complex numbers as two real ones, and pad samples to one shape first, or choose"
+            " other columns."
         )
     return array
 

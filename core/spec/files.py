@@ -186,7 +186,10 @@ def _read(path: Path) -> dict[str, Any]:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         known = ", ".join(_READERS)
-        raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {known}")
+        named = f"; of a script the name of the spec in it, {path.name}:NAME" * (
+            path.suffix == ".py"
+        )
+        raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {known}{named}")
     fields = reader(path, _text(path))
     if fields is None:
         fields = {}

@@ -200,7 +200,8 @@ def _file_module_name(path: Path) -> str:
 
 def _public_module(name: str) -> str:
     if name.startswith(_FILE_MODULE):
-        return str(getattr(sys.modules.get(name), "__file__", None) or name)
+        stem = name.removeprefix(_FILE_MODULE).partition("_")[2]
+        return str(getattr(sys.modules.get(name), "__file__", None) or f"{stem}.py")
     return name
 
 

@@ -241,6 +241,10 @@ def scheduled(learning_rate: float) -> Any:
     return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(learning_rate, 9, 0.5))
 
 
+def of_parameters(parameters: Any, lr: float) -> Any:
+    """As for a native torch model."""
+
+
 def on_keras(session: isotrain.Session) -> dict[str, Any]:
     """What is asked below of a portable model."""
     from isotrain.adapters import portable
@@ -266,6 +270,7 @@ def on_keras(session: isotrain.Session) -> dict[str, Any]:
         refusal(portable.build_metrics, metrics=twice),
         refusal(portable.build_optimizer, optimizer={"custom": no_optimizer, "lr": 0.5}),
         refusal(portable.build_optimizer, optimizer={"custom": scheduled, "lr": 0.5}),
+        refusal(portable.build_optimizer, optimizer={"custom": of_parameters, "lr": 0.5}),
     ]
     compute = portable.loss_computer(session.spec, net(), "torch", training=True)
     try:
@@ -311,7 +316,8 @@ def test_metrics_have_the_same_names_in_training_and_evaluation(
 
 
 def test_what_only_the_process_can_refuse(portable_run: dict[str, Any]) -> None:
-    metric, twice, optimizer, schedule, inputs = portable_run["refusals"]
+    metric, twice, optimizer, schedule, call, inputs = portable_run["refusals"]
+    assert "of_parameters' cannot be called as (learning_rate, **args)" in call
     assert "has a Keras learning-rate schedule" in schedule
     assert "the inputs are a dict, and the model is a keras.Sequential" in inputs
     assert "unknown Keras metrics name 'mse_of_nothing'" in metric

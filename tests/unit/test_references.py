@@ -181,6 +181,13 @@ def test_describe(file: Path) -> None:
     assert references.resolve(references.describe(build)) is build
 
 
+def test_a_function_of_a_file_that_is_not_loaded_here_has_the_name_of_the_file(file: Path) -> None:
+    build = references.resolve(f"{file}:build")
+    build.__module__ = f"{build.__module__}_of_another_process"
+    told = references.describe(build)
+    assert told == "my_model_of_another_process.py:build"
+
+
 def _local() -> Callable[[], int]:
     def inner() -> int:
         return 1

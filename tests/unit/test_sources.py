@@ -329,7 +329,7 @@ def test_arrays_are_a_source():
     assert arrays(X, Y).sample_bytes == 4 * 3 * 4 + 8
 
 
-@pytest.mark.parametrize("kind", ["datetime64[s]", "timedelta64[s]", "V4"])
+@pytest.mark.parametrize("kind", ["datetime64[s]", "timedelta64[s]", "V4", "complex64"])
 def test_what_is_no_number_is_refused_with_its_field(kind: str) -> None:
     times = np.zeros(3, kind)
     with pytest.raises(DataError, match=r"inputs: expected numbers or booleans, got dtype"):
