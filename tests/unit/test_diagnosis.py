@@ -80,20 +80,19 @@ def test_the_steps_that_were_done_are_those_of_who_came_furthest(
     assert error_of(everyone[0], everyone).steps_done == done
 
 
-def busy(niceness: int) -> subprocess.Popen[bytes]:
-    """Keeps the first processor busy."""
-    body = (
-        f"import os; os.nice({niceness}); os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
-    )
-    return subprocess.Popen([sys.executable, "-c", f"{body}\nwhile True: pass"])
+def busy(first: str = "pass") -> subprocess.Popen[bytes]:
+    """Keeps the first processor busy, once it has done something else."""
+    pin = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+    return subprocess.Popen([sys.executable, "-c", f"{pin}\n{first}\nwhile True: pass"])
 
 
 def test_waiting_for_a_processor_is_not_idleness() -> None:
-    others = [busy(0), busy(0), busy(0)]
-    starved, idle = busy(19), subprocess.Popen(["sleep", "60"])
-    own = psutil.Process(starved.pid)
+    others = [busy(), busy(), busy()]
+    starved = busy("os.setpriority(os.PRIO_PROCESS, 0, 19)")
+    idle = subprocess.Popen(["sleep", "60"])
+    own, other = psutil.Process(starved.pid), psutil.Process(idle.pid)
     try:
-        while own.nice() < 19 or len(own.cpu_affinity() or ()) > 1:
+        while own.nice() < 19 or (other.name(), other.status()) != ("sleep", "sleeping"):
             time.sleep(0.02)
         used, done, rest = sum(own.cpu_times()[:2]), effort(starved.pid), effort(idle.pid)
         deadline = time.monotonic() + 30
