@@ -49,7 +49,9 @@ def _export(kind: str, model: keras.Model, target: Path, inputs: Any | None) -> 
 
 def _signature(model: keras.Model, inputs: Any | None) -> Any:
     """What the model is called with, for any number of samples; None where nobody knows."""
-    given = model.input if getattr(model, "inputs", None) else inputs
+    given = inputs
+    if getattr(model, "inputs", None):  # a sequential model has one, and no `input`
+        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     return None if given is None else [keras.tree.map_structure(_spec, given)]
 
 

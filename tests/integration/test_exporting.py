@@ -155,6 +155,31 @@ def test_a_portable_model_runs_under_onnx(
     assert_near(outside(folder, "torch", "by_onnx")["by_onnx"], inside, "ONNX")
 
 
+def in_sequence() -> Any:
+    import keras
+    from keras import layers
+
+    return keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="tanh"), layers.Dense(3)]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch, on its own exporters
+def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
+    import onnxruntime
+
+    samples = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    own = {"model": in_sequence, "data": (samples, samples[:, :3]), "loss": "mse", "steps": 2}
+    own |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 7}
+    with isotrain.open_session(own, backend="torch-ddp") as session:
+        session.group.export("onnx", tmp_path / "model.onnx", None)
+        inside = session.predict((samples,))
+    runtime = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = runtime.run(None, {runtime.get_inputs()[0].name: samples})
+    np.testing.assert_allclose(found, inside, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_torch_module_is_a_state_dict(folder: Path, tmp_path: Path) -> None:
     native = spec(model={"torch": exported_models.torch_net})
