@@ -5,7 +5,7 @@ while the run starts again. `reference` is the NumPy backend of the test kit. A 
 the newest checkpoint that was complete: the interval, and what was trained while the next one was written;
 none may cost a checkpoint of which the run had told that it is complete. Seconds of a restart are from the
 kill, those of a start from the call, until every process is ready for its next step.
-`python -m benchmarks.kills [--backend NAME] [--kills N] [--seed N]`
+`python -m benchmarks.kills [--backend NAME] [--kills N] [--steps N] [--seed N]`: so many steps for each kill.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ import isotrain
 
 _EVERY = 10
 _REPLICAS = 2
-_STEPS = 150
-"""For each kill."""
 _SECONDS = 0.4
 """From a start to the kill after it, on average, besides what a start takes."""
 _STEP_SECONDS = 0.004
@@ -116,7 +114,7 @@ class Killer:
             os.kill(self._draw.choice(self._pids), signal.SIGKILL)
 
 
-def main(backend: str, kills: int, seed: int) -> None:
+def main(backend: str, kills: int, steps: int, seed: int) -> None:
     """Runs once undisturbed and once with kills, and compares."""
     spec = {
         "model": {"reference": network, "torch": portable, "tensorflow": portable},
@@ -126,7 +124,7 @@ def main(backend: str, kills: int, seed: int) -> None:
         "metrics": ["accuracy"],
         "optimizer": {"name": "adam", "lr": 0.001},
         "global_batch": 8,
-        "steps": _STEPS * kills,
+        "steps": steps * kills,
         "checkpoint": {"every_steps": _EVERY},
         "plugins": ["isotrain.testing.reference"],
     }
@@ -167,5 +165,6 @@ if __name__ == "__main__":
     parser.add_argument("--backend", default="reference")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=150)
     given = parser.parse_args()
-    main(given.backend, given.kills, given.seed)
+    main(given.backend, given.kills, given.steps, given.seed)
