@@ -20,6 +20,7 @@ from isotrain.core.launching.run_directory import PLAN_FILE, checkpoint_folder
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore
@@ -213,8 +214,8 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
             " of its own."
         )
     given = load_spec(spec)
-    host = plugin_host(given.plugins)
-    plan = make_plan(given, backend=backend, replicas=replicas, host=host)
+    cast = Cast(given, plugin_host(given.plugins))
+    plan = make_plan(cast, backend=backend, replicas=replicas)
     if len(plan.processes) > 1:
         raise PlanError(
             f"{plan.backend!r} with {plan.replicas} replicas takes {len(plan.processes)} processes,"
@@ -225,7 +226,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     own = Peer(0, LOCALHOST, LOCALHOST, 0, 0, process.replicas)
     context = ProcessContext(0, plan.replicas, tempfile.gettempdir(), (own,), mesh=plan.mesh)
     with variables_set(plan.environment):
-        return Session(given, plan, context, host, Reporter())
+        return Session(cast, plan, context, Reporter())
 
 
 def plan(
@@ -249,9 +250,9 @@ def plan(
         PlanError: Spec, backend and replicas do not fit together.
     """
     given = load_spec(spec)
-    host = plugin_host(given.plugins)
+    cast = Cast(given, plugin_host(given.plugins))
     chosen = ChosenLauncher(launcher, launcher_options or {})
-    return make_plan(given, backend=backend, replicas=replicas, host=host, launcher=chosen)
+    return make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
 
 
 def measured_plan(
@@ -274,14 +275,9 @@ def measured_plan(
         launcher_options: As for `run`.
     """
     given = load_spec(spec)
-    host = plugin_host(given.plugins)
+    cast = Cast(given, plugin_host(given.plugins))
     chosen = ChosenLauncher(launcher, launcher_options or {})
-    wanted = make_plan(given, backend=backend, replicas=replicas, host=host, launcher=chosen)
-    found = look(describe, given, wanted.backend, host)
-    return with_measures(
-        wanted,
-        given,
-        Measured(**{**found, "model": ModelBytes(**found["model"])}),
-        strategy=host.strategy(wanted.strategy, wanted.strategy_options),
-        adapter=host.backend(wanted.backend),
-    )
+    wanted = make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
+    found = look(describe, cast, wanted.backend)
+    measured = Measured(**{**found, "model": ModelBytes(**found["model"])})
+    return with_measures(wanted, cast, measured)

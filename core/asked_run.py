@@ -25,6 +25,7 @@ from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins import asked
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.restarts import Restarts
 from isotrain.core.running.run_records import RunRecords
@@ -156,10 +157,9 @@ class AskedRun:
         replicas: int | None,
     ) -> Plan:
         return make_plan(
-            spec,
+            Cast(spec, host),
             backend=self.backend,
             replicas=replicas,
-            host=host,
             launcher=self.launcher,
             layout=layout,
         )

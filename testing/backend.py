@@ -13,6 +13,7 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.placement import REPLICATED
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
@@ -172,7 +173,8 @@ def _spec(backend: str, **changes: Any) -> dict[str, Any]:
 def _card(backend: str, replicas: int, run: Run) -> Scorecard:
     """What is known of a backend after the run that made most of its checks."""
     host, name = plugin_host(), split_backend(backend)[0]
-    plan = make_plan(load_spec(_spec(backend)), backend=backend, replicas=replicas, host=host)
+    cast = Cast(load_spec(_spec(backend)), host)
+    plan = make_plan(cast, backend=backend, replicas=replicas)
     adapter = host.backend(name)
     static = [attempted(check, adapter) for check in STATIC]
     outcomes = (*static, *run_outcomes(adapter, run, len(plan.processes)))

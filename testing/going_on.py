@@ -15,6 +15,7 @@ from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
@@ -53,7 +54,8 @@ def cases(adapter: Adapter, backend: str) -> Cases:
 
 def _is_supported(spec: SpecFields, backend: str) -> bool:
     try:
-        make_plan(load_spec(spec), backend=backend, replicas=REPLICAS, host=plugin_host())
+        cast = Cast(load_spec(spec), plugin_host())
+        make_plan(cast, backend=backend, replicas=REPLICAS)
     except UnsupportedError:
         return False
     return True

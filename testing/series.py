@@ -13,6 +13,7 @@ from typing import Any
 from isotrain.core.contracts.process import from_variables
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
@@ -39,15 +40,13 @@ def next_session(
         backend: Under what: one that starts processes just as the run's own does; left out, the same.
     """
     before.close()
-    context, host, given = from_variables(os.environ), plugin_host(), load_spec(spec)
+    context, cast = from_variables(os.environ), Cast(load_spec(spec), plugin_host())
     assert context is not None, "sessions follow each other in the processes of a launched run"
     folder = before.run_directory / name
     _meet(before, folder / "meeting")
-    plan = make_plan(
-        given, backend=backend or before.plan.backend, replicas=before.replicas, host=host
-    )
+    plan = make_plan(cast, backend=backend or before.plan.backend, replicas=before.replicas)
     here = dataclasses.replace(context, run_directory=str(folder))
-    with Session(given, plan, here, host, Reporter(here.rank)) as session:
+    with Session(cast, plan, here, Reporter(here.rank)) as session:
         yield session
 
 

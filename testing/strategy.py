@@ -12,6 +12,7 @@ from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.strategy import Conserved, Strategy
 from isotrain.core.errors import PlanError
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
@@ -152,7 +153,7 @@ def check_strategy(
     for trial in TRIALS:
         count = trial.replicas or replicas
         spec = load_spec(trial.spec(name, given, adapter))
-        make_plan(spec, backend=chosen, replicas=count, host=host)
+        make_plan(Cast(spec, host), backend=chosen, replicas=count)
     card = [attempted(DECLARATIONS, strategy)]
     for trial in TRIALS:
 

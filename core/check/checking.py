@@ -12,11 +12,11 @@ from isotrain.core.check.subject import Hit, Sight, Subject, Target
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecError, unknown_name
 from isotrain.core.launching.look import look
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.works import examine
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyLike
-from isotrain.core.spec.training_spec import TrainingSpec
 
 _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     model_rules.layers,
@@ -70,16 +70,16 @@ def check(
     given = load_spec(spec)
     if strategy is not None:
         given = given.under(strategy)
-    host = plugin_host(given.plugins)
+    cast = Cast(given, plugin_host(given.plugins))
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
     _require_known(names, counts)
     silenced_codes = (*_known_codes(given.ignore, SpecError), *_known_codes(ignore, PlanError))
-    planned = machine_rules.planned(given, names, counts, host)
+    planned = machine_rules.planned(cast, names, counts)
     hits = [each for each in planned if isinstance(each, Hit)]
     targets = [each for each in planned if isinstance(each, Target)]
     if targets:
-        hits += _hits(given, targets, measure, host)
+        hits += _hits(cast, targets, measure)
     asked = [each.label if isinstance(each, Target) else each.targets[0] for each in planned]
     kept, silenced = without_silenced(gathered(hits, asked), silenced_codes)
     return CheckResult(given.name, tuple(asked), measure, kept, silenced)
@@ -101,19 +101,16 @@ def _require_known(backends: Sequence[str], replicas: Sequence[int | None]) -> N
             raise PlanError(f"replicas: expected at least 1, received {count}.")
 
 
-def _hits(
-    spec: TrainingSpec, targets: Sequence[Target], measure: bool, host: PluginHost
-) -> Iterator[Hit]:
+def _hits(cast: Cast, targets: Sequence[Target], measure: bool) -> Iterator[Hit]:
     sights: dict[str, Sight] = {}
     if measure:
         for framework, own in _by_framework(targets).items():
-            found = _seen(spec, own, host)
+            found = _seen(cast, own)
             if isinstance(found, Hit):
                 yield found
             else:
                 sights[framework] = found
-    strategy = host.strategy(spec.strategy.name, spec.strategy.options)
-    subject = Subject(spec, tuple(targets), strategy, sights, _sparing(host))
+    subject = Subject(cast.spec, tuple(targets), cast.strategy, sights, _sparing(cast.host))
     for rule in _RULES:
         yield from rule(subject)
 
@@ -136,12 +133,12 @@ def _by_framework(targets: Iterable[Target]) -> dict[str, list[Target]]:
     return groups
 
 
-def _seen(spec: TrainingSpec, targets: Sequence[Target], host: PluginHost) -> Sight | Hit:
+def _seen(cast: Cast, targets: Sequence[Target]) -> Sight | Hit:
     """Loads data and builds the model as a run would, but for rules that would end it there."""
-    if spec.drop_remainder:
-        spec = spec.replace(drop_remainder=False)
+    if cast.spec.drop_remainder:
+        cast = Cast(cast.spec.replace(drop_remainder=False), cast.host)
     try:
-        found = look(examine, spec, targets[0].plan.backend, host)
+        found = look(examine, cast, targets[0].plan.backend)
     except RunFailedError as error:
         labels = tuple(target.label for target in targets)
         return Hit("ISO502", "model", str(error), labels)

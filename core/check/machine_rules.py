@@ -10,13 +10,12 @@ from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import BackendUnavailableError, PlanError
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.system import hardware
 
 
 def planned(
-    spec: TrainingSpec, backends: Sequence[str], replicas: Sequence[int | None], host: PluginHost
+    cast: Cast, backends: Sequence[str], replicas: Sequence[int | None]
 ) -> list[Target | Hit]:
     """Plans every pair of backend and replicas; a pair that is refused is a hit.
 
@@ -26,14 +25,14 @@ def planned(
     found: dict[str, Target | Hit] = {}
     for backend in backends:
         name, collective = split_backend(backend)
-        adapter = host.backend(name)
+        adapter = cast.host.backend(name)
         adapter.known_collective(collective)
         for count in replicas:
             try:
-                plan = make_plan(spec, backend=backend, replicas=count, host=host)
+                plan = make_plan(cast, backend=backend, replicas=count)
             except PlanError as error:
                 label = backend if count is None else f"{backend}@{count}"
-                found[label] = _refused(error, label, spec, backend, count, host)
+                found[label] = _refused(error, label, cast, backend, count)
             else:
                 label = f"{backend}@{plan.replicas}"
                 found[label] = Target(label, adapter, plan)
@@ -43,26 +42,32 @@ def planned(
 def _refused(
     error: PlanError,
     label: str,
-    spec: TrainingSpec,
+    cast: Cast,
     backend: str,
     replicas: int | None,
-    host: PluginHost,
 ) -> Hit:
     """Finds what is to blame by leaving it out."""
     name, collective = split_backend(backend)
     code, field = "ISO501", "backend"
     if isinstance(error, BackendUnavailableError):
         code = "ISO401"
-    elif spec.device == "gpu" and _fits(spec.replace(device="auto"), name, replicas, host):
+    elif _fits_elsewhere(cast, name, replicas):
         code, field = "ISO406", "device"
-    elif collective is not None and _fits(spec, name, replicas, host):
+    elif collective is not None and _fits(cast, name, replicas):
         code = "ISO402"
     return Hit(code, field, str(error), (label,))
 
 
-def _fits(spec: TrainingSpec, backend: str, replicas: int | None, host: PluginHost) -> bool:
+def _fits_elsewhere(cast: Cast, backend: str, replicas: int | None) -> bool:
+    if cast.spec.device != "gpu":
+        return False
+    anywhere = Cast(cast.spec.replace(device="auto"), cast.host)
+    return _fits(anywhere, backend, replicas)
+
+
+def _fits(cast: Cast, backend: str, replicas: int | None) -> bool:
     try:
-        make_plan(spec, backend=backend, replicas=replicas, host=host)
+        make_plan(cast, backend=backend, replicas=replicas)
     except PlanError:
         return False
     return True

@@ -17,6 +17,7 @@ from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.travel import as_plain
@@ -107,7 +108,8 @@ class Runner:
 
 def plan_here(spec: TrainingSpec, backend: str, replicas: int) -> dict[str, Any]:
     """As `Runner.plan`, in this interpreter."""
-    found = make_plan(spec, backend=backend, replicas=replicas, host=plugin_host(spec.plugins))
+    cast = Cast(spec, plugin_host(spec.plugins))
+    found = make_plan(cast, backend=backend, replicas=replicas)
     return found.to_dict()
 
 
@@ -116,7 +118,7 @@ def run_here(
 ) -> dict[str, Any]:
     """As `Runner.run`, in this interpreter."""
     host = plugin_host(spec.plugins)
-    plan = make_plan(spec, backend=backend, replicas=replicas, host=host)
+    plan = make_plan(Cast(spec, host), backend=backend, replicas=replicas)
     directory = RunDirectory.create(spec.name, folder)
     OF_THIS_PROGRAM.retire()  # what is measured is what a new program would see
     started = time.monotonic()

@@ -70,7 +70,8 @@ class Strategy(ABC):
         """Called first of all, with what the run will be; keeps of it what the strategy needs.
 
         Once while the plan is made, then (with the numbers of steps and parameters) before
-        `exchanged_bytes` and, on every process, before `started`.
+        `exchanged_bytes` and, on every process, before `started`. Where it is told of several plans, the
+        last is the one that counts.
 
         Returns:
             Remarks on what the spec's fields mean under this strategy, for the plan.

@@ -11,27 +11,23 @@ from isotrain.core.contracts.job import Work
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.plugins.cast import Cast
 
 
-def look(
-    work: Work, spec: TrainingSpec, backend: str, host: PluginHost, replicas: int | None = 1
-) -> Any:
+def look(work: Work, cast: Cast, backend: str, replicas: int | None = 1) -> Any:
     """Gives what `work` returns of a session in rank 0.
 
     Args:
         work: Called in each process.
-        spec: What to load and build.
+        cast: What to load and build.
         backend: Its registered name, also with a collective.
-        host: Knows the backend.
         replicas: How many; None for one per usable GPU, or one.
 
     Raises:
         RunFailedError: The data cannot be loaded or the model not built; tells why.
     """
-    plan = make_plan(spec, backend=backend, replicas=replicas, host=host)
+    plan = make_plan(cast, backend=backend, replicas=replicas)
     folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
-    found = run_job(work, spec, plan, host, RunDirectory(Path(folder)))[0]
+    found = run_job(work, cast.spec, plan, cast.host, RunDirectory(Path(folder)))[0]
     shutil.rmtree(folder, ignore_errors=True)
     return found

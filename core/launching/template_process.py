@@ -27,7 +27,7 @@ _OWN_IMPORTS = (
     "isotrain.core.running.session",
     "isotrain.core.launching.payload",
     "isotrain.core.launching.returned",
-    "isotrain.core.plugins.named_model",
+    "isotrain.core.plugins.cast",
 )
 """What every process of a run needs of isotrain, whatever its backend."""
 _STREAMS = 3

@@ -25,6 +25,7 @@ from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRe
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.own_place import require_alone
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.name_maps import MapLike, NameMap, read_maps
@@ -277,7 +278,7 @@ class _Check:
         return [*(f"{label} is {promise}." for label in own_way), *run.remarks]
 
     def _plan(self, wanted: Wanted, spec: TrainingSpec) -> Plan:
-        plan = make_plan(spec, backend=wanted.backend, replicas=wanted.replicas, host=self._host)
+        plan = make_plan(Cast(spec, self._host), backend=wanted.backend, replicas=wanted.replicas)
         _require_capabilities(plan, self._host)
         return plan
 

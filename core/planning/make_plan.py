@@ -20,27 +20,25 @@ from isotrain.core.planning.launchable import require_launchable
 from isotrain.core.planning.layouts import OnLayout, layout_of
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.planning.this_machine import ThisMachine
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
-from isotrain.core.plugins.named_model import with_named_model
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def make_plan(
-    spec: TrainingSpec,
+    cast: Cast,
     *,
     backend: str,
     replicas: int | None,
-    host: PluginHost,
     launcher: ChosenLauncher | None = None,
     layout: Layout | None = None,
 ) -> Plan:
     """Resolves a run on this machine, or on those of its layout.
 
     Args:
-        spec: What to train.
+        cast: What to train, and what takes part; its strategy is told of the plan.
         backend: `NAME` or `NAME:COLLECTIVE`.
         replicas: How many; None for one per usable GPU, or one.
-        host: Knows the backends, strategies, launchers, models and loggers.
         launcher: What will start the processes; None: the local one.
         layout: Where they are, if they have been started.
 
@@ -48,6 +46,7 @@ def make_plan(
         PlanError: Spec, backend, strategy and replicas do not fit together.
         BackendUnavailableError: The backend cannot be used here.
     """
+    spec, host = cast.with_model, cast.host
     name, requested = split_backend(backend)
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
@@ -55,8 +54,7 @@ def make_plan(
     ground = OnLayout(layout) if layout else _ground(launcher, adapter, host)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
-    with_named_model(spec, host)
-    strategy = host.strategy(spec.strategy.name, spec.strategy.options)
+    strategy = cast.strategy
     found = ground.devices(spec, adapter, strategy, replicas)
     device, count = found.kind, found.replicas
     _require_capabilities(strategy, adapter)

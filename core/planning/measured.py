@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes
-from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data import order
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.plugins.cast import Cast
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,15 @@ class Measured:
     model: ModelBytes | None = None
 
 
-def with_measures(
-    plan: Plan, spec: TrainingSpec, found: Measured, *, strategy: Strategy, adapter: Adapter
-) -> Plan:
+def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
     """Completes a plan with what was measured.
 
     Args:
         plan: Without it.
-        spec: What the plan was made from.
+        cast: What the plan was made from; its strategy is told of the completed plan, so that it can start.
         found: What was measured.
-        strategy: Of the plan; it is told of the completed plan, so that it can start.
-        adapter: Of the plan's backend.
     """
+    spec, strategy = cast.with_model, cast.strategy
     per_epoch = None
     total = spec.steps
     if found.samples is not None:
@@ -66,6 +61,6 @@ def with_measures(
     if plan.replicas > 1:
         exchanged = strategy.exchanged_bytes(found.gradient_bytes, plan.replicas)
         if exchanged is None:
-            exchanged = adapter.exchanged_bytes(plan)
+            exchanged = cast.host.backend(plan.backend).exchanged_bytes(plan)
     kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
     return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept)

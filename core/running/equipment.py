@@ -13,8 +13,7 @@ from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
 from isotrain.core.planning.measured import Measured, with_measures
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.plugins.named_model import with_named_model
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.initial_weights import LoadReport, start_from
 from isotrain.core.running.loaders import Loaders
@@ -52,10 +51,9 @@ class Equipment:
 
 
 def equip(
-    spec: TrainingSpec,
+    cast: Cast,
     plan: Plan,
     context: ProcessContext,
-    host: PluginHost,
     reporter: Reporter,
     service: Service | None,
     *,
@@ -64,26 +62,24 @@ def equip(
     """Builds the model, joins the other processes and loads the data.
 
     Args:
-        spec: What is trained.
+        cast: What is trained, and what takes part.
         plan: How.
         context: This process's place.
-        host: Knows the backend, strategy and model.
         reporter: Is told what goes on.
         service: What it is told besides, where it was launched.
         resumes: Whether a checkpoint is loaded next.
     """
     reporter.enter("build model")
-    adapter = host.backend(plan.backend)
+    spec, adapter = cast.spec, cast.host.backend(plan.backend)
     with collection_paused():  # it imports the framework
-        named = with_named_model(spec, host)
-        strategy = host.strategy(plan.strategy, plan.strategy_options)
+        strategy = cast.strategy
         placement = strategy.placement.for_replicas(plan.replicas)
-        group = placement.open(adapter, named, plan.setting, context, service)
+        group = placement.open(adapter, cast.with_model, plan.setting, context, service)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = Loaders(spec, plan, group, load_data(spec))
     initial = start_from(spec, plan, group, resumes=resumes)
     measured = _measured(spec, group, loaders, initial)
-    completed = with_measures(plan, spec, measured, strategy=strategy, adapter=adapter)
+    completed = with_measures(plan, cast, measured)
     strategy.started(group)
     return Equipment(spec, completed, group, strategy, loaders, initial, adapter.packages)
 

@@ -17,6 +17,7 @@ from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.launching.look import look
 from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.data_loading import loaded
 from isotrain.core.running.targets import form_of, replaced
@@ -60,8 +61,8 @@ def predict(
     trained = Trained.of(run, spec)
     wanted = trained.spec(functools.partial(_to_predict_for, data))
     work = functools.partial(_predict, weights=trained.location)
-    host = plugin_host(wanted.plugins)
-    return look(work, wanted, backend or trained.backend, host, replicas)
+    cast = Cast(wanted, plugin_host(wanted.plugins))
+    return look(work, cast, backend or trained.backend, replicas)
 
 
 def export(
@@ -113,7 +114,7 @@ def export(
             target=str(new),
             known=known is not None,
         )
-        look(work, wanted, _writer(trained, form, host), host)
+        look(work, Cast(wanted, host), _writer(trained, form, host))
     return place
 
 

@@ -21,7 +21,7 @@ from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.running.agreement import require_same_samples
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import equip, remarks, state_remarks
@@ -31,7 +31,6 @@ from isotrain.core.running.predictions import joined
 from isotrain.core.running.run_checkpoints import RunCheckpoints
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
-from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class Session:
@@ -55,10 +54,9 @@ class Session:
 
     def __init__(
         self,
-        spec: TrainingSpec,
+        cast: Cast,
         plan: Plan,
         context: ProcessContext,
-        host: PluginHost,
         reporter: Reporter,
         service: Service | None = None,
         *,
@@ -67,17 +65,16 @@ class Session:
         """Loads the data, builds the model and joins the other processes.
 
         Args:
-            spec: What is trained.
+            cast: What is trained, and what takes part.
             plan: How.
             context: This process's place.
-            host: Knows the backend, strategy and model.
             reporter: Tells the launcher.
             service: This process's part in a served run; needed there only.
             resumes: Whether `restore` is called next: initial weights are not read then.
         """
         self.stopwatch = Stopwatch()
-        self._equipment = own = equip(spec, plan, context, host, reporter, service, resumes=resumes)
-        self.spec = spec
+        self._equipment = own = equip(cast, plan, context, reporter, service, resumes=resumes)
+        self.spec = spec = cast.spec
         self.plan = own.plan
         self.group = own.group
         self.rank = context.rank

@@ -167,21 +167,20 @@ def do_job(
     """
     from isotrain.core.contracts.service import Service
     from isotrain.core.json_text import json_page
-    from isotrain.core.plugins.named_model import with_named_model
+    from isotrain.core.plugins.cast import Cast
     from isotrain.core.running.initial_weights import REPORT_FILE
     from isotrain.core.running.session import Session
     from isotrain.core.system.whole_file import write_whole
 
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
+    cast = Cast(job.spec, host)
     if not context.has_session:
         reporter.enter("build model")
-        spec = with_named_model(job.spec, host)
-        strategy = host.strategy(job.plan.strategy, job.plan.strategy_options)
         adapter = host.backend(job.plan.backend)
-        strategy.placement.serve(adapter, spec, job.plan.setting, service)
+        cast.strategy.placement.serve(adapter, cast.with_model, job.plan.setting, service)
         return None
     resumes = job.resume is not None
-    session = Session(job.spec, job.plan, context, host, reporter, service, resumes=resumes)
+    session = Session(cast, job.plan, context, reporter, service, resumes=resumes)
     if session.is_main and session.initial_weights is not None and not resumes:
         report = json_page(session.initial_weights.to_dict())
         write_whole(session.run_directory / REPORT_FILE, report + "\n")

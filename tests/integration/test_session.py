@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import isotrain
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.strategies.data_parallel import DataParallel
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
 
@@ -414,3 +416,21 @@ def test_a_loss_that_is_nan_in_a_loop_without_a_launcher() -> None:
     with pytest.warns(UserWarning, match=r"is NaN.*The run goes on"):
         diverging("warn")
     diverging("ignore")
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [
+        lambda: isotrain.open_session(spec(), backend="reference").close(),
+        lambda: isotrain.measured_plan(spec(), backend="reference", replicas=2),
+        lambda: isotrain.check(spec(), backends="reference", replicas=[1, 2]),
+    ],
+    ids=["open_session", "measured_plan", "check"],
+)
+def test_a_process_makes_the_strategy_once(
+    walk: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(DataParallel, "__init__", lambda self: made.append(self))
+    walk()
+    assert len(made) == 1

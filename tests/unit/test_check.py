@@ -28,6 +28,7 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.files import json_schema
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -177,8 +178,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
     monkeypatch.setattr(machine_rules.hardware, "memory_bytes", lambda: MEMORY)
 
     def run(scene: Scene, **options: Any) -> CheckResult:
-        def look(work: Any, spec: TrainingSpec, backend: str, host: PluginHost) -> dict[str, Any]:
-            assert not spec.drop_remainder
+        def look(work: Any, cast: Cast, backend: str) -> dict[str, Any]:
+            assert not cast.spec.drop_remainder
             if scene.fails:
                 raise RunFailedError("no such layer")
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]

@@ -16,6 +16,7 @@ from isotrain.core.contracts.launcher import ChosenLauncher, Launcher
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning import launchable
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.showing import launching_texts
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -59,7 +60,7 @@ def test_a_plan_refuses_what_a_launcher_refuses(host: PluginHost) -> None:
     adapters = [host.backend(name) for name in host.backends.names()]
     alone = next(each for each in adapters if each.replicas_per_process == "all")
     spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
-    plan = functools.partial(make_plan, spec, backend=alone.name, replicas=2, host=host)
+    plan = functools.partial(make_plan, Cast(spec, host), backend=alone.name, replicas=2)
     assert len(plan(launcher=ChosenLauncher("local")).processes) == 1
     with pytest.raises(UnsupportedError, match=f"'joining' does not start backend '{alone.name}'"):
         plan(launcher=ChosenLauncher("joining"))

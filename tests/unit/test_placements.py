@@ -13,6 +13,7 @@ from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.served.placement import Served
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -105,7 +106,7 @@ def test_a_third_party_brings_a_placement(host: PluginHost) -> None:
     spec = SPEC.model_copy(
         update={"strategy": SPEC.strategy.model_copy(update={"name": "in-pairs"})}
     )
-    plan = make_plan(spec, backend="in-pairs-too", replicas=3, host=host)
+    plan = make_plan(Cast(spec, host), backend="in-pairs-too", replicas=3)
     assert plan.placement == "paired"
     assert plan.to_dict()["mesh"] == {"stage": 2, "data": 3}
     assert [process.replicas for process in plan.processes] == [(0,), (1,), (2,)] * 2
@@ -114,7 +115,7 @@ def test_a_third_party_brings_a_placement(host: PluginHost) -> None:
     with pytest.raises(
         UnsupportedError, match="in paired runs it has no synchronised-step: the back"
     ):
-        make_plan(spec, backend="reference", replicas=3, host=host)
+        make_plan(Cast(spec, host), backend="reference", replicas=3)
 
 
 def test_a_single_replica_needs_nobody_to_serve_it() -> None:

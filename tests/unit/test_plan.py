@@ -23,6 +23,7 @@ from isotrain.core.errors import (
 )
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
 from isotrain.core.planning.measured import Measured, with_measures
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.served.placement import Served
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -121,7 +122,7 @@ def spec(**fields: Any) -> TrainingSpec:
 def plan(
     host: PluginHost, backend: str = "declared", replicas: int | None = 3, **fields: Any
 ) -> Plan:
-    return make_plan(spec(**fields), backend=backend, replicas=replicas, host=host)
+    return make_plan(Cast(spec(**fields), host), backend=backend, replicas=replicas)
 
 
 def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginHost) -> None:
@@ -160,10 +161,8 @@ def test_measures_complete_the_plan(host: PluginHost) -> None:
     made = plan(host)
     found = with_measures(
         made,
-        spec(),
+        Cast(spec(), host),
         Measured(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)]),
-        strategy=host.strategy(made.strategy, {}),
-        adapter=host.backend(made.backend),
     )
     assert (found.steps_per_epoch, found.total_steps) == (3, 9)
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)

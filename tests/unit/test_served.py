@@ -14,6 +14,7 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.data.batch import Slice
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.served.capabilities import SERVED_GROUP
 from isotrain.core.served.group import ServedGroup
@@ -157,7 +158,7 @@ def host() -> PluginHost:
 
 
 def roles(host: PluginHost, backend: str, replicas: int = 2, **options: Any) -> list[Any]:
-    made = make_plan(spec(**options), backend=backend, replicas=replicas, host=host)
+    made = make_plan(Cast(spec(**options), host), backend=backend, replicas=replicas)
     return [(process.role, process.replicas) for process in made.processes]
 
 
@@ -178,4 +179,4 @@ def test_what_cannot_be_is_refused_with_the_reason(host: PluginHost) -> None:
         roles(host, "torch-ddp", staleness=-1)
     half = spec().model_copy(update={"precision": "float16"})
     with pytest.raises(UnsupportedError, match="loss scale"):
-        make_plan(half, backend="torch-ddp", replicas=2, host=host)
+        make_plan(Cast(half, host), backend="torch-ddp", replicas=2)

@@ -12,6 +12,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import graphs
@@ -45,7 +46,8 @@ def plan(
     host: PluginHost, name: str, options: dict[str, Any], replicas: int = 4, **fields: Any
 ) -> Plan:
     backend = fields.pop("backend", BACKEND)
-    return make_plan(spec(name, options, **fields), backend=backend, replicas=replicas, host=host)
+    cast = Cast(spec(name, options, **fields), host)
+    return make_plan(cast, backend=backend, replicas=replicas)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +218,8 @@ def test_the_plan_says_what_is_sent(
     made = plan(host, name, options)
     found = with_measures(
         made,
-        spec(name, options),
+        Cast(spec(name, options), host),
         Measured(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
-        strategy=host.strategy(name, options),
-        adapter=host.backend(made.backend),
     )
     assert found.exchanged_bytes_per_step == pytest.approx(expected)
     assert "weight_shapes" not in found.to_dict()
@@ -232,10 +232,8 @@ def test_a_model_with_fewer_weights_than_replicas_is_not_shared_out(host: Plugin
     ):
         with_measures(
             made,
-            spec("sharded", {}),
+            Cast(spec("sharded", {}), host),
             Measured(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
-            strategy=host.strategy("sharded", {}),
-            adapter=host.backend(made.backend),
         )
 
 
