@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tomllib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -20,6 +21,9 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | PathLike[str]
 """What a spec can be given as."""
+
+_LOOKED_UP: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDictionary()
+"""Specs whose imports were looked up, by identity: a changed copy, which may name others, is none."""
 
 _SCRIPT = re.compile(r"\.py:[^:/]+$")
 _SHORTHANDS = {
@@ -45,7 +49,8 @@ def load_spec(
         check_imports: Whether to look for the modules and names that references name.
 
     Returns:
-        The spec. File references of a spec file are relative to its folder.
+        The spec; one that was loaded before as it is. File references of a spec file are relative to its
+        folder.
 
     Raises:
         SpecError: The file cannot be read, or lists every problem of the spec.
@@ -58,6 +63,8 @@ def load_spec(
     if not isinstance(source, Mapping | TrainingSpec):
         kind = type(source).__name__
         raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
+    if not overrides and _LOOKED_UP.get(id(source)) is source:
+        return source
     return _build(_as_fields(source), overrides, "the spec", Path.cwd(), check_imports)
 
 
@@ -122,7 +129,10 @@ def _build(
     fields.pop("$schema", None)
     context = {"folder": folder, "check_imports": check_imports}
     with as_spec_error(what):
-        return TrainingSpec.model_validate(fields, context=context)
+        spec = TrainingSpec.model_validate(fields, context=context)
+    if check_imports:
+        _LOOKED_UP[id(spec)] = spec
+    return spec
 
 
 def _as_fields(value: Any) -> Any:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isotrain.core.errors import SpecError
+from isotrain.core.spec import references
 from isotrain.core.spec.files import json_schema, load_spec
 from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam
 from isotrain.core.spec.references import resolve
@@ -242,6 +243,22 @@ def test_every_reference_is_looked_for() -> None:
     assert unchecked == TrainingSpec(**fields)
     with pytest.raises(SpecError, match=r"(?s)6 problems.*nowhere_f"):
         load_spec(unchecked)
+
+
+def test_imports_are_looked_up_once_and_again_in_a_changed_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up = []
+    monkeypatch.setattr(references, "problem", looked_up.append)
+    loaded = load_spec(FIELDS)
+    assert len(looked_up) == 4
+    assert load_spec(loaded) is loaded
+    assert len(looked_up) == 4
+    for again in (loaded.replace(seed=5), loaded.model_copy(update={"seed": 5})):
+        looked_up.clear()
+        assert load_spec(again) == again
+        assert len(looked_up) == 4
+    assert load_spec(loaded, ["seed=5"]) == again
 
 
 def test_files_named_in_a_spec_are_beside_it(
