@@ -198,14 +198,25 @@ def test_a_process_that_ends_or_raises(
         assert any(line.startswith(last_steps) for line in others), text
 
 
-SUSPENDED = [("reference", 3.0), ("tf-multiworker", 10.0)]
+@pytest.fixture(params=["forked", pytest.param("fresh", marks=SLOW)])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries a test with processes that are forked, and with fresh ones."""
+    monkeypatch.setenv("ISOTRAIN_START", request.param)
+
+
+SUSPENDED = [
+    ("reference", 3.0, "forked"),
+    ("reference", 3.0, "fresh"),
+    ("tf-multiworker", 10.0, "forked"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "silence"), SUSPENDED)
+@pytest.mark.parametrize(("backend", "silence", "way"), SUSPENDED)
 def test_a_suspended_process_is_to_blame_though_others_fail_first(
-    backend: str, silence: float, tmp_path: Path
+    backend: str, silence: float, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", way)
     text = failure(doing(stop, 1), spec(timeouts={"silence": silence}), backend, tmp_path)
     first = text.splitlines()[0]
     assert first.startswith("rank 1 of 2 is suspended (SIGSTOP) and was last heard of")
@@ -213,6 +224,7 @@ def test_a_suspended_process_is_to_blame_though_others_fail_first(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("both_ways")
 def test_who_keeps_the_others_waiting_is_to_blame(tmp_path: Path) -> None:
     work = doing(lambda: time.sleep(600), 1)
     fields = spec(timeouts={"progress": 2.0})
@@ -279,6 +291,7 @@ def _block_on_rank_1() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("both_ways")
 def test_a_job_that_cannot_be_opened_on_one_rank(tmp_path: Path) -> None:
     fields = spec(model_args={}, data_args={}, timeouts={"silence": 3.0})
     obstacle = BlocksWhenUnpickled()
@@ -337,17 +350,25 @@ def trains(session: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "changes", "error", "call"),
+    ("work", "changes", "error", "call", "way"),
     [
-        (trains, {"transform": fails_late}, "ArithmeticError", "next batch"),
-        (trains, {"model": model_that_fails}, "LookupError", "build model"),
-        (trains, {"data": data_that_fails}, "EOFError", "load data"),
-        (evaluates, {}, "ZeroDivisionError", "evaluate"),
+        (trains, {"transform": fails_late}, "ArithmeticError", "next batch", "forked"),
+        (trains, {"model": model_that_fails}, "LookupError", "build model", "forked"),
+        (trains, {"data": data_that_fails}, "EOFError", "load data", "forked"),
+        (evaluates, {}, "ZeroDivisionError", "evaluate", "forked"),
+        (evaluates, {}, "ZeroDivisionError", "evaluate", "fresh"),
     ],
 )
 def test_the_call_is_named_in_which_an_error_was_raised(
-    work: Any, changes: dict[str, Any], error: str, call: str, tmp_path: Path
+    work: Any,
+    changes: dict[str, Any],
+    error: str,
+    call: str,
+    way: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", way)
     text = failure(work, spec(**changes), "reference", tmp_path)
     first = text.splitlines()[0]
     assert first.startswith(f"rank 1 of 2 raised {error} ")
@@ -365,6 +386,7 @@ def removes_directory(session: Any) -> None:
             session.end_epoch(0, {"some": 1.0})
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_run_directory_that_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     text = failure(removes_directory, spec(), "reference", folder)
@@ -379,6 +401,7 @@ def prints_much(session: Any) -> None:
             print("x" * 10_000)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_full_disk(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
