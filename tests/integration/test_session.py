@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 import isotrain
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.running.weights_file import save_weights
 from isotrain.strategies.data_parallel import DataParallel
+from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
 
@@ -434,3 +437,30 @@ def test_a_process_makes_the_strategy_once(
     monkeypatch.setattr(DataParallel, "__init__", lambda self: made.append(self))
     walk()
     assert len(made) == 1
+
+
+def test_weights_are_counted_where_none_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("weights were copied")
+
+    monkeypatch.setattr(ReferenceGroup, "read_state", refuse)
+    with isotrain.open_session(spec(), backend="reference") as session:
+        assert session.plan.parameters == (3 * 5 + 5) + (5 * 1 + 1)
+
+
+def test_weights_that_cannot_be_written_leave_the_file_before(tmp_path: Path) -> None:
+    target, limits = tmp_path / "weights.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with isotrain.open_session(spec(), backend="reference") as session:
+        save_weights(session.group, target)
+        before = target.read_bytes()
+        session.step(next(session.batches()))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                save_weights(session.group, target)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert target.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [target]
+        save_weights(session.group, target)
+    assert target.read_bytes() != before
