@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 
+_AS_REPLICATED = frozenset(
+    {
+        Capability.GRADIENTS,
+        Capability.APPLY,
+        Capability.NAMED_STATE,
+        Capability.SEND_RECEIVE,
+        Capability.COMPUTE,
+        Capability.SUBGROUPS,
+        Capability.BFLOAT16_EXCHANGE,
+    }
+)
+"""What they can where replicated groups can."""
+_UPDATES_PARTS = frozenset({Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS})
 _UPDATES_ALL = (
     Capability.SYNCHRONISED_STEP,
     Capability.LOCAL_STEP,
     Capability.AVERAGE_PARAMETERS,
 )
 """What takes a replica that updates all weights."""
-_UPDATES_PARTS = frozenset({Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS})
 
 
 def sharded_group(replicated: Capabilities) -> Capabilities:
@@ -20,6 +32,6 @@ def sharded_group(replicated: Capabilities) -> Capabilities:
         replicated: What the backend's replicated groups can do.
     """
     own = dict.fromkeys(_UPDATES_ALL, "each replica updates its own part of the weights alone")
-    can = (replicated.has | _UPDATES_PARTS) - own.keys()
+    can = (replicated.has & _AS_REPLICATED) | _UPDATES_PARTS
     reasons = {**replicated.lacks, **own}
     return Capabilities(can, {name: why for name, why in reasons.items() if name not in can})

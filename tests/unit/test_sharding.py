@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
+from isotrain.core.sharding.capabilities import sharded_group
 from isotrain.core.sharding.partition import partition
 from isotrain.strategies.sharded import Sharded
 
@@ -45,3 +47,17 @@ def test_state_is_that_of_the_replica_with_the_largest_share(stage: int, gradien
     strategy = Sharded(stage=stage, bucket_megabytes=160e-6)
     assert strategy.state_bytes(model, 2) == StateBytes(658 + 50, gradients, 2 * 330)
     assert model.replicated.total == 658 + 50 + 658 + 2 * 658
+
+
+def test_a_sharded_group_claims_no_capability_that_is_not_listed() -> None:
+    found = sharded_group(Capabilities(frozenset(Capability)))
+    assert {Capability.GRADIENTS, Capability.PARTIAL_UPDATE} < found.has
+    assert not found.has & {Capability.SERVED_STEP, Capability.STAGED_STEP}
+    assert found.missing([Capability.STAGED_STEP, Capability.LOCAL_STEP]) == [
+        "no local-step: each replica updates its own part of the weights alone",
+        "no staged-step: the backend does not declare it",
+    ]
+    assert sharded_group(Capabilities()).has == {
+        Capability.PARTIAL_UPDATE,
+        Capability.GRADIENTS_IN_BUCKETS,
+    }
