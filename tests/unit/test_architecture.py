@@ -56,6 +56,20 @@ def test_private_parts_of_libraries_are_used_in_one_place_each() -> None:
             assert at_home or not (used or named), f"{path}: {private}"
 
 
+@pytest.mark.parametrize("folder", ["strategies", "environments", "launchers"])
+def test_what_adapters_share_passes_the_door_for_adapters_alone(folder: str) -> None:
+    door = ast.parse((ROOT / "isotrain/plugin.pyi").read_text(encoding="utf-8"))
+    of_adapters = {
+        f"isotrain.plugin.{alias.name}"
+        for node in door.body
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("isotrain.adapters.")
+        for alias in node.names
+    }
+    assert "isotrain.plugin.keras_private" in of_adapters
+    for path in modules(folder):
+        assert not imported(path) & of_adapters, path
+
+
 @pytest.mark.parametrize("folder", ["core", "strategies", "environments", "launchers", "isotrain"])
 def test_no_framework_outside_of_the_adapters(folder: str) -> None:
     for path in modules(folder):
