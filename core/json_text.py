@@ -9,6 +9,8 @@ from typing import Any
 
 FORMAT = 1
 """The version of everything that the command line prints as JSON; see `docs/command-line.md`."""
+_LACKING = ("NaN", "Infinity", "-Infinity")
+"""The texts that stand for numbers which JSON lacks."""
 
 
 def json_line(fields: Mapping[str, Any], default: Callable[[Any], Any] | None = str) -> str:
@@ -28,6 +30,17 @@ def marked_line(fields: Mapping[str, Any], mark: str) -> str:
 def json_page(fields: Mapping[str, Any]) -> str:
     """One object, indented."""
     return json.dumps(_strict(fields), default=str, allow_nan=False, indent=2)
+
+
+def with_numbers(value: Any) -> Any:
+    """The same with the numbers that JSON lacks in the place of the texts that stand for them."""
+    if isinstance(value, str):
+        return float(value) if value in _LACKING else value
+    if isinstance(value, Mapping):
+        return {key: with_numbers(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_numbers(part) for part in value]
+    return value
 
 
 def _strict(value: Any) -> Any:

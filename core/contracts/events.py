@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from isotrain.core.json_text import json_line, with_numbers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
@@ -27,7 +29,7 @@ class Event:
 
     def to_line(self) -> bytes:
         """The event as one line of JSON, which `read_event` reads."""
-        return json.dumps(self.to_dict(), default=str).encode() + b"\n"
+        return json_line(self.to_dict()).encode() + b"\n"
 
 
 OnEvent = Callable[[Event], None]
@@ -296,7 +298,7 @@ class RunFailed(Event):
     message: str
 
 
-_OF_PROCESSES: tuple[type[ProcessEvent], ...] = (
+_KINDS: tuple[type[Event], ...] = (
     Started,
     Heartbeat,
     Ready,
@@ -310,12 +312,16 @@ _OF_PROCESSES: tuple[type[ProcessEvent], ...] = (
     Warned,
     Failed,
     Finished,
+    Output,
+    Remark,
+    Restarted,
+    RunFailed,
 )
-_CLASSES = {each.kind: each for each in _OF_PROCESSES}
+_CLASSES = {each.kind: each for each in _KINDS}
 
 
-def read_event(line: bytes) -> ProcessEvent | None:
-    """Reads what a process has told.
+def read_event(line: bytes) -> Event | None:
+    """Reads an event.
 
     Args:
         line: One line of JSON, as `to_line` writes it.
@@ -323,9 +329,19 @@ def read_event(line: bytes) -> ProcessEvent | None:
     Returns:
         The event, without the fields that this version does not know; None if it does not know the kind.
     """
-    told = json.loads(line)
+    return event_of(json.loads(line))
+
+
+def event_of(told: Mapping[str, Any]) -> Event | None:
+    """The same of a mapping that was read already, as `to_dict` gives it."""
     event = _CLASSES.get(told["event"])
     if event is None:
         return None
-    known = {field.name for field in fields(event)}
-    return event(**{name: value for name, value in told.items() if name in known})
+    known = {field.name: str(field.type) for field in fields(event)}
+    return event(
+        **{
+            name: with_numbers(value) if "float" in known[name] else value
+            for name, value in told.items()
+            if name in known
+        }
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import OnEvent, Output, read_event
+from isotrain.core.contracts.events import OnEvent, Output, event_of
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.plugin_choice import PluginChoice
@@ -174,9 +174,7 @@ def _follow(engine: EngineProcess, mark: str, on_event: OnEvent) -> dict[str, An
         elif told["event"] in ("result", "error"):
             last = last or told
             engine.expect_end()
-        elif told["event"] == Output.kind:
-            on_event(Output(text=str(told.get("text", "")), rank=int(told.get("rank", 0))))
-        elif (event := read_event(json.dumps(told).encode())) is not None:
+        elif (event := event_of(told)) is not None:
             on_event(event)
     return last
 

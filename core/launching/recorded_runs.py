@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from isotrain.core.contracts.events import Finished, Ready, RunFailed
+from isotrain.core.contracts.events import Finished, ProcessEvent, Ready, RunFailed, read_event
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.launching.run_directory import (
     EVENTS_FILE,
@@ -102,7 +102,8 @@ def _beginning(events: Path) -> tuple[float | None, Mapping[str, Any]]:
     """When the first event was, and the plan completed with what was measured."""
     started = None
     for event in read_events(events):
-        started = started or event.time
+        if isinstance(event, ProcessEvent):
+            started = started or event.time
         if isinstance(event, Ready) and event.plan:
             return started, event.plan
     return started, {}
@@ -121,10 +122,11 @@ def _state(folder: Path) -> tuple[State, str | None]:
         return "running", None
     if (folder / _RESULT_FILE).exists():
         return "finished", None
-    last = json.loads(_last_line(folder / EVENTS_FILE) or b"{}")
-    if last.get("event") == RunFailed.kind:
-        return "failed", str(last["message"]).partition("\n")[0]
-    return ("finished" if last.get("event") == Finished.kind else "stopped"), None
+    line = _last_line(folder / EVENTS_FILE)
+    last = None if line is None else read_event(line)
+    if isinstance(last, RunFailed):
+        return "failed", last.message.partition("\n")[0]
+    return ("finished" if isinstance(last, Finished) else "stopped"), None
 
 
 def _last_line(path: Path) -> bytes | None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY
-from isotrain.core.contracts.events import EpochEnded, Event, ProcessEvent, Steps, read_event
+from isotrain.core.contracts.events import EpochEnded, Event, Steps, read_event
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.json_text import json_line, json_page
+from isotrain.core.json_text import json_page
 from isotrain.core.plain_records import read_json, value
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
@@ -125,8 +125,8 @@ class RunDirectory:
     def append_event(self, event: Event) -> None:
         """Adds an event to `steps.jsonl` if it tells of steps, to `events.jsonl` otherwise."""
         name = STEPS_FILE if isinstance(event, Steps) else EVENTS_FILE
-        with (self.path / name).open("a", encoding="utf-8") as stream:
-            stream.write(json_line(event.to_dict()) + "\n")
+        with (self.path / name).open("ab") as stream:
+            stream.write(event.to_line())
 
     def append_output(self, text: str) -> None:
         """Adds to the log of rank 0, whose output comes through its launcher."""
@@ -156,8 +156,8 @@ def _lacking(folder: Path, name: str) -> PlanError:
     )
 
 
-def read_events(path: Path) -> Iterator[ProcessEvent]:
-    """Reads what processes told of a run from one of its files; a missing file has nothing.
+def read_events(path: Path) -> Iterator[Event]:
+    """Reads what was told of a run from one of its files; a missing file has nothing.
 
     Raises:
         IsotrainError: A line is none that a run has written.
@@ -171,7 +171,7 @@ def read_events(path: Path) -> Iterator[ProcessEvent]:
                 yield event
 
 
-def _event(line: bytes, where: str) -> ProcessEvent | None:
+def _event(line: bytes, where: str) -> Event | None:
     try:
         return read_event(line)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -179,24 +179,22 @@ def _event(line: bytes, where: str) -> ProcessEvent | None:
         raise IsotrainError(f"{where}: it is no event of a run ({kind}: {error}).") from None
 
 
-def _rewrite(path: Path, kept: Callable[[ProcessEvent], ProcessEvent | None]) -> None:
-    """Writes a file of events anew, with what `kept` gives for those of processes."""
+def _rewrite(path: Path, kept: Callable[[Event], Event | None]) -> None:
+    """Writes a file of events anew, with what `kept` gives for each."""
     if path.exists():
         rewrite_lines(path, lambda line: _kept(line, _event(line, str(path)), kept))
 
 
-def _kept(
-    line: bytes, event: ProcessEvent | None, kept: Callable[[ProcessEvent], ProcessEvent | None]
-) -> bytes | None:
-    if event is None:  # the launcher's
+def _kept(line: bytes, event: Event | None, kept: Callable[[Event], Event | None]) -> bytes | None:
+    if event is None:  # of a later version
         return line
     found = kept(event)
     if found is None or found is event:
         return line if found else None
-    return f"{json_line(found.to_dict())}\n".encode()
+    return found.to_line()
 
 
-def _steps_before(event: ProcessEvent, step: int) -> ProcessEvent | None:
+def _steps_before(event: Event, step: int) -> Event | None:
     if not isinstance(event, Steps) or event.first >= step:
         return None
     count = step - event.first
@@ -205,7 +203,7 @@ def _steps_before(event: ProcessEvent, step: int) -> ProcessEvent | None:
     return replace(event, losses=event.losses[:count], learning_rates=event.learning_rates[:count])
 
 
-def _unless_after(event: ProcessEvent, step: int) -> ProcessEvent | None:
+def _unless_after(event: Event, step: int) -> Event | None:
     return None if isinstance(event, EpochEnded) and event.done > step else event
 
 

@@ -161,7 +161,8 @@ class Supervisor:
             self._forget(watched.process.events)
             return
         for line in lines:
-            event = read_event(line)
+            read = read_event(line)
+            event = read if isinstance(read, ProcessEvent) else None
             watched.note(event)
             if event is not None and not isinstance(event, Heartbeat):
                 watched.active = watched.heard

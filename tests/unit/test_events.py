@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from isotrain.core.contracts import events
-from isotrain.core.contracts.events import ProcessEvent, read_event
+from isotrain.core.contracts.events import Event, ProcessEvent, read_event
 
-_EVENTS: list[ProcessEvent] = [
+_EVENTS: list[Event] = [
     events.Started(pid=12),
     events.Heartbeat(),
     events.Ready(),
@@ -29,15 +29,20 @@ _EVENTS: list[ProcessEvent] = [
         time=1.5, error="ValueError", message="no", traceback="Traceback\n ...", blames_peer=False
     ),
     events.Finished(call="close"),
+    events.Output(text="NaN", rank=2),
+    events.Remark(time=1.5, text="fresh processes"),
+    events.Restarted(time=1.5, failure="rank 1", after_step=8, from_step=4, replicas=2),
+    events.RunFailed(time=1.5, message="rank 1 raised"),
 ]
 
 
 def test_no_kind_is_forgotten() -> None:
-    assert {type(event) for event in _EVENTS} == set(ProcessEvent.__subclasses__())
+    kinds = {*ProcessEvent.__subclasses__(), *Event.__subclasses__()} - {ProcessEvent}
+    assert {type(event) for event in _EVENTS} == kinds
 
 
 @pytest.mark.parametrize("event", _EVENTS, ids=lambda event: event.kind)
-def test_an_event_survives_the_pipe(event: ProcessEvent) -> None:
+def test_an_event_survives_the_pipe(event: Event) -> None:
     line = event.to_line()
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -46,7 +51,9 @@ def test_an_event_survives_the_pipe(event: ProcessEvent) -> None:
 
 def test_numbers_that_json_lacks_survive_too() -> None:
     losses = [math.inf, -math.inf, math.nan]
-    read = read_event(events.Steps(first=0, losses=losses, learning_rates=[0.1] * 3).to_line())
+    line = events.Steps(first=0, losses=losses, learning_rates=[0.1] * 3).to_line()
+    json.loads(line, parse_constant=pytest.fail)
+    read = read_event(line)
     assert isinstance(read, events.Steps)
     assert list(read.losses[:2]) == losses[:2]
     assert math.isnan(read.losses[2])
