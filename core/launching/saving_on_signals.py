@@ -37,37 +37,55 @@ def saving_on_signals(processes: Sequence[Saving]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {}
-    asked: list[int] = []
-
-    def give_back() -> None:
-        while before:
-            number, handler = before.popitem()
-            signal.signal(number, handler)
-
-    def save(number: int, frame: FrameType | None) -> None:
-        for process in processes:
-            process.ask_for_checkpoint(and_end=False)
-
-    def save_and_end(number: int, frame: FrameType | None) -> None:
-        if asked or not all(process.heeds_wishes for process in processes):
-            give_back()
-            signal.raise_signal(number)
-            return
-        asked.append(number)
-        for process in processes:
-            process.ask_for_checkpoint(and_end=True)
-
-    for number, handler in {signal.SIGUSR1: save, **dict.fromkeys(_ENDING, save_and_end)}.items():
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
+    hearing = _Hearing(processes)
+    hearing.begin()
     try:
         yield
     except RunFailedError as failure:
-        give_back()
-        if asked:
-            signal.raise_signal(asked[0])
+        hearing.end()
+        if hearing.asked_to_end is not None:
+            signal.raise_signal(hearing.asked_to_end)
             raise EndedError(str(failure)) from failure
         raise
     finally:
-        give_back()
+        hearing.end()
+
+
+class _Hearing:
+    """Hears signals in the place of who heard them before.
+
+    Attributes:
+        asked_to_end: The signal that has asked the run to end after a checkpoint.
+    """
+
+    def __init__(self, processes: Sequence[Saving]) -> None:
+        self.asked_to_end: int | None = None
+        self._processes = processes
+        self._before: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """Takes the place of handlers; a signal that is ignored stays so."""
+        own = {signal.SIGUSR1: self._save, **dict.fromkeys(_ENDING, self._save_and_end)}
+        for number, handler in own.items():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, handler)
+
+    def end(self) -> None:
+        """Gives back their place."""
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+    def _save(self, number: int, frame: FrameType | None) -> None:
+        for process in self._processes:
+            process.ask_for_checkpoint(and_end=False)
+
+    def _save_and_end(self, number: int, frame: FrameType | None) -> None:
+        willing = all(process.heeds_wishes for process in self._processes)
+        if self.asked_to_end is not None or not willing:
+            self.end()
+            signal.raise_signal(number)
+            return
+        self.asked_to_end = number
+        for process in self._processes:
+            process.ask_for_checkpoint(and_end=True)

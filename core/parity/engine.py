@@ -231,19 +231,7 @@ class _Check:
         except IsotrainError as error:
             return RunRecord(**common, status="failed", reason=str(error))
         remarks: list[str] = []
-
-        def again() -> tuple[RunTrace, RunTrace, Floor] | None:
-            if self._other is None:
-                remarks.append("the reference has no float64 run to confirm the difference with.")
-                return None
-            try:
-                clearer = self._traced(wanted, _in_float64(wanted.spec), "in float64, to be sure")
-            except IsotrainError as error:
-                remarks.append(f"it could not be confirmed in float64: {error}")
-                return None
-            noises = _noises(self._other, self._reference)
-            return clearer, self._other, Floor(self._other, noises)
-
+        again = functools.partial(self._clearer, wanted, remarks)
         found = judge(wanted.spec, run, self._reference, floor, self._other, again)
         return RunRecord(
             **common,
@@ -261,6 +249,21 @@ class _Check:
             ],
             plan=run.plan,
         )
+
+    def _clearer(
+        self, wanted: Wanted, remarks: list[str]
+    ) -> tuple[RunTrace, RunTrace, Floor] | None:
+        """The run and the reference in float64, to confirm a difference with; adds to remarks why not."""
+        if self._other is None:
+            remarks.append("the reference has no float64 run to confirm the difference with.")
+            return None
+        try:
+            clearer = self._traced(wanted, _in_float64(wanted.spec), "in float64, to be sure")
+        except IsotrainError as error:
+            remarks.append(f"it could not be confirmed in float64: {error}")
+            return None
+        noises = _noises(self._other, self._reference)
+        return clearer, self._other, Floor(self._other, noises)
 
     def _about_strategy(self, wanted: Wanted, run: RunTrace) -> list[str]:
         """Says where the run and the reference are not even meant to train alike, or take steps otherwise."""
