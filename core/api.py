@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.asked_run import AskedRun, OnEvent
+from isotrain.core.asked_run import AskedRun
+from isotrain.core.contracts.events import OnPlainEvent
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.plan import Plan
@@ -38,7 +39,7 @@ def run(
     backend: str,
     replicas: int | None = None,
     run_directory: str | os.PathLike[str] | None = None,
-    on_event: OnEvent | None = None,
+    on_event: OnPlainEvent | None = None,
     port: int | None = None,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
@@ -93,7 +94,7 @@ def launch(
     backend: str,
     replicas: int | None = None,
     run_directory: str | os.PathLike[str] | None = None,
-    on_event: OnEvent | None = None,
+    on_event: OnPlainEvent | None = None,
     port: int | None = None,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
@@ -141,7 +142,7 @@ def resume(
     spec: SpecLike | None = None,
     backend: str | None = None,
     replicas: int | None = None,
-    on_event: OnEvent | None = None,
+    on_event: OnPlainEvent | None = None,
     port: int | None = None,
     launcher: str | None = None,
     launcher_options: Mapping[str, Any] | None = None,

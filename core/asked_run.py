@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.environment import Place
-from isotrain.core.contracts.events import Event
-from isotrain.core.contracts.events import OnEvent as OnEachEvent
+from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.layout import Layout
@@ -37,9 +36,6 @@ from isotrain.core.system.versions import versions
 if TYPE_CHECKING:
     from isotrain.core.checkpoints.checkpoint import Checkpoint
     from isotrain.core.joining.party import Party
-
-OnEvent = Callable[[Mapping[str, Any]], None]
-"""A person's own function: it is told of every event as a mapping."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class AskedRun:
     replicas: int | None
     launcher: ChosenLauncher
     run_directory: str | os.PathLike[str] | None
-    on_event: OnEvent | None
+    on_event: OnPlainEvent | None
     port: int | None
     resume: str | os.PathLike[str] | None
     max_restarts: int
@@ -184,7 +180,7 @@ class _Attempt:
     port: int | None
     party: Party | None
 
-    def __call__(self, plan: Plan, start: str | None, on_event: OnEachEvent) -> list[Any]:
+    def __call__(self, plan: Plan, start: str | None, on_event: OnEvent) -> list[Any]:
         launcher = None
         if self.party is not None:
             from isotrain.core.joining.first import First

@@ -15,7 +15,7 @@ class UsageError(IsotrainError):
     """The command line itself is wrong."""
 
 
-class Layout(argparse.RawDescriptionHelpFormatter):
+class HelpLayout(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of descriptions, and options beside their explanation."""
 
     def __init__(self, prog: str) -> None:

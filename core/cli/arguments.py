@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_parser import Layout, Parser
+from isotrain.core.cli.argument_parser import HelpLayout, Parser
 from isotrain.core.cli.checkpoint_arguments import add_checkpoint
 from isotrain.core.cli.compare_arguments import COMPARE, REPORT
 from isotrain.core.cli.config_arguments import CONFIG
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         prog="isotrain",
         description="Trains one spec under any data-parallel backend, with the same result.",
         epilog=_EXAMPLES,
-        formatter_class=Layout,
+        formatter_class=HelpLayout,
     )
     top.add_argument("--version", action="version", version=f"isotrain {VERSION}")
     commands = top.add_subparsers(

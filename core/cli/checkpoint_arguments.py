@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from isotrain.core.cli.argument_parser import Layout, Parser
+from isotrain.core.cli.argument_parser import HelpLayout, Parser
 from isotrain.core.cli.argument_types import count
 from isotrain.core.cli.command import Command
 from isotrain.core.cli.model_arguments import EXPORT
@@ -34,7 +34,7 @@ def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
         help="show, compare, verify, export and prune checkpoints",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=Layout,
+        formatter_class=HelpLayout,
     )
     actions = group.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     for action in _ACTIONS:

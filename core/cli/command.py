@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isotrain.core.cli.argument_parser import Layout, Parser
+from isotrain.core.cli.argument_parser import HelpLayout, Parser
 
 
 def _no_arguments(command: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ class Command:
             help=self.summary,
             description=self.description,
             epilog=self.examples,
-            formatter_class=Layout,
+            formatter_class=HelpLayout,
         )
         everywhere = command.add_argument_group("options of every command")
         everywhere.add_argument("--json", action="store_true", help="print JSON instead of text")

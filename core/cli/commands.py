@@ -17,8 +17,8 @@ from isotrain.core.json_text import FORMAT, json_page, marked_line
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
-    from isotrain.core.asked_run import OnEvent
     from isotrain.core.cli.argument_types import Target
+    from isotrain.core.contracts.events import OnPlainEvent
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.plugins.host import PluginHost
     from isotrain.core.running.result import RunResult
@@ -78,11 +78,13 @@ def resume(options: argparse.Namespace) -> None:
     )
 
 
-def _train(options: argparse.Namespace, training: Callable[[OnEvent | None], RunResult]) -> None:
+def _train(
+    options: argparse.Namespace, training: Callable[[OnPlainEvent | None], RunResult]
+) -> None:
     """Shows a training while it goes on, and prints its result."""
     from isotrain.core.showing import display
 
-    shows: contextlib.AbstractContextManager[OnEvent | None] = contextlib.nullcontext()
+    shows: contextlib.AbstractContextManager[OnPlainEvent | None] = contextlib.nullcontext()
     if options.json:
         shows = display.json_lines(mark=options.mark)
     elif options.quiet:

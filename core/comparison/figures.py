@@ -11,7 +11,7 @@ from isotrain.core.comparison.records import Cell, Estimate
 from isotrain.core.comparison.units import Kind, Unit, unit_of
 from isotrain.core.showing import tables
 
-Measured = Estimate | float | None
+Reading = Estimate | float | None
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Measure:
 
     label: str
     kind: Kind
-    of: Callable[[Cell], Measured]
+    of: Callable[[Cell], Reading]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def groups(cells: Iterable[Cell]) -> list[Group]:
     ]
 
 
-def _metric(name: str) -> Callable[[Cell], Measured]:
+def _metric(name: str) -> Callable[[Cell], Reading]:
     return lambda cell: cell.metrics.get(name)
 
 
@@ -129,7 +129,7 @@ def _value(measured: Estimate | float) -> float:
     return measured.value if isinstance(measured, Estimate) else measured
 
 
-def _entry(measured: Measured, unit: Unit) -> Entry:
+def _entry(measured: Reading, unit: Unit) -> Entry:
     if measured is None:
         return Entry("", "")
     if not isinstance(measured, Estimate):

@@ -35,6 +35,9 @@ class Event:
 OnEvent = Callable[[Event], None]
 """Is told of every event as it arrives."""
 
+OnPlainEvent = Callable[[Mapping[str, Any]], None]
+"""A person's own function: the same, with every event as a mapping."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessEvent(Event):

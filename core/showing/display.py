@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import (
@@ -14,6 +14,7 @@ from isotrain.core.contracts.events import (
     Evaluating,
     Event,
     OnEvent,
+    OnPlainEvent,
     Output,
     Progress,
     Ready,
@@ -30,9 +31,6 @@ from isotrain.core.json_text import marked_line
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as ProgressBar
-
-OnPlainEvent = Callable[[Mapping[str, Any]], None]
-"""What a person's own function is told: events as mappings."""
 
 _PLAIN_SECONDS = 5.0
 _FRAMES_PER_SECOND = 5.0
