@@ -39,21 +39,21 @@ if OWNS_SHARED:
 
 LONG = (
     "integration/test_example_plugins.py",
+    "integration/test_resume_backends.py",
     "conformance/test_checks.py",
-    "integration/test_examples.py",
     "integration/test_going_on.py",
+    "integration/test_weighted_losses.py",
+    "integration/test_examples.py",
     "conformance/test_native_equality.py",
     "integration/test_failures.py",
     "integration/test_exporting.py",
     "conformance/test_strategies.py",
     "integration/test_parity.py",
     "integration/test_new_plugin.py",
-    "integration/test_resume_backends.py",
     "integration/test_sample_weights.py",
     "integration/test_benchmarks.py",
     "integration/test_parameter_server.py",
     "integration/test_doctor.py",
-    "integration/test_weighted_losses.py",
     "integration/test_compare.py",
     "integration/test_initial_weights.py",
     "integration/test_check.py",
@@ -81,6 +81,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes what test processes shared."""
     if OWNS_SHARED:
         shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def variables_as_before() -> Iterator[None]:
+    """Takes back what imports and tests of a file have set: templates are shared where all is alike."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
