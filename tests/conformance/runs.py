@@ -28,9 +28,6 @@ TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
 }
 """The cases that a run's processes train one after the other, by backend and replicas; others train alone."""
 
-ONE_GROUP = {name: {"groups": 1} for name in ("horovod-torch", "horovod-tf")}
-"""Horovod's sums over three and more replicas repeat to the bit only when they travel as a whole."""
-
 
 def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
     """What process 0 has after training: `start` and `weights` by name, `loss` of every step."""
@@ -41,6 +38,4 @@ def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
 
 def _in_turn(backend: str, replicas: int, case: str) -> dict[str, dict[str, Any]]:
     names = TRAINED.get((backend, replicas), (case,))
-    options = {"backend_options": ONE_GROUP if replicas > 2 else {}}
-    specs = {name: {**SPECS[name], **options} for name in names}
-    return native.trained_in_turn(specs, backend, replicas)
+    return native.trained_in_turn({name: SPECS[name] for name in names}, backend, replicas)

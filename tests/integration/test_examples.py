@@ -26,7 +26,6 @@ from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-BACKENDS = ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
 SECONDS = 200.0
 """More than any example takes on a busy machine, so that one that hangs is noticed."""
 
@@ -325,12 +324,12 @@ def test_cifar_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
-    """With every backend: one spec, and the same losses."""
-    asked = ("--json", "--epochs", "1", "--replicas", "2", "--backends", *BACKENDS)
+    """With both frameworks: one spec, and the same losses."""
+    backends = ("torch-ddp", "tf-mirrored")
+    asked = ("--json", "--epochs", "1", "--replicas", "2", "--backends", *backends)
     found = json.loads(example(tmp_path / "run", "demo.py", *asked))
     cells = found["cells"]
-    assert [cell["backend"] for cell in cells] == list(BACKENDS)
-    assert [cell["replicas"] for cell in cells] == [2] * len(BACKENDS)
+    assert [(cell["backend"], cell["replicas"]) for cell in cells] == [(b, 2) for b in backends]
     assert cells[0]["apart"] == 0
     assert all(cell["apart"] < 1e-4 and cell["samples_per_s"] > 0 for cell in cells)
     assert found["agree"]

@@ -36,7 +36,7 @@ from isotrain.testing.series import PATIENT, next_session
 
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
 RUNS = [("horovod-torch", 2), ("horovod-torch", 3), ("horovod-tf", 2)]
-"""horovod-tf with three is beside a loop by hand among the tests of native equality."""
+"""horovod-tf with three: the same Horovod as the one, and the same program as the other."""
 RATE = 0.0625
 Results = dict[str, np.ndarray]
 
