@@ -88,6 +88,7 @@ def assert_near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=what)
 
 
+@pytest.mark.slow
 def test_a_portable_model_is_opened_by_keras_on_any_framework(
     folder: Path, trained: isotrain.RunResult, inside: np.ndarray
 ) -> None:
