@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from interrupts import heed_signals
 
@@ -50,18 +51,20 @@ def fails(inputs: Any, targets: Any, random: Any) -> Any:
     return inputs, targets
 
 
+FIELDS: dict[str, Any] = {
+    "model": network,
+    "data": data,
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.0625},
+    "global_batch": 4,
+    "epochs": 3,
+    "shuffle": False,
+}
+
+
 def run(folder: Path, **changes: Any) -> isotrain.RunResult:
-    fields = {
-        "model": network,
-        "data": data,
-        "loss": "mean_squared_error",
-        "optimizer": {"name": "sgd", "lr": 0.0625},
-        "global_batch": 4,
-        "epochs": 3,
-        "shuffle": False,
-    }
     return isotrain.run(
-        fields | changes,
+        FIELDS | changes,
         backend="reference",
         replicas=2,
         run_directory=folder / "run",
@@ -106,6 +109,36 @@ def test_the_weights_survive_a_failure(tmp_path: Path) -> None:
     found = read_weights(kept)
     for name, value in until_then.weights.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+class Late(dict[str, Any]):
+    """What rank 1 returns: asks for long after rank 0 has done all of its work whether that still lives."""
+
+    def items(self) -> Any:
+        while not self["returned by rank 0"].exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        return {"rank 0": psutil.Process(self["pid"]).status()}.items()
+
+
+def last_of_all(session: isotrain.Session) -> Any:
+    told = session.run_directory / "pid"
+    if session.is_main:
+        told.write_text(str(os.getpid()))
+    session.barrier()
+    returned = session.run_directory / "rank-0-returned.json"
+    return (
+        None
+        if session.is_main
+        else Late({"returned by rank 0": returned, "pid": int(told.read_text())})
+    )
+
+
+def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
+    _, found = isotrain.launch(
+        last_of_all, FIELDS, backend="reference", replicas=2, run_directory=tmp_path / "run"
+    )
+    assert found["rank 0"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def text_data() -> Any:
