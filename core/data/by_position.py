@@ -77,6 +77,9 @@ class MapStyle:
 
     A sample is (inputs, targets), (inputs, targets, sample weight) or inputs alone; each an array, a number,
     or a tuple or dict of them. `__getitems__(list)` is used where there is one.
+
+    Attributes:
+        remarks: What is not done as a loader of it would have.
     """
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
@@ -87,6 +90,7 @@ class MapStyle:
             collate: makes a batch of a list of samples; by default leaves of equal shape are stacked.
         """
         self._data = data
+        self.remarks: list[str] = []
         self._collate = collate
         _require_samples(len(data))
 

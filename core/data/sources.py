@@ -40,6 +40,11 @@ _ACCEPTED = (
     "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"
 )
+_UNUSED_WORKERS = (
+    "data: the {} worker processes of the DataLoader are not used: every process of the run fetches its"
+    " samples in one thread of its own; where fetching takes longer than a step, prepare the samples"
+    " beforehand, as arrays in memory or in .npy files"
+)
 
 
 @runtime_checkable
@@ -129,7 +134,17 @@ def _loaded(loader: Any) -> Source:
     stacks = getattr(loader.collate_fn, "__name__", "") == "default_collate"
     if stacks and isinstance(tensors, tuple) and len(tensors) in (1, 2, 3):
         return ArraySource(*as_parts(tensors, "data"))
-    return MapStyle(loader.dataset, loader.collate_fn)
+    source = MapStyle(loader.dataset, loader.collate_fn)
+    if loader.num_workers:
+        source.remarks.append(_UNUSED_WORKERS.format(loader.num_workers))
+    return source
+
+
+def source_remarks(source: Any) -> Iterator[str]:
+    """What becomes of something that a source was made of, and is not as it was there."""
+    while source is not None:
+        yield from getattr(source, "remarks", ())
+        source = getattr(source, "source", None)
 
 
 def _not_accepted(value: Any) -> str:

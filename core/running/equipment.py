@@ -94,7 +94,7 @@ def _measured(
         parameters=sum(weight.size for weight in weights),
         gradient_bytes=sum(weight.nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],
-        remarks=remarks(spec, group, initial),
+        remarks=remarks(spec, group, initial, loaders),
         model=model_bytes(spec, group),
     )
 
@@ -113,10 +113,12 @@ def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
     return ModelBytes(weights, sum(info.nbytes for info in fixed), slots)
 
 
-def remarks(spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None) -> list[str]:
-    """What became of initial weights, and how the group uses the model in its own way. Local."""
+def remarks(
+    spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None, loaders: Loaders
+) -> list[str]:
+    """What became of initial weights and data, and how the group uses the model in its own way. Local."""
     of_weights = [] if initial is None else initial.remarks()
-    return [*of_weights, *group.remarks(), *state_remarks(spec, group)]
+    return [*of_weights, *loaders.remarks(), *group.remarks(), *state_remarks(spec, group)]
 
 
 def state_remarks(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:

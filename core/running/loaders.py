@@ -12,7 +12,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.data.loader import Loader, Place
-from isotrain.core.data.sources import ShardedStream
+from isotrain.core.data.sources import ShardedStream, source_remarks
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.trees import map_tree
 from isotrain.core.spec import references
@@ -33,6 +33,11 @@ class Loaders:
         self._shares_cores = plan.setting.device == "cpu"
         self._group = group
         self._transform = None if spec.transform is None else references.resolve(spec.transform)
+
+    def remarks(self) -> list[str]:
+        """What is not done as the loaders that people gave would have; each once."""
+        sources = (self.data.train, self.data.validation)
+        return list(dict.fromkeys(each for source in sources for each in source_remarks(source)))
 
     def training(self) -> Loader:
         """The batches of the run, for the replicas that live here."""

@@ -212,8 +212,8 @@ class Session:
         self._reporter.enter(BETWEEN_CALLS)
 
     def remarks(self) -> list[str]:
-        """What became of initial weights, and how the group uses the model in its own way. Local."""
-        return remarks(self.spec, self.group, self.initial_weights)
+        """What became of initial weights and data, and how the group uses the model in its own way. Local."""
+        return remarks(self.spec, self.group, self.initial_weights, self._equipment.loaders)
 
     def state_remarks(self) -> list[str]:
         """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""

@@ -25,8 +25,8 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.by_position import MapStyle
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
-from isotrain.core.data.parted import class_weighted
-from isotrain.core.data.sources import as_source, stream
+from isotrain.core.data.parted import class_weighted, split
+from isotrain.core.data.sources import as_source, source_remarks, stream
 from isotrain.core.data.stream_marks import StreamMark, from_json, to_json
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.errors import DataError
@@ -172,6 +172,16 @@ def test_of_a_torch_loader_its_samples_are_taken():
     single = as_source(DataLoader(Pairs(), batch_size=3))
     assert isinstance(single, MapStyle)
     assert gathered(single) == expected
+
+
+def test_workers_that_are_not_used_are_told_of():
+    parts = split(as_source(DataLoader(Pairs(), batch_size=3, num_workers=2)), 0.25)
+    for part in parts:
+        (remark,) = source_remarks(class_weighted(part, {0: 2.0}))
+        assert "the 2 worker processes of the DataLoader are not used" in remark
+    tensors = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+    for unused in (DataLoader(tensors, num_workers=2), DataLoader(Pairs()), (INPUTS, TARGETS)):
+        assert not [*source_remarks(as_source(unused))]
 
 
 def test_a_collate_function_is_used():
