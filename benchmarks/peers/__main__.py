@@ -21,12 +21,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.peers import environment, machine, table
-from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.contenders import CONTENDERS, PEERS, Contender
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.run import Cell, ContenderError
 from benchmarks.peers.workloads import WORKLOADS
-
-_OF_THE_PEERS = ("fabric", "accelerate", "ignite")
 
 
 def main() -> int:
@@ -70,7 +68,7 @@ def _options() -> argparse.Namespace:
 
 def _measure(given: argparse.Namespace) -> None:
     chosen = _chosen(given.contender or ["*"])
-    if any(contender.name in _OF_THE_PEERS for contender in chosen):
+    if any(contender.name in PEERS for contender in chosen):
         environment.require()
     cells = [
         Cell(contender, workload, replicas, given.threads or _threads(replicas))

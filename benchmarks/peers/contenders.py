@@ -37,6 +37,7 @@ class Contender:
         program: Name of its file in `programs`.
         commands: What starts it.
         options: What the program is told beyond its job.
+        native: The contender that does the same with a native model; empty where it has one itself.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Contender:
     program: str
     commands: Commands
     options: dict[str, Any] = field(default_factory=dict)
+    native: str = ""
 
 
 def _module(program: str) -> tuple[str, ...]:
@@ -117,11 +119,14 @@ def _isotrain(backend: str, framework: str) -> list[Contender]:
             "with_isotrain",
             plain,
             {"backend": backend, "framework": framework, "model": model},
+            native,
         )
-        for model in ("native", "portable")
+        for model, native in (("native", ""), ("portable", f"isotrain/{backend}/native"))
     ]
 
 
+PEERS = ("fabric", "accelerate", "ignite")
+"""Those that wrap a framework as isotrain does; each with its loader."""
 CONTENDERS = (
     *_both("torch-ddp", "torch_ddp", torchrun),
     Contender("fabric", "torch-ddp", "with_fabric", _fabric),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.contenders import PEERS
 from benchmarks.peers.rounds import Results
 from benchmarks.peers.run import Cell
 from benchmarks.statistics import Estimate, median
@@ -21,6 +22,8 @@ class Row:
         step_ms: Milliseconds per step.
         ratio: Of the step to that of its reference in the same round; None where the latter was not
             measured.
+        to_native: The same of a portable model to the native one under the same backend.
+        to_peer: The same of isotrain to the peer whose median is the smallest.
         first_step: Seconds from the command to the end of the first step.
         added: Seconds of it more than the reference took in the same round.
         memory: MiB at the peak.
@@ -29,6 +32,8 @@ class Row:
     cell: Cell
     step_ms: Estimate
     ratio: Estimate | None
+    to_native: Estimate | None
+    to_peer: Estimate | None
     first_step: Estimate
     added: Estimate | None
     memory: float
@@ -43,6 +48,8 @@ class Row:
             "threads": self.cell.threads,
             "step_ms": vars(self.step_ms),
             "ratio": self.ratio and vars(self.ratio),
+            "ratio_to_native": self.to_native and vars(self.to_native),
+            "ratio_to_fastest_peer": self.to_peer and vars(self.to_peer),
             "first_step_s": vars(self.first_step),
             "first_step_added_s": self.added and vars(self.added),
             "peak_mib": self.memory,
@@ -52,9 +59,13 @@ class Row:
         """One line of a Markdown table."""
         return (
             f"| {self.cell.contender.name} | {self.step_ms.text()} |"
-            f" {self.ratio.text() if self.ratio else ''} | {self.first_step.text(digits=2)} |"
-            f" {self.added.text(digits=2) if self.added else ''} | {self.memory:.0f} |"
+            f" {_text(self.ratio)} | {_text(self.to_native)} | {_text(self.to_peer)} |"
+            f" {_text(self.first_step, 2)} | {_text(self.added, 2)} | {self.memory:.0f} |"
         )
+
+
+def _text(estimate: Estimate | None, digits: int = 3) -> str:
+    return "" if estimate is None else estimate.text(digits=digits)
 
 
 def rows(first: Results, timed: Results) -> list[Row]:
@@ -62,24 +73,48 @@ def rows(first: Results, timed: Results) -> list[Row]:
     by_place = {(c.contender.name, c.workload, c.replicas): c for c in timed}
 
     def row(cell: Cell) -> Row:
-        steps = _column(timed, cell, "step")
+        def beside(name: str) -> Cell | None:
+            return by_place.get((name, cell.workload, cell.replicas))
+
+        reference = beside(cell.contender.reference)
+        other = None if reference == cell else reference
         starts = _column(timed, cell, "first_step")
-        reference = by_place.get((cell.contender.reference, cell.workload, cell.replicas))
-        compared = reference is not None and reference != cell
         return Row(
             cell,
-            median(steps * 1e3),
-            median(steps / _column(timed, reference, "step")) if compared else None,
+            median(_column(timed, cell, "step") * 1e3),
+            _ratio(timed, cell, other),
+            _ratio(timed, cell, beside(cell.contender.native)),
+            _ratio(timed, cell, _fastest_peer(timed, cell)),
             median(starts),
-            median(starts - _column(timed, reference, "first_step")) if compared else None,
+            None if other is None else median(starts - _column(timed, other, "first_step")),
             first[cell][0].memory,
         )
 
     return [row(cell) for cell in timed]
 
 
-def _column(results: Results, cell: Cell | None, name: str) -> np.ndarray:
-    assert cell is not None
+def _ratio(timed: Results, cell: Cell, other: Cell | None) -> Estimate | None:
+    """Of the steps of two cells in the same round."""
+    if other is None:
+        return None
+    return median(_column(timed, cell, "step") / _column(timed, other, "step"))
+
+
+def _fastest_peer(timed: Results, cell: Cell) -> Cell | None:
+    """The peer that an isotrain contender is compared to; None for others, and where none was measured."""
+    if cell.contender.program != "with_isotrain":
+        return None
+    own = (cell.contender.reference, cell.workload, cell.replicas)
+    peers = [
+        each
+        for each in timed
+        if each.contender.name in PEERS
+        and (each.contender.reference, each.workload, each.replicas) == own
+    ]
+    return min(peers, key=lambda each: np.median(_column(timed, each, "step")), default=None)
+
+
+def _column(results: Results, cell: Cell, name: str) -> np.ndarray:
     return np.array([getattr(measured, name) for measured in results[cell]])
 
 
@@ -93,7 +128,8 @@ def markdown(all_rows: list[Row], machine: dict[str, str]) -> str:
         sections.append(
             f"### {workload}, {replicas} {'replica' if replicas == 1 else 'replicas'} with"
             f" {own[0].cell.threads} {'thread' if own[0].cell.threads == 1 else 'threads'} each\n\n"
-            "| contender | step, ms | times by hand | to the first step, s | more than by hand, s |"
-            " peak memory, MiB |\n|---|---|---|---|---|---|\n" + "\n".join(r.line() for r in own)
+            "| contender | step, ms | times by hand | times native | times the fastest peer |"
+            " to the first step, s | more than by hand, s | peak memory, MiB |\n"
+            "|---|---|---|---|---|---|---|---|\n" + "\n".join(r.line() for r in own)
         )
     return "\n\n".join(sections) + "\n"

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import checkpoints
-from benchmarks.peers.contenders import Command, Contender
+from benchmarks.peers import table
+from benchmarks.peers.contenders import CONTENDERS, Command, Contender
 from benchmarks.peers.rounds import measure
-from benchmarks.peers.run import Cell, ContenderError
+from benchmarks.peers.run import Cell, ContenderError, Measured
 
 WAYS = [name for name in checkpoints.CONTENDERS if name != "distributed.checkpoint"]
 """To save; the asynchronous one loads as that one does."""
@@ -75,6 +76,38 @@ def test_a_contender_that_ends_badly_once_is_run_again(tmp_path: Path) -> None:
     _, timed = measure([odd], rounds=2, seed=0, tell=told.append)
     assert len(timed[odd]) == 2
     assert [line for line in told if line.startswith("again: odd, mlp-64")]
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """To the program by hand, of portable models to native ones, and to the fastest of the peers."""
+    steps = {
+        "torch-ddp": [1.0, 10.0, 2.0],
+        "fabric": [2.0, 20.0, 4.0],
+        "ignite": [3.0, 15.0, 6.0],
+        "isotrain/torch-ddp/native": [1.5, 15.0, 3.0],
+        "isotrain/torch-ddp/portable": [3.0, 30.0, 6.0],
+        "horovod-torch": [1.0, 1.0, 1.0],
+    }
+    cells = {c.name: Cell(c, "mlp-64", 1, 1) for c in CONTENDERS if c.name in steps}
+    timed = {
+        cells[name]: [Measured(step, 5.0 + step, 0.0, (1.0, 1.0)) for step in found]
+        for name, found in steps.items()
+    }
+    first = {each: [Measured(1.0, 1.0, 100.0, (1.0, 1.0))] for each in timed}
+    rows = table.rows(first, timed)
+    found = [[r.ratio, r.to_native, r.to_peer] for r in rows]
+    assert [[e and (e.value, e.low, e.high) for e in own] for own in found] == [
+        [None, None, None],
+        [(2.0, 2.0, 2.0), None, None],
+        [(3.0, 1.5, 3.0), None, None],
+        [(1.5, 1.5, 1.5), None, (0.75, 0.75, 0.75)],
+        [(3.0, 3.0, 3.0), (2.0, 2.0, 2.0), (1.5, 1.5, 1.5)],
+        [None, None, None],
+    ]
+    text = table.markdown(rows, {"cores": "2"})
+    assert "### mlp-64, 1 replica with 1 thread each" in text
+    assert "| isotrain/torch-ddp/portable | 6000.000 [3000.000, 30000.000] | 3.000" in text
+    assert rows[4].record()["ratio_to_native"]["value"] == 2.0
 
 
 @pytest.mark.slow
