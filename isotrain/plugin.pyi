@@ -11,7 +11,7 @@ from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.allocation import Allocation as Allocation
 from isotrain.core.contracts.allocation import Share as Share
-from isotrain.core.contracts.capabilities import NO_WORKERS as NO_WORKERS
+from isotrain.core.contracts.capabilities import NOT_REPLICATED as NOT_REPLICATED
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
 from isotrain.core.contracts.engine_variables import EngineVariables as EngineVariables
@@ -100,10 +100,10 @@ from isotrain.core.served.wire import connect as connect
 from isotrain.core.served.workforce import Answer as Answer
 from isotrain.core.served.workforce import Workforce as Workforce
 from isotrain.core.sharding.capabilities import sharded_group as sharded_group
-from isotrain.core.sharding.partition import Bucket as Bucket
-from isotrain.core.sharding.partition import Partition as Partition
-from isotrain.core.sharding.partition import partition as partition
 from isotrain.core.sharding.placement import Sharded as Sharded
+from isotrain.core.sharding.weight_shares import Bucket as Bucket
+from isotrain.core.sharding.weight_shares import WeightShares as WeightShares
+from isotrain.core.sharding.weight_shares import share_out as share_out
 from isotrain.core.spec import references as references
 from isotrain.core.spec.fields import ArgumentOrder as ArgumentOrder
 from isotrain.core.spec.fields import Component as Component

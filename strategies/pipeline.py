@@ -14,10 +14,12 @@ from isotrain.plugin import (
     Batch,
     Capability,
     Conserved,
+    ModelBytes,
     ModelCut,
     PipelineShape,
     Plan,
     ReplicaGroup,
+    StateBytes,
     Strategy,
     StrategyState,
     Tensor,
@@ -109,6 +111,12 @@ class Pipeline(Strategy):
     def finished(self, group: ReplicaGroup) -> None:
         """Leaves all weights on all processes."""
         group.join_stages()
+
+    def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
+        """Of a stage, where all have as much: at its most it has all weights, which it is evaluated with."""
+        whole = model.replicated
+        shares = (-(-part // self._stages) for part in (whole.gradients, whole.slots))
+        return StateBytes(whole.weights, *shares)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Of gradients, as in an optimal all-reduce over the replicas of a stage; activations come on top."""

@@ -27,7 +27,7 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
     UnsupportedError,
-    partition,
+    share_out,
 )
 from isotrain.plugin import Sharded as ShardedPlacement
 from isotrain.strategies import options
@@ -87,7 +87,7 @@ class Sharded(Strategy):
                 " data-parallel."
             )
         width = (plan.gradient_bytes or 0) / sum(sizes)
-        shares = partition(sizes, plan.replicas)
+        shares = share_out(sizes, plan.replicas)
         self._buckets = shares.buckets(max(1, int(self._bucket_bytes / width)))
 
     def started(self, group: ReplicaGroup) -> None:
@@ -119,7 +119,7 @@ class Sharded(Strategy):
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """All weights; the slots of the largest share; and as many gradients as the stage leaves."""
         whole = model.replicated
-        shared_out = partition(model.weights, replicas)
+        shared_out = share_out(model.weights, replicas)
         largest = max(shared_out.shares)
         gradients = whole.gradients
         if self._stage > 1:
@@ -141,9 +141,10 @@ def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Bucket) 
 
 
 def norm_of_all(replica: Replica, gradients: list[Tensor]) -> Tensor:
-    """The norm of the gradients of all weights, of which each replica has its own."""
+    """The norm of the gradients of all weights, of which each replica has its own; a float64."""
     vector = replica.ops.reshape(joined(replica.ops, gradients), (1, -1))
-    squares = replica.all_reduce(vector @ replica.ops.transpose(vector))
+    own = replica.ops.cast(vector @ replica.ops.transpose(vector), "float64")
+    squares = replica.all_reduce(own)
     return replica.ops.reshape(squares, ()) ** 0.5
 
 

@@ -14,7 +14,6 @@ from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
-    UNTRIED,
     tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
@@ -27,7 +26,7 @@ from isotrain.adapters.torch.adapter import (
     weight_decay_remarks,
 )
 from isotrain.plugin import (
-    NO_WORKERS,
+    NOT_REPLICATED,
     SERVED_GROUP,
     Capabilities,
     Capability,
@@ -66,7 +65,8 @@ _REPLICATED = Capabilities(
             Capability.SUBGROUPS,
         }
     ),
-    NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32"},
+    NOT_REPLICATED
+    | {Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32"},
 )
 _FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
@@ -88,6 +88,7 @@ class _Horovod(ServedOverTcp):
         "sharded": sharded_group(_REPLICATED),
         "staged": _UNSTAGED,
     }
+    replicated_options = frozenset({"compression", "groups"})
     options = {
         "compression": "none, or fp16: gradients travel as float16",
         "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",
@@ -272,7 +273,6 @@ class HorovodTF(_Horovod):
     """Horovod's grouped all-reduce inside TensorFlow's traced training step."""
 
     name = "horovod-tf"
-    capabilities = {**_Horovod.capabilities, "sharded": UNTRIED}
     framework = "tensorflow"
     packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
     exports = TENSORFLOW_EXPORTS

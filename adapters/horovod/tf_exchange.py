@@ -42,6 +42,8 @@ class HorovodExchange(Exchange):
         self._process_sets = runtime.ProcessSets(hvd, context, setting)
         self._graph: Any = None
         self._operations: Counter[str] = Counter()
+        with tf.device("CPU:0"):
+            self._nothing = tf.Variable(0, trainable=False)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         """One grouped all-reduce for each type among the tensors."""
@@ -85,24 +87,35 @@ class HorovodExchange(Exchange):
         self._operations[kind] += 1
         return f"isotrain_{kind}_{self._operations[kind]}"
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
         """One Horovod all-to-all; the sum is this replica's own."""
         own = sizes[self.replica()]
-        received, _ = hvd.alltoall(
-            _sendable(vector),
+        received, counts = hvd.alltoall(
+            _sendable(self._unforeseen(vector)),
             splits=tf.constant(sizes, tf.int32),
             name=self._own_name("sum_parts"),
             ignore_name_scope=True,
         )
         rows = tf.reshape(received, [self.replicas, own])
-        return tf.cast(tf.reduce_sum(rows, axis=0), vector.dtype)
+        return tf.cast(tf.reduce_sum(rows, axis=0), vector.dtype), counts
 
     def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        """One Horovod all-gather, of parts of any sizes."""
-        whole = hvd.allgather(
-            _sendable(part), name=self._own_name("join_parts"), ignore_name_scope=True
-        )
-        return tf.cast(tf.ensure_shape(whole, [sum(sizes)]), part.dtype)
+        """One Horovod all-gather, of parts of any sizes; for one without numbers, a number goes."""
+        given = part if sizes[self.replica()] else self._unforeseen(tf.zeros(1, part.dtype))
+        name = self._own_name("join_parts")
+        whole = hvd.allgather(_sendable(given), name=name, ignore_name_scope=True)
+        sent = [max(1, size) for size in sizes]
+        parts = tf.split(tf.ensure_shape(whole, [sum(sent)]), sent)
+        filled = [own for own, size in zip(parts, sizes, strict=True) if size]
+        return tf.cast(tf.concat(filled, axis=0), part.dtype)
+
+    def _unforeseen(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The same numbers, which TensorFlow does not know before a step.
+
+        It takes Horovod's operations for pure functions: that of a constant, such as the gradient of a weight
+        that the loss does not depend on, it would call before the first step, where the others do not.
+        """
+        return tensor + tf.cast(self._nothing, tensor.dtype)
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""

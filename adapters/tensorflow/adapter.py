@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.tensorflow.build import is_cuda_build
 from isotrain.plugin import (
-    NO_WORKERS,
+    NOT_REPLICATED,
     SERVED_GROUP,
     Adapter,
     Capabilities,
@@ -25,6 +25,7 @@ from isotrain.plugin import (
     Start,
     UnsupportedError,
     Usability,
+    sharded_group,
     visible_gpus,
 )
 
@@ -56,11 +57,8 @@ _REPLICATED = Capabilities(
             Capability.BFLOAT16_EXCHANGE,
         }
     ),
-    NO_WORKERS,
+    NOT_REPLICATED,
 )
-
-
-UNTRIED = Capabilities.none("in the graph of a TensorFlow step it is not tried yet")
 
 
 class _TensorFlowAdapter(Adapter):
@@ -68,6 +66,7 @@ class _TensorFlowAdapter(Adapter):
     packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
     exports = EXPORTS
     compiler = "XLA"
+    replicated_options = frozenset({_BUCKET_OPTION})
     options = {
         _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
         " exchanged (4194304)",
@@ -227,7 +226,7 @@ class TFMultiWorker(_TensorFlowAdapter):
     capabilities = {
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
-        "sharded": UNTRIED,
+        "sharded": sharded_group(_REPLICATED),
         "staged": _UNSTAGED,
     }
     cpu_collective = "ring"

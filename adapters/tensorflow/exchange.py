@@ -41,9 +41,14 @@ class Exchange(ABC):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        """Sums a vector over all replicas, each of which gets its part."""
-        return tf.split(self.all_reduce([vector], "sum")[0], sizes)[self.replica()]
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sums a vector over all replicas, each of which gets its part.
+
+        Returns:
+            The part, which may be empty; and a tensor that is not, and that only the exchange gives.
+        """
+        total = self.all_reduce([vector], "sum")[0]
+        return tf.split(total, sizes)[self.replica()], total[:1]
 
     def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         """Joins the parts of all replicas into one vector."""

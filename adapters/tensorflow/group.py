@@ -82,6 +82,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._weights: dict[tuple[Any, ...], tf.Tensor] = {}
         self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
+        self._updates_own = False
 
     @property
     def model(self) -> Any:
@@ -181,6 +182,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._on_replicas(replica)
 
     def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        self._updates_own = True
         (own,) = weights  # variables of several replicas in a process have the same slots on each
         self._program.keep_slots_of(own)
 
@@ -191,12 +193,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return self._trace_reduced(reduction, holes, pieces, weights)
 
         results = self._run_on_batch(f"reduced gradients, {reduction.each_slice}", trace, batch)
-        return [list(kept) for kept, _ in results], results[0][1]
+        return [list(kept) for kept, _, _ in results], results[0][1]
 
     def _trace_reduced(
         self, reduction: Reduction, holes: bool, pieces: Pieces, weights: Weights
     ) -> Any:
-        def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
             seen, own = TensorFlowReplica(self._program, self._exchange), _row(weights, position)
 
             def take(gradients: Gradients) -> Gradients:
@@ -210,7 +212,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             loss, sums = self._program.contribution(
                 pieces[position], own, holes, self._total, take=each
             )
-            return sums if reduction.each_slice else take(sums), self._mean(loss)
+            kept = sums if reduction.each_slice else take(sums)
+            return kept, self._mean(loss), seen.proofs
 
         return self._on_replicas(replica, trains=True)
 
@@ -241,6 +244,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             yield
 
     def keep_gradients(self) -> bool:
+        if self._updates_own:
+            return False
         self._program.keep_gradients(self.strategy.scope)
         self._functions.clear()  # what was traced before keeps nothing
         return True
@@ -257,16 +262,15 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         options = {} if static is None else {"static": static}
 
         def trace(*given: Sequence[Any]) -> list[Any]:
-            return self._on_replicas(
-                lambda position: computation(
-                    TensorFlowReplica(self._program, self._exchange),
-                    *(value[position] for value in given),
-                    **options,
-                )
-            )
+            def replica(position: int) -> tuple[Any, list[tf.Tensor]]:
+                seen = TensorFlowReplica(self._program, self._exchange)
+                own = [value[position] for value in given]
+                return computation(seen, *own, **options), seen.proofs
+
+            return self._on_replicas(replica)
 
         function = self._function(("compute", computation, static), lambda: trace)
-        return list(function(*map(list, values)))
+        return [found for found, _ in function(*map(list, values))]
 
     def evaluation_step(self, batch: Batch) -> None:
         counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])

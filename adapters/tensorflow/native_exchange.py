@@ -72,12 +72,13 @@ class WorkerExchange(StrategyExchange):
         with tf.control_dependencies([sent]):
             return tf.identity(received)
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
         """Each sends every other its part: half of what an all-reduce moves."""
         parts = tf.split(vector, list(sizes))
         own = self.replica()
         received = self._exchanged("sum parts", parts, [parts[own]] * self.replicas)
-        return tf.add_n(received)
+        with tf.control_dependencies(received):
+            return tf.add_n(received), tf.ones(())
 
     def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         """Each sends every other its own."""

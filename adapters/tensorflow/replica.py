@@ -14,13 +14,19 @@ from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
 
 
 class TensorFlowReplica(Replica):
-    """Reads and writes a program's variables; exchanges within the graph."""
+    """Reads and writes a program's variables; exchanges within the graph.
+
+    Attributes:
+        proofs: For whoever traces to return: without them, TensorFlow would leave out a sum of which no part
+            is this replica's, while others wait for its share.
+    """
 
     ops = ops
 
     def __init__(self, program: Program, exchange: Exchange) -> None:
         self.index = exchange.replica()
         self.replicas = exchange.replicas
+        self.proofs: list[tf.Tensor] = []
         self._program = program
         self._exchange = exchange
 
@@ -46,7 +52,9 @@ class TensorFlowReplica(Replica):
         _write([weights[place] for place in places], vector)
 
     def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        return self._exchange.sum_parts(vector, sizes)
+        part, proof = self._exchange.sum_parts(vector, sizes)
+        self.proofs.append(proof)
+        return part
 
     def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         return self._exchange.join_parts(part, sizes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.plugin import (
-    NO_WORKERS,
+    NOT_REPLICATED,
     SERVED_GROUP,
     Capabilities,
     Capability,
@@ -49,7 +49,7 @@ _REPLICATED = Capabilities(
             Capability.BFLOAT16_EXCHANGE,
         }
     ),
-    NO_WORKERS,
+    NOT_REPLICATED,
 )
 
 
@@ -85,6 +85,9 @@ class TorchDDP(ServedOverTcp):
         "sharded": sharded_group(_REPLICATED),
         "staged": _STAGED,
     }
+    replicated_options = frozenset(
+        {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
+    )
     options = {
         "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
         "find_unused_parameters": "for models whose parameters do not all take part in every step",

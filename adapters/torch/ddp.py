@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -16,21 +14,18 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch.carried_loss import CarriedLoss
-from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.exchange import Wait
 from isotrain.adapters.torch.powersgd import PowerSGD
+from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
     CompressionMethod,
     Parts,
-    PlanError,
     ProcessContext,
-    ReduceOp,
     Setting,
     SpecError,
     own_part,
 )
-
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 _ARRANGED = "arranged"
@@ -41,53 +36,7 @@ _NO_BUFFERS: dict[str, Any] = {
 """That no buffers are broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
 
 
-def start_process_group(setting: Setting, context: ProcessContext) -> None:
-    """Joins torch's default process group; a local run listens on loopback only.
-
-    Raises:
-        PlanError: The port of the rendezvous is taken.
-    """
-    host, port = context.rendezvous
-    timeout = timedelta(seconds=setting.timeout)
-    if host in ("127.0.0.1", "localhost"):
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    store = dist.TCPStore(
-        host,
-        port,
-        context.world_size,
-        is_master=context.rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=_listen(host, port) if context.rank == 0 else None,
-    )
-    dist.init_process_group(
-        setting.collective,
-        store=store,
-        rank=context.rank,
-        world_size=context.world_size,
-        timeout=timeout,
-    )
-
-
-def _listen(host: str, port: int) -> int:
-    """Opens the store's listening socket on one address; torch alone would listen on all of them."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(
-        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # a run before may be fading away
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise PlanError(
-            f"rank 0 cannot listen on {host}:{port}: {error.strerror}. Choose another"
-            " port, or leave the choice to isotrain."
-        ) from error
-    return listener.detach()
-
-
-class DDPExchange(Exchange):
+class DDPExchange(ProcessGroupExchange):
     """Gradients are averaged by DistributedDataParallel while the backward pass runs."""
 
     def __init__(self, setting: Setting, context: ProcessContext) -> None:
@@ -177,16 +126,6 @@ class DDPExchange(Exchange):
                 " weights. Freeze them or leave them out; or, where they take part now and then, set"
                 " backend_options: {torch-ddp: {find_unused_parameters: true}}."
             )
-
-    def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        result = value.clone()
-        dist.all_reduce(result, _OPERATIONS[op])
-        return result.div_(self.replicas) if op == "mean" else result
-
-    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        result = value.new_empty((self.replicas, *value.shape))
-        dist.all_gather(list(result.unbind(0)), value.contiguous())
-        return result
 
     def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """All to all: Gloo's own reduce-scatter moves twice as much."""

@@ -91,6 +91,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._replica = TorchReplica(self.program, self.exchange)
         self._rate: float | None = None
         self._kept: list[torch.Tensor] | None = None
+        self._updates_own = False
         self.statistics = self.program.statistics if self.replicas > 1 else []
         self._metrics: dict[Phase, list[Metric]] = {
             "train": self.program.build_metrics(),
@@ -237,6 +238,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.program.apply()
 
     def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        self._updates_own = True
         self.program.keep_slots_of(weights[0])
         self._rate = None  # another optimizer
 
@@ -276,8 +278,9 @@ class TorchReplicaGroup(ReplicaGroup):
             yield
 
     def keep_gradients(self) -> bool:
-        self._kept = []
-        return True
+        if not self._updates_own:
+            self._kept = []
+        return not self._updates_own
 
     def kept_gradients(self) -> list[list[torch.Tensor]]:
         return super().kept_gradients() if self._kept is None else [self._kept]

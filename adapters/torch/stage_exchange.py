@@ -11,20 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isotrain.adapters.torch.ddp import start_process_group
-from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.exchange import Wait
+from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
     DATA,
     STAGE,
     Parts,
     ProcessContext,
-    ReduceOp,
     Setting,
     UnsupportedError,
 )
 
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _AXES = 8
 """Of a tensor that one stage tells another of, at most."""
 _TYPES = (
@@ -33,7 +31,7 @@ _TYPES = (
 )
 
 
-class StageExchange(Exchange):
+class StageExchange(ProcessGroupExchange):
     """Ties a stage to the same stage of other replicas, as which it appears, and to its replica's others.
 
     Attributes:
@@ -50,7 +48,7 @@ class StageExchange(Exchange):
         self.stage = mesh.coordinates(context.rank)[STAGE]
         self.stages = mesh.size(STAGE)
         self._timeout = timedelta(seconds=setting.timeout)
-        self._replicas = self._process_group(mesh.groups(DATA))
+        self._peers = self._process_group(mesh.groups(DATA))
         self._own_stages = self._process_group(mesh.groups(STAGE))
         self._first = context.rank - self.stage
         self._sent: list[tuple[Any, torch.Tensor]] = []
@@ -75,16 +73,6 @@ class StageExchange(Exchange):
 
     def finish_gradients(self) -> None:
         return
-
-    def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        result = value.clone()
-        dist.all_reduce(result, _OPERATIONS[op], group=self._replicas)
-        return result.div_(self.replicas) if op == "mean" else result
-
-    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        result = value.new_empty((self.replicas, *value.shape))
-        dist.all_gather(list(result.unbind(0)), value.contiguous(), group=self._replicas)
-        return result
 
     def over_all(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over all stages of all replicas."""
@@ -152,7 +140,7 @@ class StageExchange(Exchange):
     def close(self) -> None:
         """Leaves the process groups; the store, and its port, go with the last of them."""
         self.barrier()
-        for name in ("module", "_replicas", "_own_stages"):
+        for name in ("module", "_peers", "_own_stages"):
             self.__dict__.pop(name, None)
         gc.collect()
         dist.destroy_process_group()

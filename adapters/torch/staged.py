@@ -88,7 +88,7 @@ class StagedGroup(TorchReplicaGroup):
                 f"pipeline: stage {self.exchange.stage} has no trainable weights. Use fewer stages, or cut"
                 " elsewhere, by the option `cut`."
             )
-        program.keep_slots_of(places)
+        self.keep_slots_of([places])
         self.statistics = [each for each in program.statistics if self._is_own(each)]
 
     def _is_own(self, tensor: torch.Tensor) -> bool:

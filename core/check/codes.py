@@ -294,23 +294,24 @@ _ALL = (
     Rule(
         "ISO403",
         _WARNING,
-        "there are more replicas than GPUs",
+        "there are more replicas, or stages of these, than GPUs",
         "With device auto, all replicas then run on CPUs. The results agree, but take much longer.",
-        "Use at most as many replicas as GPUs; device: gpu makes too many of them an error.",
+        "Use fewer replicas or stages; device: gpu makes too many of them an error.",
     ),
     Rule(
         "ISO404",
         _WARNING,
-        "there are more replicas than CPU cores",
-        "Replicas take turns on the cores. The results are the same, but the times say nothing about"
+        "there are more replicas, or stages of these, than CPU cores",
+        "They take turns on the cores. The results are the same, but the times say nothing about"
         " the backend, and a slow step may look like a lost process.",
-        "Use at most as many replicas as cores.",
+        "Use fewer replicas or stages.",
     ),
     Rule(
         "ISO405",
         _NOTE,
         "there are more threads than CPU cores",
-        "Replicas times threads is more than the cores, so threads take turns; that costs time.",
+        "Replicas, or their stages, times threads is more than the cores, so threads take turns; that"
+        " costs time.",
         "Leave threads out: the cores are then shared equally.",
     ),
     Rule(

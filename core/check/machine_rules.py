@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from isotrain.core.check.subject import Hit, Subject, Target
-from isotrain.core.contracts.plan import split_backend
+from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import BackendUnavailableError, PlanError
@@ -74,22 +74,28 @@ def _fits(cast: Cast, backend: str, replicas: int | None) -> bool:
 
 
 def devices(subject: Subject) -> Iterator[Hit]:
-    """More replicas or threads than there are devices or cores."""
+    """More processes that compute, or threads of theirs, than there are devices or cores."""
     cores = hardware.cores()
     for target in subject.targets:
         plan, where = target.plan, (target.label,)
         if plan.device != "cpu":
             continue
         gpus = 0 if subject.spec.device == "cpu" else target.adapter.accelerators()
+        places, told = plan.mesh.places, _told(plan)
         if gpus:
-            words = f"{plan.replicas} replicas, {gpus} GPUs"
-            yield Hit("ISO403", "replicas", words, where)
-        if plan.replicas > cores:
-            words = f"{plan.replicas} replicas, {cores} cores"
-            yield Hit("ISO404", "replicas", words, where)
-        elif plan.replicas * plan.threads > cores:
-            words = f"{plan.replicas} replicas of {plan.threads} threads, {cores} cores"
+            yield Hit("ISO403", "replicas", f"{told}, {gpus} GPUs", where)
+        if places > cores:
+            yield Hit("ISO404", "replicas", f"{told}, {cores} cores", where)
+        elif places * plan.threads > cores:
+            words = f"{told} of {plan.threads} threads, {cores} cores"
             yield Hit("ISO405", "threads", words, where)
+
+
+def _told(plan: Plan) -> str:
+    """How many compute: replicas, or the stages of these."""
+    if plan.mesh.places == plan.replicas:
+        return f"{plan.replicas} replicas"
+    return f"{plan.mesh.places} stages of {plan.replicas} replicas"
 
 
 def memory(subject: Subject) -> Iterator[Hit]:
@@ -120,7 +126,8 @@ def memory(subject: Subject) -> Iterator[Hit]:
 
 
 def _taken(strategy: Strategy, model: ModelBytes, target: Target) -> int:
-    return target.replicas * strategy.state_bytes(model, target.replicas).total
+    places = strategy.placement.mesh(target.replicas).places
+    return places * strategy.state_bytes(model, target.replicas).total
 
 
 def remarks(subject: Subject) -> Iterator[Hit]:

@@ -37,6 +37,7 @@ class Adapter(ABC):
             has no runs of a placement of which it declares nothing.
         packages: The distributions whose installed versions a run's record has.
         options: The names of `backend_options` it knows, with their meaning.
+        replicated_options: Those of them that say nothing to groups of any placement but `replicated`.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
         compiler: What translates the model where a spec says `compile`; None where nothing does.
@@ -54,6 +55,7 @@ class Adapter(ABC):
     capabilities: ClassVar[Mapping[str, Capabilities]]
     packages: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
+    replicated_options: ClassVar[frozenset[str]] = frozenset()
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
     compiler: ClassVar[str | None] = None
     served_over: ClassVar[str] = "none"
@@ -190,17 +192,27 @@ class Adapter(ABC):
         """
         return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
 
-    def check_options(self, spec: TrainingSpec) -> Mapping[str, Any]:
+    def check_options(self, spec: TrainingSpec, placement: str = "replicated") -> Mapping[str, Any]:
         """Returns the spec's options for this backend.
+
+        Args:
+            spec: What to train.
+            placement: The name of how its state will lie.
 
         Raises:
             PlanError: One of them is unknown.
+            UnsupportedError: Groups of the placement would not honour one.
         """
         given = spec.backend_options.get(self.name, {})
         for option in given:
             if option not in self.options:
                 raise PlanError(
                     f"backend_options.{self.name}: " + unknown_name("option", option, self.options)
+                )
+            if option in self.replicated_options and placement != "replicated":
+                raise UnsupportedError(
+                    f"backend_options.{self.name}.{option}: it is about how the gradients of data-parallel"
+                    f" steps are exchanged, of which {placement} runs have none. Leave it out."
                 )
         return given
 

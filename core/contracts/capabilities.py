@@ -26,7 +26,7 @@ class Capability(StrEnum):
     STAGED_STEP = "staged-step"
 
 
-NO_WORKERS = {
+NOT_REPLICATED = {
     Capability.SERVED_STEP: "only a strategy of placement `served` has workers",
     **dict.fromkeys(
         (Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS),

@@ -168,7 +168,8 @@ class ReplicaGroup(ABC):
         Called before the first step, for diagnosis: it costs a copy of the gradients in each step.
 
         Returns:
-            Whether the group can; unless it says otherwise, it cannot.
+            Whether the group can; unless it says otherwise, it cannot. None can where each replica
+            updates weights of its own: it does not have the gradients of all.
         """
         return False
 

@@ -58,7 +58,7 @@ def make_plan(
     found = ground.devices(spec, adapter, strategy, replicas)
     device, count = found.kind, found.replicas
     _require_capabilities(strategy, adapter)
-    options = adapter.check_options(spec)
+    options = adapter.check_options(spec, strategy.placement.name)
     remarks = [*found.remarks, *_compiling(spec, strategy, adapter)]
     remarks += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=device, replicas=count)

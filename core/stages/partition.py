@@ -17,18 +17,13 @@ class Stage:
 
     Attributes:
         layers: Of it, in order.
-        replicas: Over how many workers its part of a micro-batch is spread.
+        workers: Over how many its part of a micro-batch is spread.
         sent_bytes: What it gives to the stage behind it, for a micro-batch.
     """
 
     layers: tuple[LayerCost, ...]
-    replicas: int
+    workers: int
     sent_bytes: int
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of all its layers."""
-        return sum(layer.weight_bytes for layer in self.layers)
 
     @property
     def seconds(self) -> float:
@@ -51,7 +46,7 @@ class Partition:
     @property
     def workers(self) -> int:
         """Of all stages."""
-        return sum(stage.replicas for stage in self.stages)
+        return sum(stage.workers for stage in self.stages)
 
 
 @dataclass(frozen=True)

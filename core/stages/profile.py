@@ -25,7 +25,6 @@ class LayerCost:
         activation_bytes: What it gives to others.
         weight_bytes: Its trainable weights.
         sources: The places of the layers whose results it takes; each before its own.
-        kept_bytes: What it keeps for its backward pass.
     """
 
     name: str
@@ -34,7 +33,6 @@ class LayerCost:
     activation_bytes: int
     weight_bytes: int
     sources: tuple[int, ...] = ()
-    kept_bytes: int = 0
 
     @property
     def seconds(self) -> float:

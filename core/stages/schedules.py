@@ -126,15 +126,6 @@ def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
     return [SCHEDULES[schedule](stage, shape) for stage in range(shape.stages)]
 
 
-def live(order: Order) -> int:
-    """The most forward passes of a stage whose backward pass is still to come: what it keeps."""
-    now = most = 0
-    for each in order:
-        now += 1 if each.direction == "forward" else -1
-        most = max(most, now)
-    return most
-
-
 def pipeline_bubble(shape: PipelineShape) -> float:
     """The part of a step in which a stage waits, where all passes of a direction take equally long.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.plugin import (
-    NO_WORKERS,
+    NOT_REPLICATED,
     SERVED_GROUP,
     Capabilities,
     Capability,
@@ -43,7 +43,7 @@ _REPLICATED = Capabilities(
             Capability.SUBGROUPS,
         }
     ),
-    NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "NumPy has no bfloat16"},
+    NOT_REPLICATED | {Capability.BFLOAT16_EXCHANGE: "NumPy has no bfloat16"},
 )
 
 

@@ -41,6 +41,7 @@ class ReferenceGroup(ReplicaGroup):
         self._program = Program(spec, exchange.replica)
         self._dtype = np.dtype(spec.precision)
         self._keeps = False
+        self._updates_own = False
         self._kept: list[Array] | None = None
         weights = self._program.part("trainable") + self._program.part("statistics")
         put(exchange.all_gather(flat(weights))[0], weights)
@@ -86,6 +87,7 @@ class ReferenceGroup(ReplicaGroup):
         self._program.update(gradients, rate)
 
     def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+        self._updates_own = True
         self._program.keep_slots_of(weights[0])
 
     def reduced_gradients(
@@ -119,8 +121,8 @@ class ReferenceGroup(ReplicaGroup):
             self._program.metrics.sums[...] = sums
 
     def keep_gradients(self) -> bool:
-        self._keeps = True
-        return True
+        self._keeps = not self._updates_own
+        return self._keeps
 
     def kept_gradients(self) -> list[list[Array]]:
         return super().kept_gradients() if self._kept is None else [self._kept]

@@ -103,6 +103,7 @@ def trained(session: Session) -> dict[str, Any]:
         "evaluation": session.evaluate(),
         "weights": weights,
         "parts": parts,
+        "keeps gradients": session.group.keep_gradients(),
         "slots": sum(info.nbytes for info in described.values() if info.shape),
     }
 

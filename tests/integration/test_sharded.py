@@ -24,6 +24,8 @@ TRIED = {
     "reference": EVERY,
     "torch-ddp": EVERY,
     "horovod-torch": EVERY[-1:],
+    "tf-multiworker": EVERY[-1:],
+    "horovod-tf": EVERY[-1:],
 }
 """Backend to the optimizers that are tried: all where that is quick, else the one that takes most."""
 STAGES = (1, 2)
@@ -74,6 +76,7 @@ def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
             for stage in STAGES:
                 what = f"{name}: stage {stage}"
                 assert_equal(found[what], expected, f"{what}, rank {rank}")
+                assert not found[what]["keeps gradients"], "it does not have those of others"
         for stage in STAGES:
             shares = [found[f"{name}: stage {stage}"] for found in processes]
             assert sum(s["slots"] for s in shares) == processes[0][f"{name}: parallel"]["slots"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.capabilities import NO_WORKERS, Capabilities, Capability
+from isotrain.core.contracts.capabilities import NOT_REPLICATED, Capabilities, Capability
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import DeviceKind, Setting
 from isotrain.core.contracts.process import ProcessContext
@@ -161,7 +161,7 @@ class Careless(Reference):
     capabilities = {
         **Reference.capabilities,
         "replicated": Capabilities(
-            Reference.capabilities["replicated"].has - {Capability.SEND_RECEIVE}, NO_WORKERS
+            Reference.capabilities["replicated"].has - {Capability.SEND_RECEIVE}, NOT_REPLICATED
         ),
     }
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -18,6 +19,7 @@ from isotrain.core.check.findings import CheckResult
 from isotrain.core.check.rule import Severity
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.contracts.usability import Examination, Usability
@@ -442,3 +444,13 @@ def test_the_page_has_every_code_as_declared() -> None:
     for rule in RULES.values():
         assert rule.reason in page
         assert rule.fix in page
+
+
+def test_every_stage_is_counted_where_cores_are(checked: Check) -> None:
+    plan = SimpleNamespace(
+        device="cpu", replicas=2, threads=1, mesh=Mesh({"data": 2, "stage": CORES})
+    )
+    spec = SimpleNamespace(device="cpu")
+    subject: Any = SimpleNamespace(targets=[SimpleNamespace(plan=plan, label="x")], spec=spec)
+    (hit,) = machine_rules.devices(subject)
+    assert (hit.code, hit.detail) == ("ISO404", f"{2 * CORES} stages of 2 replicas, {CORES} cores")

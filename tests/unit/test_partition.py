@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.core.stages.memory import stage_memory
 from isotrain.core.stages.partition import Partitioner
 from isotrain.core.stages.profile import Cut, LayerCost, ModelProfile
-from isotrain.core.stages.schedules import PipelineShape
 from isotrain.plugin import PlanError
 
 SECONDS = st.integers(1, 9).map(float)
@@ -90,7 +88,7 @@ def test_no_pipeline_is_faster(profile: ModelProfile, workers: int, bandwidth: f
     names = [layer.name for stage in found.stages for layer in stage.layers]
     assert sorted(names) == [layer.name for layer in profile.layers]
     cuts = list(_ends(found.stages))
-    shares = [stage.replicas for stage in found.stages]
+    shares = [stage.workers for stage in found.stages]
     assert slowest(partitioner, cuts, shares) == pytest.approx(found.seconds)
 
 
@@ -127,7 +125,7 @@ def chain(*weights: int, activation: int = 8) -> ModelProfile:
     """Layers one after the other, that take equally long."""
     return ModelProfile(
         [
-            LayerCost(str(n), 1.0, 2.0, activation, weight, (n - 1,) if n else (), kept_bytes=10)
+            LayerCost(str(n), 1.0, 2.0, activation, weight, (n - 1,) if n else ())
             for n, weight in enumerate(weights)
         ]
     )
@@ -136,14 +134,14 @@ def chain(*weights: int, activation: int = 8) -> ModelProfile:
 def test_large_weights_are_not_replicated() -> None:
     """As in PipeDream's VGG-16: convolutions replicated, the large dense layers behind them not."""
     found = Partitioner(chain(1, 1, 1, 1000), bandwidth=100.0).best(4)
-    assert [stage.replicas for stage in found.stages] == [3, 1]
+    assert [stage.workers for stage in found.stages] == [3, 1]
     assert [len(stage.layers) for stage in found.stages] == [3, 1]
 
 
 def test_small_weights_are_replicated_alone() -> None:
     """Where an exchange of gradients costs nothing, there is one stage: data parallelism."""
     found = Partitioner(chain(1, 1, 1, 1, activation=800), bandwidth=100.0).best(4)
-    assert [stage.replicas for stage in found.stages] == [4]
+    assert [stage.workers for stage in found.stages] == [4]
 
 
 def test_what_skips_a_cut_crosses_it() -> None:
@@ -168,13 +166,3 @@ def test_graphs_of_many_branches_are_cut_in_their_order() -> None:
 def test_layers_out_of_order_are_refused() -> None:
     with pytest.raises(PlanError, match="expected places before its own"):
         ModelProfile([LayerCost("a", 1.0, 1.0, 1, 1, (1,)), LayerCost("b", 1.0, 1.0, 1, 1)])
-
-
-def test_memory_of_stages() -> None:
-    """Two weights' worth and the slots; activations of as many micro-batches as are under way."""
-    stages = Partitioner(chain(5, 5, 5, 5), 1e9).balanced(2).stages
-    for schedule, kept in {"gpipe": [4, 4], "1f1b": [2, 1]}.items():
-        found = stage_memory(stages, schedule, PipelineShape(2, 4), slots=2)
-        assert [each.micro_batches for each in found] == kept
-        assert [each.activations for each in found] == [20 * n for n in kept]
-        assert [each.total for each in found] == [20 + 20 + 20 * n for n in kept]

@@ -7,7 +7,7 @@ import pytest
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.sharding.capabilities import sharded_group
-from isotrain.core.sharding.partition import partition
+from isotrain.core.sharding.weight_shares import share_out
 from isotrain.strategies.sharded import Sharded
 
 SIZES = [20, 5, 300, 10, 300, 7, 15, 1]
@@ -15,7 +15,7 @@ SIZES = [20, 5, 300, 10, 300, 7, 15, 1]
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_each_weight_has_one_owner_and_travels_in_one_bucket(replicas: int) -> None:
-    found = partition(SIZES, replicas)
+    found = share_out(SIZES, replicas)
     assert sum(found.shares) == sum(SIZES)
     buckets = found.buckets(160)
     assert sorted(place for bucket in buckets for place in bucket.weights) == list(
@@ -32,13 +32,13 @@ def test_each_weight_has_one_owner_and_travels_in_one_bucket(replicas: int) -> N
 
 
 def test_buckets_go_from_the_last_weight_to_the_first() -> None:
-    (last, *_, first) = partition(SIZES, 2).buckets(160)
+    (last, *_, first) = share_out(SIZES, 2).buckets(160)
     assert (sorted(last.weights), sorted(first.weights)) == ([5, 6, 7], [0, 1])
 
 
 def test_shares_are_as_even_as_the_largest_weights_let_them_be() -> None:
-    assert partition(SIZES, 2).shares == (328, 330)
-    assert partition([1000, 1, 1], 3).shares == (1000, 1, 1)
+    assert share_out(SIZES, 2).shares == (328, 330)
+    assert share_out([1000, 1, 1], 3).shares == (1000, 1, 1)
 
 
 @pytest.mark.parametrize(("stage", "gradients"), [(1, 658), (2, 330 + 300)])

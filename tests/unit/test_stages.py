@@ -17,7 +17,6 @@ from isotrain.core.stages.schedules import (
     Order,
     Pass,
     PipelineShape,
-    live,
     pipeline_bubble,
     stage_orders,
 )
@@ -116,6 +115,15 @@ def test_the_bubble_is_what_is_predicted(name: str) -> None:
         busy = 3.0 * shape.micro_batches * shape.chunks_per_stage
         length = max(each.end for each in line)
         assert 1 - busy / length == pytest.approx(pipeline_bubble(shape)), shape
+
+
+def live(order: Order) -> int:
+    """The most forward passes of a stage whose backward pass is still to come: what it keeps."""
+    now = most = 0
+    for each in order:
+        now += 1 if each.direction == "forward" else -1
+        most = max(most, now)
+    return most
 
 
 def test_activations_that_are_kept() -> None:

@@ -17,6 +17,8 @@ from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import graphs
 from isotrain.strategies.local_sgd import LocalSGD
+from isotrain.strategies.sharded import norm_of_all
+from isotrain.testing.reference.functions import NumpyFunctions
 
 BACKEND = "torch-ddp"
 
@@ -260,3 +262,19 @@ def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
     group = Noting()
     strategy.step(group, SimpleNamespace(even=True), 0.125)  # type: ignore[arg-type]
     assert group.between == ((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize("name", ["sharded", "pipeline", "parameter-server"])
+def test_options_that_only_data_parallel_steps_honour_are_refused(
+    host: PluginHost, name: str
+) -> None:
+    fields = {"backend_options": {BACKEND: {"bucket_cap_mb": 1}}}
+    with pytest.raises(UnsupportedError, match=r"bucket_cap_mb: .* Leave it out"):
+        plan(host, name, {}, **fields)
+
+
+def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:
+    """A replica may have no weights of the widest type; all exchange the same."""
+    replica: Any = SimpleNamespace(ops=NumpyFunctions(), all_reduce=lambda squares: squares)
+    norm = norm_of_all(replica, [np.array([3.0], np.float32), np.array([[4.0]], np.float32)])
+    assert (norm.dtype, float(norm)) == (np.float64, 5.0)

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from isotrain.plugin import (
-    NO_WORKERS,
+    NOT_REPLICATED,
     SERVED_GROUP,
     Capabilities,
     Capability,
@@ -45,7 +45,7 @@ _REPLICATED = Capabilities(
             Capability.SUBGROUPS,
         }
     ),
-    NO_WORKERS | {Capability.BFLOAT16_EXCHANGE: "XLA sums bfloat16 between CPUs as float32"},
+    NOT_REPLICATED | {Capability.BFLOAT16_EXCHANGE: "XLA sums bfloat16 between CPUs as float32"},
 )
 
 

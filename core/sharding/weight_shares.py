@@ -27,7 +27,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Partition:
+class WeightShares:
     """Trainable weights, shared out among replicas.
 
     Attributes:
@@ -75,7 +75,7 @@ class Partition:
         )
 
 
-def partition(sizes: Sequence[int], replicas: int) -> Partition:
+def share_out(sizes: Sequence[int], replicas: int) -> WeightShares:
     """Shares weights out: the largest first, each to the replica that has least so far.
 
     It depends on its arguments alone, so that every process comes to the same.
@@ -89,4 +89,4 @@ def partition(sizes: Sequence[int], replicas: int) -> Partition:
         owner = min(range(replicas), key=lambda replica: (filled[replica], replica))
         owners[place] = owner
         filled[owner] += sizes[place]
-    return Partition(tuple(owners), tuple(sizes), replicas)
+    return WeightShares(tuple(owners), tuple(sizes), replicas)
