@@ -100,6 +100,7 @@ from isotrain.core.served.wire import connect as connect
 from isotrain.core.served.workforce import Answer as Answer
 from isotrain.core.served.workforce import Workforce as Workforce
 from isotrain.core.sharding.capabilities import sharded_group as sharded_group
+from isotrain.core.sharding.fully_sharded import FullySharded as FullySharded
 from isotrain.core.sharding.placement import Sharded as Sharded
 from isotrain.core.sharding.weight_shares import Bucket as Bucket
 from isotrain.core.sharding.weight_shares import WeightShares as WeightShares

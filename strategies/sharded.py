@@ -8,7 +8,8 @@ clipping by the norm of a weight, do what they do in data-parallel runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from isotrain.plugin import (
@@ -16,7 +17,10 @@ from isotrain.plugin import (
     Bucket,
     Capability,
     Conserved,
+    FullySharded,
+    IsotrainError,
     ModelBytes,
+    Placement,
     Plan,
     PlanError,
     Reduction,
@@ -34,6 +38,13 @@ from isotrain.strategies import options
 from isotrain.strategies.averaging import average_statistics, weights_of_replicas
 from isotrain.strategies.tensors import joined, separated
 
+_FULLY = frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
+"""What stage 3 takes."""
+_NOT_OF_PARTS = {
+    "recompute": "forward passes that are done again would join the weights again; use stage 1 or 2",
+}
+"""Fields of the spec, and why stage 3 cannot honour them."""
+
 
 class Sharded(Strategy):
     """Every step, each replica sums the gradients of its own weights, updates these, and tells the others."""
@@ -47,26 +58,28 @@ class Sharded(Strategy):
             Capability.PARTIAL_UPDATE,
         }
     )
-    placement = ShardedPlacement()
+    placement: Placement = ShardedPlacement()
     keeps_replicas_equal = "always"
     equals_data_parallel = True
     conserves = frozenset({Conserved.GRADIENT_SUM})
-    sparing = ({"stage": 1}, {"stage": 2})
+    sparing = ({"stage": 1}, {"stage": 2}, {"stage": 3})
 
     def __init__(self, stage: int = 1, bucket_megabytes: float = 25.0) -> None:
         """Checks the options.
 
         Args:
-            stage: What lies in parts: 1, optimizer slots; 2, gradients too.
+            stage: What lies in parts: 1, optimizer slots; 2, gradients too; 3, weights too.
             bucket_megabytes: Of gradients or weights that travel together.
         """
         self._stage = options.whole(self.name, "stage", stage, 1)
-        if stage > 2:
-            raise UnsupportedError(
-                f"strategy {self.name}: stage: weights in parts, as stage 3 has them, are on no backend"
-                f" yet; received {stage}. Stages 1 and 2 are there: optimizer slots, and gradients too."
+        if stage > 3:
+            raise IsotrainError(
+                f"strategy {self.name}: stage: expected 1, 2 or 3, received {stage}."
             )
         self._bucket_bytes = 1e6 * options.positive(self.name, "bucket_megabytes", bucket_megabytes)
+        if stage == 3:
+            self.placement = FullySharded(int(self._bucket_bytes))
+            self.requires = _FULLY
         self._clips = False
         self._buckets: tuple[Bucket, ...] = ()
 
@@ -74,10 +87,24 @@ class Sharded(Strategy):
         """Refuses loss scaling and an own optimizer; shares the weights out."""
         options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
         options.without_own_optimizer(self.name, spec)
+        if self._stage == 3:
+            self._require_cut_by_rows(spec)
+            return []
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         if plan.weight_shapes is not None:
             self._share_out(list(map(math.prod, plan.weight_shapes)), plan)
         return []
+
+    def _require_cut_by_rows(self, spec: TrainingSpec) -> None:
+        """Refuses what looks at whole weights, or has not been seen to work on parts."""
+        for field, why in _NOT_OF_PARTS.items():
+            if getattr(spec, field):
+                raise UnsupportedError(f"strategy {self.name}: stage 3: {field}: {why}.")
+        if spec.optimizer.name == "lamb":
+            raise UnsupportedError(
+                f"strategy {self.name}: stage 3: optimizer lamb looks at the norm of each weight, of which a"
+                " replica has a part. Use adam or adamw, or stage 1 or 2."
+            )
 
     def _share_out(self, sizes: Sequence[int], plan: Plan) -> None:
         if len(sizes) < plan.replicas:
@@ -92,6 +119,8 @@ class Sharded(Strategy):
 
     def started(self, group: ReplicaGroup) -> None:
         """Leaves each replica the slots of its own weights, in the order of the buckets."""
+        if self._stage == 3:
+            return
         group.keep_slots_of(
             [
                 [place for bucket in self._buckets for place in bucket.weights_of(replica)]
@@ -101,12 +130,28 @@ class Sharded(Strategy):
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Sums gradients in parts, updates the own weights, and joins the weights of all."""
+        if self._stage == 3:
+            return group.synchronised_step(batch, learning_rate)
         found, loss = group.reduced_gradients(batch, self._reduction())
         group.compute(agree_on_statistics, *weights_of_replicas(group, batch))
         norms = group.compute(norm_of_all, found) if self._clips else None
         group.update_own(found, learning_rate, norms)
         group.compute(join_weights, static=self._buckets)
         return loss
+
+    @contextmanager
+    def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
+        """Has all weights on all replicas."""
+        self._gather(group)
+        yield
+
+    def finished(self, group: ReplicaGroup) -> None:
+        """Leaves all weights on all replicas."""
+        self._gather(group)
+
+    def _gather(self, group: ReplicaGroup) -> None:
+        if self._stage == 3 and group.replicas > 1:
+            group.gather_weights()
 
     def _reduction(self) -> Reduction:
         return Reduction(
@@ -119,6 +164,8 @@ class Sharded(Strategy):
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """All weights; the slots of the largest share; and as many gradients as the stage leaves."""
         whole = model.replicated
+        if self._stage == 3:
+            return self._parts_bytes(model, replicas)
         shared_out = share_out(model.weights, replicas)
         largest = max(shared_out.shares)
         gradients = whole.gradients
@@ -127,9 +174,21 @@ class Sharded(Strategy):
             gradients = min(gradients, largest + max(sum(bucket.sizes) for bucket in buckets))
         return replace(whole, gradients=gradients, slots=largest * model.slots)
 
-    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Gradients go to those who update, and weights to all: as much as in an optimal all-reduce."""
-        return 2 * (replicas - 1) / replicas * gradient_bytes
+    def _parts_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
+        """A part of all that is trained; and of weights and gradients what a pass has whole besides."""
+        whole = model.replicated
+        trained = sum(model.weights)
+        part = -(-trained // replicas)
+        unit = min(trained - part, max(int(self._bucket_bytes), *model.weights))
+        weights = part + unit + model.fixed
+        return replace(whole, weights=weights, gradients=part + unit, slots=part * model.slots)
+
+    def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
+        """Gradients go to those who update, and weights to all: as much as in an optimal all-reduce.
+
+        What stage 3 sends the backend knows, whose own mechanism it is.
+        """
+        return None if self._stage == 3 else 2 * (replicas - 1) / replicas * gradient_bytes
 
 
 def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Bucket) -> list[Tensor]:

@@ -72,6 +72,9 @@ _FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which canno
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
 
+_WHOLE = Capabilities.none("Horovod joins no weights while a pass runs")
+
+
 class _Horovod(ServedOverTcp):
     """What both Horovod backends have in common."""
 
@@ -87,6 +90,7 @@ class _Horovod(ServedOverTcp):
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
         "staged": _UNSTAGED,
+        "fully-sharded": _WHOLE,
     }
     replicated_options = frozenset({"compression", "groups"})
     options = {

@@ -42,6 +42,7 @@ TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", 
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 _UNSTAGED = Capabilities.none("micro-batches are not sent from worker to worker yet")
+_WHOLE = Capabilities.none("a variable of TensorFlow is whole on each replica")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -176,6 +177,7 @@ class TFMirrored(_TensorFlowAdapter):
         "replicated": _REPLICATED,
         "served": Capabilities.none("all its replicas live in one process and step together"),
         "sharded": Capabilities.none("a variable of a MirroredStrategy is on every replica alike"),
+        "fully-sharded": _WHOLE,
         "staged": Capabilities.none(
             "all its replicas live in one process, and stages need one each"
         ),
@@ -228,6 +230,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
         "staged": _UNSTAGED,
+        "fully-sharded": _WHOLE,
     }
     cpu_collective = "ring"
     served_over = "grpc"

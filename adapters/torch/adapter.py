@@ -30,7 +30,7 @@ from isotrain.plugin import (
 )
 
 if TYPE_CHECKING:
-    from isotrain.plugin import ExportForm, ReplicaGroup, TrainingSpec
+    from isotrain.plugin import ExportForm, Plan, ReplicaGroup, TrainingSpec
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
@@ -62,6 +62,14 @@ _STAGED = Capabilities(
 )
 
 
+_OF_PARTS = frozenset(
+    {Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}
+)
+_FULLY_SHARDED = Capabilities(
+    _OF_PARTS, dict.fromkeys(set(Capability) - _OF_PARTS, "a replica has a part of each weight")
+)
+
+
 class TorchDDP(ServedOverTcp):
     """torch.nn.parallel.DistributedDataParallel over torch.distributed."""
 
@@ -84,6 +92,7 @@ class TorchDDP(ServedOverTcp):
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
         "staged": _STAGED,
+        "fully-sharded": _FULLY_SHARDED,
     }
     replicated_options = frozenset(
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
@@ -155,6 +164,16 @@ class TorchDDP(ServedOverTcp):
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
 
+    def exchanged_bytes(self, plan: Plan) -> float:
+        """An optimal all-reduce; fully sharded, weights are joined twice, and gradients are scattered.
+
+        Gloo's reduce-scatter moves as much as its all-reduce.
+        """
+        exact = super().exchanged_bytes(plan)
+        if plan.placement != "fully-sharded":
+            return exact
+        return exact * (2 if plan.collective == "gloo" else 1.5)
+
     def blames_peer(self, error: BaseException) -> bool:
         return torch_blames_peer(error)
 
@@ -169,6 +188,18 @@ class TorchDDP(ServedOverTcp):
 
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
+
+    def start_fully_sharded(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        keras_backend.claim("torch")
+        from isotrain.adapters.torch import fully_sharded, group
+
+        def connect() -> fully_sharded.FullyShardedExchange:
+            return fully_sharded.FullyShardedExchange(setting, context, unit_bytes)
+
+        device = group.replica_device(setting, context)
+        return fully_sharded.FullyShardedGroup(spec, setting, device, connect)
 
     def start_staged(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut

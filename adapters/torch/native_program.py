@@ -93,6 +93,12 @@ class NativeProgram(Program):
         lr = self._spec.optimizer.lr
         self._rate_ratios = [group["lr"] / lr for group in self.optimizer.param_groups]
 
+    def take_up_weights(self) -> None:
+        """Trains the parameters that the model has now, under the same names."""
+        named = dict(self.model.named_parameters())
+        self.trainable = {name: named[name] for name in self.trainable}
+        self._update_only(self.trainable)
+
     def keep_slots_of(self, places: Sequence[int]) -> None:
         weights = list(self.trainable.items())
         self._update_only(dict(weights[place] for place in places))

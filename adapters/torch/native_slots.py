@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.torch.tensors import overwrite
+from isotrain.adapters.torch.tensors import overwrite, own_part
 from isotrain.plugin import IsotrainError, unknown_name
 
 _NUMBERS = (bool, int, float)
@@ -109,8 +109,9 @@ class NativeSlots:
             raise IsotrainError(unknown_name("slot", name, slots))
         elif isinstance(known, _NUMBERS) or self._is_number(value):
             slots[slot] = value.item()
-        elif value.shape == weight.shape and value.is_floating_point():
-            slots[slot] = torch.empty_like(weight).copy_(value)
+        elif value.is_floating_point() and value.shape in (weight.shape, own_part(weight).shape):
+            slots[slot] = torch.zeros_like(weight)
+            overwrite(name, slots[slot], value)
         else:
             slots[slot] = value if slot == "step" else value.to(weight.device)
 

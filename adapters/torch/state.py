@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.tensors import copied, overwrite, to_numpy
+from isotrain.adapters.torch.tensors import copied, overwrite, own_part, to_numpy, where
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 _OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
@@ -153,4 +153,9 @@ def accumulators(metrics: Sequence[Metric]) -> Section:
 
 def _described(tensor: torch.Tensor) -> StateInfo:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return StateInfo(tuple(tensor.shape), dtype, tensor.nbytes)
+    own = own_part(tensor)
+    info = StateInfo(tuple(tensor.shape), dtype, own.nbytes)
+    if own is tensor:
+        return info
+    offset = tuple(axis.start for axis in where(tensor))
+    return replace(info, offset=offset, part=tuple(own.shape))

@@ -144,6 +144,22 @@ class Adapter(ABC):
         """
         raise UnsupportedError(f"backend {self.name!r} has no staged runs.")
 
+    def start_fully_sharded(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        """Starts a process of a fully sharded run: a group with `synchronised_step` and `gather_weights`.
+
+        Args:
+            spec: What to train.
+            setting: What the plan resolved.
+            context: This process's place.
+            unit_bytes: Of weights that are joined together, where the model's modules allow it.
+
+        Raises:
+            UnsupportedError: It has no fully sharded runs, or not of such models.
+        """
+        raise UnsupportedError(f"backend {self.name!r} has no fully sharded runs.")
+
     def why_not_joined(self) -> str | None:
         """Why processes that an engine has started cannot become a run of this backend; None: they can.
 

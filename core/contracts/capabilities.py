@@ -24,6 +24,7 @@ class Capability(StrEnum):
     PARTIAL_UPDATE = "partial-update"
     GRADIENTS_IN_BUCKETS = "gradients-in-buckets"
     STAGED_STEP = "staged-step"
+    GATHER_WEIGHTS = "gather-weights"
 
 
 NOT_REPLICATED = {
@@ -33,6 +34,7 @@ NOT_REPLICATED = {
         "only in a strategy of placement `sharded` has each replica its own part",
     ),
     Capability.STAGED_STEP: "only a strategy of placement `staged` has stages",
+    Capability.GATHER_WEIGHTS: "each replica has all weights",
 }
 """Why no replicated group has what others have."""
 _UNDECLARED = "the backend does not declare it"

@@ -79,6 +79,10 @@ class ReplicaGroup(ABC):
         """Gives every process of a staged run the weights of all stages, as they are."""
         raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
 
+    def gather_weights(self) -> None:
+        """Gives every process of a fully sharded run all weights, as they are, until the next step."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a fully sharded run.")
+
     def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
         """Hands a global batch out to the workers of a served run. Called by the coordinator.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -54,6 +55,14 @@ class StateInfo:
     def held_alone(self) -> StateInfo:
         """That it is whole here, and elsewhere not at all."""
         return replace(self, offset=(0,) * len(self.shape), part=self.shape)
+
+    @property
+    def whole_bytes(self) -> int:
+        """That the whole of it takes."""
+        if self.part in (None, self.shape):
+            return self.nbytes
+        bits = re.search(r"\d+", self.dtype)
+        return self.size * (int(bits[0]) // 8 if bits else 1)
 
     @property
     def size(self) -> int:

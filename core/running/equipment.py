@@ -92,7 +92,7 @@ def _measured(
     return Measured(
         samples=None if isinstance(train, ShardedStream) else len(train),
         parameters=sum(weight.size for weight in weights),
-        gradient_bytes=sum(weight.nbytes for weight in weights),
+        gradient_bytes=sum(weight.whole_bytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],
         remarks=remarks(spec, group, initial, loaders),
         model=model_bytes(spec, group),
@@ -106,11 +106,11 @@ def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
     """
     trained = group.describe_state(("trainable",)).values()
     fixed = group.describe_state(("non-trainable",)).values()
-    weights = tuple(info.nbytes for info in trained)
-    made = sum(info.nbytes for info in group.describe_state(("optimizer",)).values())
+    weights = tuple(info.whole_bytes for info in trained)
+    made = sum(info.whole_bytes for info in group.describe_state(("optimizer",)).values())
     own = isinstance(spec.optimizer, CustomOptimizer)
     slots = round(made / max(1, sum(weights))) if own else len(spec.optimizer.slots)
-    return ModelBytes(weights, sum(info.nbytes for info in fixed), slots)
+    return ModelBytes(weights, sum(info.whole_bytes for info in fixed), slots)
 
 
 def remarks(

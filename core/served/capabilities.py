@@ -23,6 +23,7 @@ _WITHOUT_REPLICAS = (
     Capability.PARTIAL_UPDATE,
     Capability.GRADIENTS_IN_BUCKETS,
     Capability.STAGED_STEP,
+    Capability.GATHER_WEIGHTS,
 )
 SERVED_GROUP = Capabilities(
     _HAS,

@@ -313,6 +313,7 @@ class ServedGroup(ReplicaGroup):
 
     local_step = apply = average_parameters = _refusal
     keep_slots_of = update_own = reduced_gradients = staged_step = join_stages = _refusal
+    gather_weights = _refusal
 
     def barrier(self) -> None:
         """Waits for what was handed out; there is no other process to wait for."""

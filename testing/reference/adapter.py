@@ -59,6 +59,7 @@ class Reference(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
+        "fully-sharded": Capabilities.none("in NumPy each replica has all weights"),
         "staged": _UNSTAGED,
     }
     kit_models = "isotrain.testing.reference.kit_models"

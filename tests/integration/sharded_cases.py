@@ -28,6 +28,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+LAST = "adamw, clipped, accumulated"
 LAYERS, WIDTH = 8, 64
 
 
@@ -37,6 +38,22 @@ def native_model() -> Any:
 
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
+
+
+def uneven_model() -> Any:
+    """Weights with fewer rows than replicas, or a number that these do not divide."""
+    from torch import nn
+
+    ends = nn.Linear(WIDTH, 5), nn.Linear(1, WIDTH)
+    return nn.Sequential(
+        ends[0], nn.LayerNorm(5), nn.Sequential(nn.Tanh(), nn.Linear(5, 1)), ends[1]
+    )
+
+
+UNEVEN: Mapping[str, Any] = {
+    "model": {"torch": uneven_model},
+    "initial_weights": {"freeze": ["0.bias"]},
+}
 
 
 def native_data() -> DataSet:
@@ -94,13 +111,14 @@ def trained(session: Session) -> dict[str, Any]:
         losses.append(float(session.step(batch)))
         if batch.is_last_of_epoch:
             metrics.append(session.metrics())
+    evaluation = session.evaluate()
     weights = session.read_state(("trainable", "non-trainable"))
     described = session.group.describe_state(("optimizer",))
     parts = {n: info.nbytes for n, info in described.items() if info.offset is not None}
     return {
         "losses": losses,
         "metrics": metrics,
-        "evaluation": session.evaluate(),
+        "evaluation": evaluation,
         "weights": weights,
         "parts": parts,
         "keeps gradients": session.group.keep_gradients(),
@@ -138,6 +156,17 @@ def gone_on(session: Session, folder: str) -> dict[str, Any]:
     """Goes on from what other processes have saved."""
     session.restore(Path(folder))
     return trained(session)
+
+
+def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """What a data-parallel run finds; and saves one in stage 3 in the middle, which keeps its port."""
+    found = trained(session)
+    with next_session(session, "saved", spec(sharded(3), fields)) as session:
+        stopped(session)
+        described = session.group.describe_state(("trainable", "optimizer")).items()
+        held = {name: [*(info.offset or ()), *(info.part or ())] for name, info in described}
+        session.save(folder)
+    return {"parallel": found, "held": held}
 
 
 def measured(session: Session, stages: Sequence[int]) -> dict[str, Any]:
@@ -186,6 +215,13 @@ def _memory(session: Session) -> dict[str, Any]:
 def _bytes(tensors: Sequence[Any]) -> int:
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def sent_in_parts(session: Session) -> dict[str, Any]:
+    """What a step of the session sends, and what a replica holds of the weights."""
+    session.step(next(session.batches()))
+    held = session.group.describe_state(("trainable",)).values()
+    return {**_sent(session), "held": sum(info.nbytes for info in held)}
 
 
 def _sent(session: Session, steps: int = 3) -> dict[str, Any]:

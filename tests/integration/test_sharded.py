@@ -95,6 +95,42 @@ def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "replicas"), [("momentum", 2), (cases.LAST, 2), (cases.LAST, 3)])
+def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int) -> None:
+    base = cases.native(**cases.UNEVEN) if replicas == 3 else cases.native()
+    work = functools.partial(cases.compared, base=base, names=[name], stages=(3,))
+    processes = launched(work, "torch-ddp", replicas)
+    for rank, found in enumerate(processes):
+        assert_equal(found[f"{name}: stage 3"], found[f"{name}: parallel"], f"rank {rank}")
+    slots = sum(found[f"{name}: stage 3"]["slots"] for found in processes)
+    assert slots == processes[0][f"{name}: parallel"]["slots"]
+
+
+@pytest.mark.slow
+def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) -> None:
+    """With the same replicas and others, in parts and whole."""
+    fields = {**cases.native(**cases.UNEVEN), **cases.OPTIMIZERS[cases.LAST]}
+    folder = str(tmp_path)
+    run = attempt(
+        functools.partial(cases.saved_in_parts, fields=fields, folder=folder),
+        fields,
+        "torch-ddp",
+        3,
+    )
+    assert run.failure is None, run.failure
+    held = [found["held"]["0.weight"] for found in run.returned]
+    assert held == [[0, 0, 2, 64], [2, 0, 2, 64], [4, 0, 1, 64]]
+    expected = run.returned[0]["parallel"]
+    work = functools.partial(cases.gone_on, folder=folder)
+    for replicas, strategy in ((3, cases.sharded(3)), (2, cases.sharded(3)), (2, cases.PARALLEL)):
+        other = attempt(work, {**fields, "strategy": strategy}, "torch-ddp", replicas)
+        assert other.failure is None, other.failure
+        for rank, found in enumerate(other.returned):
+            for kind in ("weights", "evaluation"):
+                assert_close(found[kind], expected[kind], f"{replicas}, rank {rank}: {kind}")
+
+
+@pytest.mark.slow
 def test_it_takes_and_sends_what_the_plan_says() -> None:
     """Of the replica that has most, and on average: with two replicas, all of it within a tenth."""
     work = functools.partial(cases.measured, stages=STAGES)
@@ -130,3 +166,16 @@ def test_it_goes_on_as_data_parallel_and_back(backend: str, tmp_path: Path) -> N
     for name in probe.starting_state():  # moving statistics are of the slices of so many replicas
         assert_close(other["weights"][name], expected["weights"][name], f"3 replicas: {name}")
     assert_close(other["evaluation"], expected["evaluation"], "3 replicas: evaluation")
+
+
+@pytest.mark.slow
+def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
+    whole = cases.LAYERS * cases.WIDTH**2 * 8
+    strategy = cases.sharded(3, bucket_megabytes=8e-6 * cases.WIDTH**2)
+    fields = cases.spec(strategy, cases.native())
+    run = attempt(cases.sent_in_parts, fields, "torch-ddp", 2)
+    assert run.failure is None, run.failure
+    for found in run.returned:
+        assert found["held"] == whole / 2
+        assert found["to be sent"] == 2 * whole, "weights twice, and gradients as in an all-reduce"
+        np.testing.assert_allclose(found["sent"], 2 * whole, rtol=0.1)

@@ -81,7 +81,7 @@ def plan(
         ("elastic-averaging", {"beta": 2}, "beta"),
         ("elastic-averaging", {"every": True}, "every"),
         ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, got 0"),
-        ("sharded", {"stage": 3}, "weights in parts, as stage 3 has them, are on no backend yet"),
+        ("sharded", {"stage": 4}, "stage: expected 1, 2 or 3, received 4"),
         ("sharded", {"bucket_megabytes": 0}, "bucket_megabytes: expected a number above 0, got 0"),
     ],
 )
@@ -271,6 +271,22 @@ def test_options_that_only_data_parallel_steps_honour_are_refused(
     fields = {"backend_options": {BACKEND: {"bucket_cap_mb": 1}}}
     with pytest.raises(UnsupportedError, match=r"bucket_cap_mb: .* Leave it out"):
         plan(host, name, {}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"recompute": "all"}, "stage 3: recompute"),
+        ({"optimizer": {"name": "lamb", "lr": 0.5}}, "the norm of each weight"),
+        ({"backend": "horovod-torch"}, "Horovod joins no weights"),
+        ({"backend": "tf-multiworker"}, "is whole on each replica"),
+    ],
+)
+def test_what_weights_in_parts_cannot_honour_is_refused(
+    host: PluginHost, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        plan(host, "sharded", {"stage": 3}, **fields)
 
 
 def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:

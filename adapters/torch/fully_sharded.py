@@ -1,0 +1,154 @@
+"""Fully sharded torch replicas, by torch's `fully_shard` (FSDP2): each has a part of every weight."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from isotrain.adapters.torch.ddp import DDPExchange
+from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.group import TorchReplicaGroup
+from isotrain.adapters.torch.native_program import NativeProgram
+from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.state import Section, in_place
+from isotrain.plugin import (
+    Batch,
+    ProcessContext,
+    Setting,
+    StateKind,
+    TrainingSpec,
+    UnsupportedError,
+)
+
+
+class FullyShardedExchange(DDPExchange):
+    """Weights are joined and gradients averaged by torch, unit by unit, while passes run."""
+
+    def __init__(self, setting: Setting, context: ProcessContext, unit_bytes: int) -> None:
+        """Joins the process group.
+
+        Args:
+            setting: What the plan resolved.
+            context: This process's place.
+            unit_bytes: Of weights that are joined together, where the modules allow it.
+        """
+        super().__init__(setting, context)
+        self._unit_bytes = unit_bytes
+
+    def attach(self, program: Program) -> None:
+        if not isinstance(program, NativeProgram):
+            raise UnsupportedError(
+                "strategy sharded: stage 3: the model is a portable one, whose weights torch cannot take"
+                " apart; native torch models (`model: {torch: ...}`) are fully sharded. Use stage 1 or 2."
+            )
+        self._share_weights(program)
+        whole = {
+            parameter for parameter in program.model.parameters() if not parameter.requires_grad
+        }
+        for unit in units(program.model, self._unit_bytes):
+            fully_shard(unit, ignored_params=whole)
+        program.take_up_weights()
+        self._model = program.model
+        self.module = program.objective.forward
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        self._model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._model.set_requires_gradient_sync(True)
+
+    def begin_loss(self, share: torch.Tensor) -> Wait:
+        return self.begin_mean(share)
+
+    def finish_gradients(self) -> None:
+        """All are there once the backward pass is through."""
+        return
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def gather(self) -> None:
+        """Joins all weights, which stay so until `part`."""
+        for unit in self._sharded_units():
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+
+    def part(self) -> None:
+        """Leaves this replica its part of the weights, but for those of the unit that computes."""
+        for unit in self._sharded_units():
+            unit.reshard()
+            unit.set_reshard_after_forward(unit is not self._model, recurse=False)
+
+    def _sharded_units(self) -> list[FSDPModule]:
+        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+
+
+def units(model: nn.Module, unit_bytes: int) -> list[nn.Module]:
+    """The modules whose weights are joined together, the model, which has the rest, at the end.
+
+    A module with weights of its own is not taken apart from its children: it may use theirs without calling
+    them. Nor is a model in which modules share weights.
+    """
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    if len(names) > len(list(model.parameters())):
+        return [model]
+    return [*_parts(model, unit_bytes), model]
+
+
+def _parts(module: nn.Module, unit_bytes: int) -> Iterator[nn.Module]:
+    if next(module.parameters(recurse=False), None) is not None:
+        return
+    for child in module.children():
+        is_called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        small = sum(parameter.nbytes for parameter in child.parameters()) <= unit_bytes
+        parts = [] if is_called and small else list(_parts(child, unit_bytes))
+        yield from parts
+        if is_called and not parts and any(p.requires_grad for p in child.parameters()):
+            yield child
+
+
+class FullyShardedGroup(TorchReplicaGroup):
+    """One replica, which has a part of every weight between steps."""
+
+    exchange: FullyShardedExchange
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        setting: Setting,
+        device: torch.device,
+        connect: Callable[[], Exchange],
+    ) -> None:
+        """As of any replica."""
+        self._is_whole = False
+        super().__init__(spec, setting, device, connect)
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        if self._is_whole:
+            self._is_whole = False
+            self.exchange.part()
+        return super().synchronised_step(batch, learning_rate)
+
+    def gather_weights(self) -> None:
+        self._is_whole = True
+        self.exchange.gather()
+
+    def _sections(self) -> dict[StateKind, Section]:
+        """As of any replica; while all weights are here, all of them."""
+        return super()._sections() | {"trainable": Section(self._weights, self._write_weight)}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        if not self._is_whole:
+            return self.program.trainable
+        now = dict(self.program.model.named_parameters())
+        return {name: now[name] for name in self.program.trainable}
+
+    def _write_weight(self, name: str, value: torch.Tensor) -> None:
+        for weights in (self._weights(), self.program.trainable):
+            in_place(weights).write(name, value)

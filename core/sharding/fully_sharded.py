@@ -1,0 +1,49 @@
+"""The placement of fully sharded runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isotrain.core.contracts.mesh import SHARD, Mesh
+from isotrain.core.contracts.placement import REPLICATED, Placement
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.group import ReplicaGroup
+    from isotrain.core.contracts.plan import Setting
+    from isotrain.core.contracts.process import ProcessContext
+    from isotrain.core.contracts.service import Service
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class FullySharded(Placement):
+    """Every replica steps, and holds a part of each weight, of its gradient and of its slots."""
+
+    name = "fully-sharded"
+
+    def __init__(self, unit_bytes: int) -> None:
+        """Says how much is whole at once.
+
+        Args:
+            unit_bytes: Of weights that are joined together, where the model's modules allow it.
+        """
+        self._unit_bytes = unit_bytes
+
+    def for_replicas(self, replicas: int) -> Placement:
+        """A single replica has all."""
+        return self if replicas > 1 else REPLICATED
+
+    def mesh(self, replicas: int) -> Mesh:
+        """All of them along the shard axis."""
+        return Mesh({SHARD: replicas})
+
+    def open(
+        self,
+        adapter: Adapter,
+        spec: TrainingSpec,
+        setting: Setting,
+        context: ProcessContext,
+        service: Service | None = None,
+    ) -> ReplicaGroup:
+        """Joins the run with a part of the state."""
+        return adapter.start_fully_sharded(spec, setting, context, self._unit_bytes)
