@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,8 @@ def left(bed: Bed) -> Iterator[str]:
     """Ranks that still run, on any host."""
     for host in bed.network.hosts:
         for line in host.check(["ps", "-A", "-o", "args"]).splitlines():
-            if line.startswith(bed.python) and _JOB in line:
+            is_agent = "torch.distributed.run" in line
+            if line.startswith(bed.python) and _JOB in line and not is_agent:
                 yield f"{host.name}: {line}"
 
 
@@ -55,3 +57,20 @@ def test_a_killed_rank_ends_the_job_and_is_named(bed: Bed, name: str) -> None:
     said = started.log.read_text()
     assert "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed" in said, said
     until(lambda: not [*left(bed)], LIMIT_SECONDS, "ranks are left")
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_an_unplugged_host_is_named_and_no_rank_is_left_on_either_side(bed: Bed, name: str) -> None:
+    """The engines themselves may wait for it for ever."""
+    started = start(bed, name, "go_on")
+    host = bed.network.hosts[1]
+    bed.network.unplug(host)
+    try:
+        until(lambda: not [*left(bed)], LIMIT_SECONDS + _SLACK_SECONDS, "ranks are left")
+    finally:
+        bed.network.plug(host)
+        started.end()
+    said = started.log.read_text()
+    assert re.search(
+        r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1\d s", said
+    ), said
