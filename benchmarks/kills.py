@@ -65,7 +65,8 @@ class Killer:
     """Kills a process of the run now and then, until it has done so often enough.
 
     Attributes:
-        starts: The seconds until all processes were ready, of the first start and of those after a kill.
+        starts: The seconds from each kill until all processes were ready; of a run that nobody kills, from
+            the call.
         forgotten: How often a restart went on before a checkpoint that had been called complete.
     """
 
@@ -77,7 +78,7 @@ class Killer:
         self._draw = random.Random(seed)
         self._pids: list[int] = []
         self._timer: threading.Timer | None = None
-        self._began: float | None = time.time()
+        self._began = None if kills else time.time()
         self._ready = self._complete = 0
 
     def hear(self, event: Mapping[str, Any]) -> None:
@@ -85,14 +86,12 @@ class Killer:
         match event["event"]:
             case "started":
                 self._pids = [*self._pids, event["pid"]][-self._processes :]
-                if self.starts:  # the first start is left alone, as it is measured
-                    self._set_timer()
+                self._set_timer()
             case "ready":
                 self._ready += 1
                 if self._ready == self._processes and self._began is not None:
                     self.starts.append(event["time"] - self._began)
                     self._began = None
-                    self._set_timer()
             case "checkpoint":
                 self._complete = event["done"]
             case "restarted":
@@ -103,7 +102,7 @@ class Killer:
         if self._timer is not None:
             self._timer.cancel()
         if self._left:
-            mean = _SECONDS + self.starts[0]
+            mean = _SECONDS + (statistics.median(self.starts) if self.starts else 0)
             self._timer = threading.Timer(self._draw.expovariate(1 / mean), self._kill)
             self._timer.start()
 
@@ -130,10 +129,11 @@ def main(backend: str, kills: int, steps: int, seed: int) -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"backend": backend, "replicas": _REPLICAS}
+        processes = len(isotrain.plan(spec, **options).processes)
+        watcher, killer = Killer(0, seed, processes), Killer(kills, seed, processes)
         whole = isotrain.run(
-            spec, run_directory=Path(folder, "whole"), on_event=lambda event: None, **options
+            spec, run_directory=Path(folder, "whole"), on_event=watcher.hear, **options
         )
-        killer = Killer(kills, seed, len(whole.plan["processes"]))
         found = isotrain.run(
             spec,
             run_directory=Path(folder, "killed"),
@@ -143,21 +143,21 @@ def main(backend: str, kills: int, steps: int, seed: int) -> None:
         )
         same = all(np.array_equal(found.weights[n], w) for n, w in whole.weights.items())
         history = found.history == whole.history
-    _print(backend, killer, found)
+    _print(backend, watcher.starts[0], killer, found)
     print(
         f"weights {'equal' if same else 'NOT EQUAL'}, history {'equal' if history else 'NOT EQUAL'}"
     )
 
 
-def _print(backend: str, killer: Killer, found: isotrain.RunResult) -> None:
+def _print(backend: str, start: float, killer: Killer, found: isotrain.RunResult) -> None:
     lost = [each["after_step"] - each["from_step"] for each in found.restarts]
     print(
         f"{backend}: {len(lost)} restarts, a checkpoint every {_EVERY} steps; steps lost: median"
         f" {statistics.median(lost):g}, most {max(lost)}, more than {_EVERY} in"
         f" {sum(each > _EVERY for each in lost)}; complete checkpoints lost: {killer.forgotten}"
     )
-    first, *again = killer.starts
-    print(f"seconds to the next step: start {first:.2f}, restart {statistics.median(again):.2f}")
+    again = statistics.median(killer.starts)
+    print(f"seconds to the next step: first start {start:.2f}, restart {again:.2f}")
 
 
 if __name__ == "__main__":
