@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -87,19 +88,32 @@ def to_json(value: Any) -> Any:
 
 
 def _array_to_json(value: Any) -> dict[str, Any]:
-    array = np.asarray(value) if hasattr(value, "__array__") else np.empty(0, object)
-    if array.dtype.hasobject:
-        raise DataError(
-            f"data: the stream's own state has a {type(value).__name__}, which no checkpoint can hold;"
-            " expected numbers, texts, bytes, arrays, and lists and dicts of these. Give a function that"
-            " reads it (def batches(): yield from loader): a run that resumes then reads on to where it was."
-        )
+    array = _array(value)
     return {
         "of": type(value).__module__.partition(".")[0],
         "dtype": array.dtype.str,
         "shape": list(array.shape),
         "bytes": base64.b64encode(array.tobytes()).decode(),
     }
+
+
+def _array(value: Any) -> np.ndarray:
+    """An array or tensor as an array of numbers.
+
+    Raises:
+        DataError: It is none.
+    """
+    with contextlib.suppress(
+        TypeError, ValueError, RuntimeError
+    ):  # tensors of other devices and types
+        array = np.asarray(value)
+        if hasattr(value, "__array__") and not array.dtype.hasobject:
+            return array
+    raise DataError(
+        f"data: the stream's own state has a {type(value).__name__}, which no checkpoint can hold;"
+        " expected numbers, texts, bytes, arrays, and lists and dicts of these. Give a function that"
+        " reads it (def batches(): yield from loader): a run that resumes then reads on to where it was."
+    )
 
 
 def from_json(value: Any) -> Any:

@@ -391,6 +391,12 @@ def test_states_of_any_form_come_back_as_they_were() -> None:
     assert found == given
 
 
+@pytest.mark.parametrize("value", [{1, 2}, torch.ones(2, dtype=torch.bfloat16), np.array([print])])
+def test_states_that_no_checkpoint_holds_are_refused(value: object) -> None:
+    with pytest.raises(DataError, match=rf"state has a {type(value).__name__}"):
+        to_json({"nested": [value]})
+
+
 @pytest.mark.parametrize(
     "harm",
     [
