@@ -136,7 +136,8 @@ def load(
         return [LOST, *_write_metrics(saved, group)]
     same = saved.replicas == group.replicas
     lost: list[str] = []
-    if saved.identity.replicas_differ and not (same and saved.strategy == strategy.name):
+    keep_apart = same and saved.strategy == strategy.name and saved.identity.replicas_differ
+    if saved.identity.replicas_differ and not keep_apart:
         lost.append(
             f"the weights of {saved.replicas} replicas, which differed: all have their mean"
         )
@@ -144,7 +145,7 @@ def load(
     elif not saved.identity.replicas_differ:
         lost += _write_model(saved, group, _state(saved, group))
     if same and saved.is_served == plan.is_served:
-        lost += _write_own(saved, group)
+        lost += _write_own(saved, group, weights=keep_apart)
     else:
         lost += _write_metrics(saved, group)
     return [*lost, *_load_strategy(saved, group, strategy)]
@@ -231,15 +232,16 @@ def _require_all_weights(
         )
 
 
-def _write_own(saved: Saved, group: ReplicaGroup) -> list[str]:
-    """Gives each replica here what that of the same number had."""
+def _write_own(saved: Saved, group: ReplicaGroup, *, weights: bool) -> list[str]:
+    """Gives each replica here what that of the same number had, its weights and slots among it or not."""
     lost: set[str] = set()
     for replica in group.local_replicas:
         section = f"replica-{replica}"
         if section not in saved.checkpoint.sections():
             continue
-        state = saved.checkpoint.read(section)
-        if saved.identity.replicas_differ:
+        stored = saved.checkpoint.tensors(section)
+        state = saved.checkpoint.read(section, [n for n in stored if weights or _is_own(n)])
+        if weights:
             _require_all_weights(saved, group, state)
         known = group.describe_state(OWN_STATE, replica=replica)
         own = {n: a for n, a in state.items() if n in known or not _is_own(n)}

@@ -126,6 +126,54 @@ def plain() -> Network:
     return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
 
 
+def at_the_start(session: isotrain.Session) -> Any:
+    """The weights that a resumed run begins with; then it trains."""
+    weights = session.read_state(("trainable",))
+    for batch in session.batches():
+        session.step(batch)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "lost"),
+    [
+        (
+            {"name": "local-sgd", "options": {"every": 4}},
+            2,
+            "local-sgd: each replica's own weights",
+        ),
+        (OTHERS[-1], 3, "compressed: starts with nothing held back"),
+    ],
+    ids=["replicas", "strategy"],
+)
+def test_what_a_strategy_cannot_take_along_is_told(
+    tmp_path: Path, strategy: Any, replicas: int, lost: str
+) -> None:
+    """Replicas that had weights of their own go on from the mean of them."""
+    policy = {"every_steps": 3, "keep_last": None}
+    run(tmp_path / "run", 3, changes={"strategy": EVERYDAY[1], "checkpoint": policy, "steps": 6})
+    saved = tmp_path / "run/checkpoints/step-000000003"
+    told: list[Any] = []
+    found = isotrain.launch(
+        at_the_start,
+        spec(strategy=strategy),
+        backend="reference",
+        replicas=replicas,
+        run_directory=tmp_path / "other",
+        resume=saved,
+        on_event=told.append,
+    )
+    (resumed,) = [event for event in told if event["event"] == "resumed"]
+    assert any(text.startswith(lost) for text in resumed["lost"])
+    assert any("3 replicas, which differed" in text for text in resumed["lost"])
+    parts = [checkpoint_at(saved).read(f"replica-{number}", found[0]) for number in range(3)]
+    for name in found[0]:
+        mean = np.mean([part[name] for part in parts], axis=0)
+        assert not np.allclose(parts[0][name], mean, atol=1e-9)
+        for weights in found:
+            np.testing.assert_allclose(weights[name], mean, atol=1e-14)
+
+
 @dataclasses.dataclass
 class Told:
     """A stream that notes each of its batches in a file, and goes on where its state says.
