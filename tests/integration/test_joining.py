@@ -70,6 +70,11 @@ class Started:
                 stderr=subprocess.STDOUT,
             )
 
+    def await_file(self, path: Path) -> None:
+        """Returns when it is there, however busy the machine is; or when a process has ended."""
+        while not path.exists() and all(process.poll() is None for process in self.processes):
+            time.sleep(0.05)
+
     def ended(self, *, but: Sequence[int] = ()) -> list[int | None]:
         """Exit codes; those of `but` are killed once the others have ended."""
         try:
@@ -240,10 +245,7 @@ def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> N
         json.dumps({**FIELDS, "epochs": 10**6, "checkpoint": policy})
     )
     started = Started("torchrun", 2, [*COMMAND, "--run-dir", "run"], tmp_path)
-    steps = tmp_path / "run" / "steps.jsonl"
-    deadline = time.monotonic() + 60
-    while not steps.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    started.await_file(tmp_path / "run" / "steps.jsonl")
     for process in started.processes:
         process.send_signal(signal.SIGINT)
     assert started.ended() == [130, 130], started.said(0) + started.said(1)
