@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -51,7 +51,7 @@ class StageExchange(ProcessGroupExchange):
         self._peers = self._process_group(mesh.groups(DATA))
         self._own_stages = self._process_group(mesh.groups(STAGE))
         self._first = context.rank - self.stage
-        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._sent: dict[Hashable, list[tuple[Any, torch.Tensor]]] = {}
 
     def _process_group(self, parts: Sequence[Sequence[int]]) -> Any:
         """This process's group of those that all processes make."""
@@ -90,10 +90,17 @@ class StageExchange(ProcessGroupExchange):
         """Overwrites a tensor by that of another stage of this replica."""
         dist.broadcast(tensor, self._first + stage, group=self._own_stages)
 
-    def send(self, tensor: torch.Tensor, stage: int) -> None:
-        """Begins to send to another stage of this replica."""
+    def send(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
+        """Begins to send to another stage of this replica; the tensor is kept until `finish_sending`.
+
+        Args:
+            tensor: Goes there.
+            stage: The other.
+            about: What it is sent for.
+        """
         tensor = tensor.contiguous()
-        self._sent.append((dist.isend(tensor, self._first + stage), tensor))
+        work = dist.isend(tensor, self._first + stage)
+        self._sent.setdefault(about, []).append((work, tensor))
 
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
         """Waits for a tensor like another."""
@@ -101,11 +108,11 @@ class StageExchange(ProcessGroupExchange):
         dist.recv(found, self._first + stage)
         return found
 
-    def send_like(self, tensor: torch.Tensor, stage: int) -> None:
+    def send_like(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
         """Tells another stage the shape and type of what follows."""
         axes = [*tensor.shape, *[0] * (_AXES - tensor.dim())]
         told = [_TYPES.index(tensor.dtype), tensor.dim(), *axes]
-        self.send(torch.tensor(told, device=tensor.device), stage)
+        self.send(torch.tensor(told, device=tensor.device), stage, about)
 
     def receive_like(self, stage: int, device: torch.device) -> torch.Tensor:
         """An empty tensor as what follows is told to be."""
@@ -113,11 +120,15 @@ class StageExchange(ProcessGroupExchange):
         kind, axes, *shape = self.receive(header, stage).tolist()
         return torch.empty(shape[:axes], dtype=_TYPES[kind], device=device)
 
-    def finish_sending(self) -> None:
-        """Returns once all that was sent has arrived."""
-        for work, _ in self._sent:
+    def finish_sending(self, about: Hashable) -> None:
+        """Returns once what was sent for something has arrived."""
+        for work, _ in self._sent.pop(about, []):
             work.wait()
-        self._sent.clear()
+
+    def finish_all(self) -> None:
+        """Returns once all that was sent has arrived."""
+        for about in list(self._sent):
+            self.finish_sending(about)
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         raise _refused()

@@ -138,13 +138,16 @@ class TorchStageWork(StageWork):
         if transfer.direction == "forward" and key not in self._stages.told:
             self._stages.told[key] = [torch.empty_like(each, device="meta") for each in tensors]
             for each in tensors:
-                exchange.send_like(each, transfer.destination)
+                exchange.send_like(each, transfer.destination, transfer)
         for each in tensors:
-            exchange.send(each, transfer.destination)
+            exchange.send(each, transfer.destination, transfer)
 
     def receive(self, transfer: Transfer) -> list[torch.Tensor]:
         exchange = self._stages.exchange
-        return [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
+        found = [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
+        if transfer.direction == "backward":  # gradients of what has arrived, then
+            exchange.finish_sending(transfer.answered)
+        return found
 
     def _expected(self, transfer: Transfer) -> list[torch.Tensor]:
         """Tensors like those that come."""

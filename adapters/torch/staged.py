@@ -110,7 +110,7 @@ class StagedGroup(TorchReplicaGroup):
         still = functools.partial(kept, self.statistics)
         work = TorchStageWork(self._stages, pieces, still, self._see)
         execute_stage(actions[stage], stage, work)
-        self.exchange.finish_sending()
+        self.exchange.finish_all()
         self._update_own()
         if self.statistics and self.replicas > 1:
             flat_mean(self.exchange, self.statistics, sum(piece.weight for piece in pieces))

@@ -31,6 +31,12 @@ class Transfer:
     source: int
     destination: int
 
+    @property
+    def answered(self) -> Transfer:
+        """Of gradients: the transfer of the activations that they are of."""
+        ends = self.destination, self.source
+        return Transfer("forward", self.chunk + 1, self.micro_batch, *ends)
+
 
 Action = Pass | Transfer
 

@@ -85,10 +85,25 @@ def under(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"strategy": {"name": "pipeline", "options": {"stages": 2, **options}}}
 
 
+def under_way(exchange: Any) -> list[int]:
+    """For how many micro-batches tensors were kept at each sending of a stage."""
+    send, found = exchange.send, []
+
+    def noting(*given: Any) -> None:
+        send(*given)
+        found.append(len(exchange._sent))
+
+    exchange.send = noting
+    return found
+
+
 def followed(session: isotrain.Session) -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
+    exchange: Any = session.group.exchange  # type: ignore[attr-defined]
+    kept = under_way(exchange) if "stage" in session.plan.mesh.sizes else []
     found = train(session)
     evaluated, state = session.evaluate(), session.read_state(("optimizer",))
+    found["sending"] = max(kept, default=0)
     return {**found, "evaluated": evaluated, "train": session.metrics(), "slots": state}
 
 
@@ -145,6 +160,14 @@ def test_stages_train_as_one_replica(
     assert set.union(*slots) == set(expected["slots"])
     common = {each.rpartition("/")[2] for each in slots[0] & slots[1]}
     assert common <= {"iteration", "learning_rate"}
+
+
+def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[str, Any]]) -> None:
+    """The first of two stages keeps all four micro-batches with gpipe, and two with 1f1b."""
+    assert {name: staged[0][name]["sending"] for name in ("gpipe", "1f1b")} == {
+        "gpipe": 4,
+        "1f1b": 2,
+    }
 
 
 def test_stages_of_several_replicas_train_as_replicas() -> None:
