@@ -26,6 +26,8 @@ class HelpLayout(argparse.RawDescriptionHelpFormatter):
 class Once(argparse.Action):
     """Keeps an option's value, and refuses a second one where the last would win without a word."""
 
+    _given_to: argparse.Namespace | None = None
+
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -34,8 +36,9 @@ class Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Keeps it."""
-        if option_string and getattr(namespace, self.dest, self.default) is not self.default:
+        if option_string and self._given_to is namespace:
             parser.error(f"{option_string} was given twice; expected one value.")
+        self._given_to = namespace
         setattr(namespace, self.dest, values)
 
 

@@ -187,6 +187,7 @@ def test_exit_codes_are_documented() -> None:
             "unknown option '-r'. Did you mean '--ranks'?",
         ),
         (["run", "small.json", "--backend", "torch-ddp", "--backend", "reference"], "given twice"),
+        (["conformance", "reference", "--replicas", "2", "--replicas=3"], "given twice"),
         (["plan", "small.json", "--backend", "torch-ddp", "--perod=3"], "'--perod'.\n"),
         (["doctor", "torch-ddp"], "unexpected argument 'torch-ddp'"),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
