@@ -30,6 +30,12 @@ TRIED = {
 """Backend to the optimizers that are tried: all where that is quick, else the one that takes most."""
 STAGES = (1, 2)
 CELLS = [param(name, slow=name != "reference") for name in TRIED]
+COUNTED = [
+    param(name, replicas, slow=name != "reference")
+    for name, tried in TRIED.items()
+    for replicas in ((2, 3) if tried == EVERY else (3,))
+]
+"""With two replicas as well where that is quick."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,8 +71,7 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=CLOSE, atol=CLOSE, err_msg=what)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("backend", CELLS)
+@pytest.mark.parametrize(("backend", "replicas"), COUNTED)
 def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
     work = functools.partial(cases.compared, base=base(backend), names=TRIED[backend])
     processes = launched(work, backend, replicas)
