@@ -47,9 +47,11 @@ class RunFailedError(IsotrainError):
 
     Attributes:
         steps_done: By the process that came furthest; None where no process has told.
+        was_asked: Whether it ended because somebody had asked for that.
     """
 
     steps_done: int | None = None
+    was_asked = False
 
 
 class NotANumberError(RunFailedError):
@@ -58,6 +60,8 @@ class NotANumberError(RunFailedError):
 
 class EndedError(RunFailedError):
     """This process of a run was asked to end."""
+
+    was_asked = True
 
 
 class PeerLostError(RunFailedError):

@@ -205,9 +205,12 @@ class Chair(Meeting):
         """Tells the others how a run that had begun has failed."""
         self._has_failed = True
         atexit.register(self.close)
-        known = isinstance(error, RunFailedError)
-        words = f"{type(error).__name__}: {error}".strip(": ")
-        told = error if known else EndedError(f"the run was ended on rank 0: {words}")
+        told: BaseException = error
+        if not isinstance(error, RunFailedError):
+            words = f"{type(error).__name__}: {error}".strip(": ")
+            told = EndedError(f"the run was ended on rank 0: {words}")
+        elif error.was_asked:
+            told = EndedError(str(error))
         for channel in self.channels.values():
             channel.send(as_message(told))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.reporter import Status
-from isotrain.core.errors import NotANumberError, RunFailedError
+from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
 from isotrain.core.launching.watched_process import WatchedProcess
 from isotrain.core.system.last_words import signal_name
 
@@ -157,6 +157,7 @@ def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
     text = describe_failure(culprit, everyone)
     is_nan = culprit.failure is not None and culprit.failure.error == NotANumberError.__name__
     error = NotANumberError(text) if is_nan else RunFailedError(text)
+    error.was_asked = culprit.failure is not None and culprit.failure.error == EndedError.__name__
     reached = [_steps_done(watched.process.status) for watched in everyone]
     error.steps_done = max((steps for steps in reached if steps is not None), default=None)
     return error

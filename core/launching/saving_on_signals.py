@@ -29,8 +29,8 @@ class Saving(Protocol):
 def saving_on_signals(processes: Sequence[Saving]) -> Iterator[None]:
     """Within it, SIGUSR1 asks the run for a checkpoint; SIGINT and SIGTERM ask it to end after one.
 
-    When the run has ended before its last step, the signal that asked for it is raised anew, and does what it
-    does without this; a run that came to its end meanwhile has ended well.
+    When the run has ended for that, the signal that asked for it is raised anew, and does what it does
+    without this; a run that came to its end meanwhile has ended well.
     A second signal to end does that at once, and so does the first where a loop looks for no wishes. Signals
     that are ignored stay so; only the main thread can hear any.
     """
@@ -43,7 +43,7 @@ def saving_on_signals(processes: Sequence[Saving]) -> Iterator[None]:
         yield
     except RunFailedError as failure:
         hearing.end()
-        if hearing.asked_to_end is not None:
+        if hearing.asked_to_end is not None and failure.was_asked:
             signal.raise_signal(hearing.asked_to_end)
             raise EndedError(str(failure)) from failure
         raise

@@ -239,13 +239,25 @@ def test_the_command_line_joins_checkpoints_and_goes_on(tmp_path: Path) -> None:
     assert "was started by torchrun, which alone can start it again" in started.said(1)
 
 
-def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
+def training(folder: Path) -> Started:
+    """Two processes that train for ever, and save when they are asked to end."""
     policy = {"every_steps": 10_000_000}
-    (tmp_path / "spec.json").write_text(
-        json.dumps({**FIELDS, "epochs": 10**6, "checkpoint": policy})
-    )
-    started = Started("torchrun", 2, [*COMMAND, "--run-dir", "run"], tmp_path)
-    started.await_file(tmp_path / "run" / "steps.jsonl")
+    (folder / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 10**6, "checkpoint": policy}))
+    started = Started("torchrun", 2, [*COMMAND, "--run-dir", "run"], folder)
+    started.await_file(folder / "run" / "steps.jsonl")
+    return started
+
+
+def test_who_died_is_named_though_all_were_asked_to_save_and_end(tmp_path: Path) -> None:
+    started = training(tmp_path)
+    started.processes[1].kill()
+    started.processes[0].send_signal(signal.SIGTERM)
+    assert started.ended(but=[1])[0] == 1, started.said(0)
+    assert "rank 1 of 2 is gone: its connection to rank 0 was closed" in started.said(0)
+
+
+def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
+    started = training(tmp_path)
     for process in started.processes:
         process.send_signal(signal.SIGINT)
     assert started.ended() == [130, 130], started.said(0) + started.said(1)
