@@ -6,7 +6,7 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -40,15 +40,14 @@ Parts = Callable[[Any, Any], list[Part]]
 """`parts(targets, predictions)`: every loss of the spec."""
 
 
-def build_parts(spec: TrainingSpec, framework: str, outputs: Outputs) -> Parts:
-    """Makes the spec's losses, one for each output where it gives several.
+def parts_of(losses: Mapping[str | None, Loss], spec: TrainingSpec, outputs: Outputs) -> Parts:
+    """Makes the function that gives every loss of a slice, one for each output where there are several.
 
     Args:
-        spec: Gives them and their weights.
-        framework: Whose entry of the spec is taken.
+        losses: By output.
+        spec: Gives their weights.
         outputs: Of the model.
     """
-    losses = build_losses(spec, framework)
     factors = spec.loss_weights or {}
 
     def parts(targets: Any, predictions: Any) -> list[Part]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -262,9 +263,26 @@ class ObjectiveLayer(keras.layers.Layer):
         return self._objective(self.model, batch_of(inputs, targets))
 
 
+@dataclass(frozen=True)
+class LossComputer:
+    """A function from (inputs, targets) to the mean loss and the predictions.
+
+    Attributes:
+        compute: The function.
+        callables: What it calls besides the model: the losses, or the objective.
+    """
+
+    compute: Callable[[Any, Any], tuple[Any, Any]]
+    callables: Sequence[Any]
+
+    def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Gives the loss and the predictions."""
+        return self.compute(inputs, targets)
+
+
 def loss_computer(
     spec: TrainingSpec, model: Any, framework: str, training: bool, *, in_rows: bool = False
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+) -> LossComputer:
     """Makes the function from (inputs, targets) to the loss and the predictions.
 
     The losses of the model's own layers (regularisers, `add_loss`) are added to the mean.
@@ -279,15 +297,17 @@ def loss_computer(
     """
     own_losses = OwnLosses(model)
     if spec.objective is not None:
-        layer = ObjectiveLayer(select(spec.objective, framework, "objective"), model)
+        called = select(spec.objective, framework, "objective")
+        layer = ObjectiveLayer(called, model)
 
         def objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
             given = layer(inputs, targets, training=training)
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return own_losses.added_to(mean_over_samples(losses)), predictions
 
-        return objective
-    parts = keras_losses.build_parts(spec, framework, Outputs.of_keras(model))
+        return LossComputer(objective, [called])
+    losses = build_losses(spec, framework)
+    parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(model))
     reduced = keras_losses.in_rows if in_rows else keras_losses.summed
     takes_one = isinstance(model, keras.Sequential)
 
@@ -300,7 +320,7 @@ def loss_computer(
         predictions = model(inputs, training=training)
         return reduced(parts(targets, predictions), own_losses.added_to), predictions
 
-    return compute
+    return LossComputer(compute, [*losses.values()])
 
 
 class OwnLosses:

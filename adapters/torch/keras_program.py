@@ -105,7 +105,9 @@ class KerasProgram(Program):
                 " Leave one of the two out."
             )
         is_recorded = spec.record and not (training and spec.recompute)
-        return Replayed(compute, self.model, phase, spec.compile) if is_recorded else compute
+        if not is_recorded:
+            return compute
+        return Replayed(compute, self.model, phase, spec.compile, compute.callables)
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         found = [each.remark(inputs, targets) for each in self._replays().values()]

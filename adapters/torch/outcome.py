@@ -129,12 +129,16 @@ def _noise(
     ours: Sequence[torch.Tensor | None], rounded: Sequence[torch.Tensor | None]
 ) -> list[float]:
     """By how much each tensor may differ for rounding, beyond the fixed measure."""
-    apart = [
-        0.0 if one is None or other is None or one is other else _norm(one - other)
-        for one, other in zip(ours, rounded, strict=True)
-    ]
+    apart = [_apart(one, other) for one, other in zip(ours, rounded, strict=True)]
     share = _OF_ALL * sum(apart)
     return [_GROWN * (each + share) for each in apart]
+
+
+def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """How far two tensors of numbers are from each other; nothing else is rounded."""
+    if one is None or other is None or one is other or not one.is_floating_point():
+        return 0.0
+    return _norm(one - other)
 
 
 def _agree(

@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import torch
 
 from isotrain.adapters import keras_private
+from isotrain.adapters.torch.holders import Holder, holders_in, look_at, refill, values_of
 
 
 class PythonState:
-    """The attributes of every layer of a model, compared as a whole in microseconds."""
+    """The attributes of every layer of a model, and what is in them, compared as a whole in microseconds.
 
-    def __init__(self, model: keras.Layer) -> None:
-        """Looks at a model; attributes are those that its layers have at this moment."""
-        self._layers = keras_private.layers_of(model)
-        self._attributes = [vars(layer) for layer in self._layers]
-        self._hooks = keras_private.hooks_of(self._layers)
-        self._names = [*map(list, self._attributes)]
-        self._values = self._now()
+    Attributes:
+        tensors: Those in attributes that are no weights.
+    """
 
-    def _now(self) -> list[list[Any]]:
-        return [*map(list, map(dict.values, self._attributes))]
+    def __init__(self, model: keras.Layer, callables: Sequence[Any] = ()) -> None:
+        """Looks at a model; attributes are those that its layers have at this moment.
+
+        Args:
+            model: Whose layers are looked at.
+            callables: What computes besides them, by attributes of its own: losses, an objective.
+        """
+        layers = keras_private.layers_of(model)
+        self._hooks = keras_private.hooks_of(layers)
+        others = [owner for each in callables if (owner := _owner(each)) is not None]
+        owners = [*layers, *others]
+        self._attributes = [(_name(owner), vars(owner)) for owner in owners]
+        self._holders = [*self._inside(), *_buffers(model)]
+        self.tensors = [h.value for h in self._holders if isinstance(h.value, torch.Tensor)]
+        self._looks = [holder.look for holder in self._holders]
+        self._names = [list(h.value) if isinstance(h.value, dict) else [] for h in self._holders]
+        self._seen = self._now()
+
+    def _inside(self) -> Iterator[Holder]:
+        """Attributes, and what can be changed in place in them but for what Keras keeps in every layer."""
+        known = {id(attributes) for _, attributes in self._attributes}
+        usual = _usual_names()
+        for owner, attributes in self._attributes:
+            yield Holder(owner, attributes, functools.partial(values_of, attributes))
+            for name, value in attributes.items():
+                if name not in usual:
+                    yield from holders_in(f"{owner}: {name}", value, known)
+
+    def _now(self) -> list[Any]:
+        return [look() for look in self._looks]
 
     @property
     def is_hooked(self) -> bool:
@@ -30,29 +59,64 @@ class PythonState:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether every attribute is as it was, and no hook was added."""
+        """Whether every attribute is and holds what it was and held, and no hook was added."""
         try:
-            return self._now() == self._values and not any(self._hooks)
+            return self._now() == self._seen and not any(self._hooks)
         except (TypeError, ValueError, RuntimeError):  # arrays that are others have no one answer
             return False
 
     def change(self) -> str:
         """The first attribute that is another now, with its layer."""
-        for layer, names, values in zip(self._layers, self._names, self._values, strict=True):
-            before = dict(zip(names, values, strict=True))
-            for name, value in vars(layer).items():
-                if name not in before or not _equal(value, before[name]):
-                    return f"{layer.name} ({type(layer).__name__}): {name}"
+        for holder, names, held in zip(self._holders, self._names, self._seen, strict=True):
+            if not _equal(holder.look(), held):
+                return _changed(holder, dict(zip(names, held, strict=False)))
         return "a hook was added"
 
     def restore(self) -> None:
-        """Gives every attribute the value that it had."""
-        for attributes, names, values in zip(
-            self._attributes, self._names, self._values, strict=True
-        ):
-            for name in attributes.keys() - set(names):
-                del attributes[name]
-            attributes.update(zip(names, values, strict=True))
+        """Gives every attribute what it was and held; tensors stay as they are."""
+        for holder, names, held in zip(self._holders, self._names, self._seen, strict=True):
+            if not _equal(holder.look(), held):
+                refill(holder.value, names, held)
+
+
+def _changed(holder: Holder, before: dict[Any, Any]) -> str:
+    """A holder, and which of its attributes is another now."""
+    now = holder.value if before else {}
+    for name, value in now.items():
+        if name not in before or not _equal(value, before[name]):
+            return f"{holder.name}: {name}"
+    return holder.name
+
+
+@functools.cache
+def _usual_names() -> frozenset[str]:
+    """The attributes that Keras gives every layer."""
+    return frozenset(vars(keras.layers.Layer(name="any")))
+
+
+def _owner(called: Any) -> Any | None:
+    """What has the attributes by which a loss or an objective computes; None where nothing can have any."""
+    called = inspect.unwrap(called)
+    while isinstance(called, functools.partial):
+        called = called.func
+    owner = called.__self__ if inspect.ismethod(called) else called
+    return owner if hasattr(owner, "__dict__") else None
+
+
+def _name(owner: Any) -> str:
+    """As messages call it."""
+    kind = type(owner).__name__
+    own = getattr(owner, "name", None) or getattr(owner, "__name__", None)
+    return f"{own} ({kind})" if own else kind
+
+
+def _buffers(model: keras.Layer) -> Iterator[Holder]:
+    """Tensors that torch's own modules move when they are called."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            look = look_at(buffer)
+            if look is not None:
+                yield Holder(f"{_name(module)}: {name}", buffer, look)
 
 
 def _equal(one: Any, other: Any) -> bool:

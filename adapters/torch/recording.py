@@ -15,7 +15,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from isotrain.adapters import keras_private
 from isotrain.adapters.torch import exact_passes, fast_passes
+from isotrain.adapters.torch.outcome import Snapshot
 from isotrain.adapters.torch.python_state import PythonState
+from isotrain.adapters.torch.recordable import (
+    BY_VALUE,
+    UnrecordableError,
+    ValuesStay,
+    require_fixed_shapes,
+)
 from isotrain.adapters.torch.trees import emptied, filled, leaves
 
 Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
@@ -24,10 +31,6 @@ UNCOMPILED = "they draw random numbers, of which torch's compiler would draw oth
 _LIBRARY = torch.library.Library("isotrain", "DEF")
 _LIBRARY.define("seed(Tensor value, int generator) -> Tensor")
 _LIBRARY.impl("seed", lambda value, generator: value.clone(), "CompositeExplicitAutograd")
-
-
-class UnrecordableError(Exception):
-    """A computation cannot be replayed from a record; says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,7 @@ class _Trace:
             [*zip(self.variables, given[:count], strict=True)], collect_losses=True
         )
         before = [scope.get_current_value(variable) for variable in self.variables]
-        with keras_private.seeded_generators(self._generator), scope:
+        with keras_private.seeded_generators(self._generator), scope, ValuesStay():
             loss, self.predictions = self.compute(inputs, targets)
         after = [scope.get_current_value(variable) for variable in self.variables]
         if len(scope.state_mapping) > count:
@@ -137,13 +140,13 @@ class _Trace:
 
 
 def record(
-    compute: Compute, model: keras.Layer, variables: Sequence[Any], inputs: Any, targets: Any
+    compute: Compute, state: PythonState, variables: Sequence[Any], inputs: Any, targets: Any
 ) -> Recording:
     """Writes down a computation; nothing moves, and no random numbers are used up.
 
     Args:
         compute: What to call.
-        model: Whose layers it calls.
+        state: What it depends on besides tensors, as it is now.
         variables: Of the model, all of them.
         inputs: Of one slice.
         targets: Of the same.
@@ -154,13 +157,12 @@ def record(
     tensors = [variable.value for variable in variables]
     trace = _Trace(compute, variables, inputs, targets)
     given = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
-    with _python_unmoved(model), _torch_unmoved(given):
+    with _torch_unmoved(given), _python_unmoved(state):
         try:
             graph = make_fx(trace, pre_dispatch=True)(*given)
-        except UnrecordableError:
-            raise
         except Exception as error:
             raise UnrecordableError(_why(error)) from error
+        require_fixed_shapes(graph.graph)
     constants = exact_passes.simplify(graph, len(tensors), trace.generators)
     moved = [tensors[index] for index in trace.moved]
     predictions = emptied(trace.predictions)
@@ -171,24 +173,29 @@ def _why(error: Exception) -> str:
     """The reason that a computation cannot be recorded, in a line."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     where = keras_private.layer_of_error(str(error))
-    if any("get value out of a tracing tensor" in line for line in lines):
-        reason = "Python depends on the value of a tensor"
+    if BY_VALUE in str(error) or "get value out of a tracing tensor" in str(error):
+        reason = BY_VALUE
+    elif isinstance(error, UnrecordableError):
+        reason = lines[0]
     else:
         reason = f"{type(error).__name__}: {lines[1 if where and len(lines) > 1 else 0]}"
     return f"in the layer {where}, {reason}" if where else reason
 
 
 @contextmanager
-def _python_unmoved(model: keras.Layer) -> Iterator[None]:
-    """Refuses a computation that depends on Python's own state: a record would freeze it.
+def _python_unmoved(state: PythonState) -> Iterator[None]:
+    """Refuses a computation that changes Python's own state: a record would freeze it.
+
+    Args:
+        state: As it is before the computation.
 
     Raises:
         UnrecordableError: An attribute changes while its layer is called, numbers are drawn from Python
             or NumPy, or somebody waits for the calls of layers.
     """
-    state = PythonState(model)
     if state.is_hooked:
         raise UnrecordableError("a hook waits for the call of a layer")
+    kept = Snapshot(state.tensors)
     ours, numpys = python_random.getstate(), np.random.get_state()
     position = repr(numpys)
     try:
@@ -199,6 +206,8 @@ def _python_unmoved(model: keras.Layer) -> Iterator[None]:
         np.random.set_state(numpys)
         change = None if state.is_unchanged else state.change()
         state.restore()
+        if change is not None:
+            kept.restore()
     if drawn:
         raise UnrecordableError("it draws random numbers from Python's or NumPy's own generator")
     if change is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,15 @@ import torch
 
 from isotrain.adapters.torch.outcome import Outcome
 from isotrain.adapters.torch.python_state import PythonState
-from isotrain.adapters.torch.recording import (
-    UNCOMPILED,
-    Compute,
-    Recording,
-    UnrecordableError,
-    record,
-)
-from isotrain.adapters.torch.trees import digest, rounded_otherwise, signature
+from isotrain.adapters.torch.recordable import UnrecordableError
+from isotrain.adapters.torch.recording import UNCOMPILED, Compute, Recording, record
+from isotrain.adapters.torch.rounding import rounded, weights_rounded
+from isotrain.adapters.torch.trees import digest, rolled, signature
 
 _CHECKED_AGAIN = 16
 """A record is checked at its first use, and again after this many times as many uses."""
+_CHECKED_AFTER = 4096
+"""Uses after which it is checked again in any case."""
 _SIGNATURES = 16
 """Records that are kept; inputs of further shapes are computed without."""
 _UNRECORDED = 2
@@ -33,12 +32,24 @@ _RENEWALS = 8
 
 @dataclass
 class _Record:
-    """The recording for one signature, whether its bits are Keras' own, and how often it was used."""
+    """The recording for one signature, whether its bits are Keras' own, and how often it was used.
+
+    Attributes:
+        next_check: The use at which it is checked next.
+        agreed: The use at which it was checked last; 0 before the first.
+    """
 
     recording: Recording
     is_exact: bool
     uses: int = 0
     next_check: int = 1
+    agreed: int = 0
+
+    def pass_checks(self) -> None:
+        """Lets those lie behind it that belong to its uses so far."""
+        while self.next_check <= self.uses:
+            self.agreed = self.next_check
+            self.next_check += min((_CHECKED_AGAIN - 1) * self.next_check, _CHECKED_AFTER)
 
 
 class Replayed:
@@ -55,7 +66,12 @@ class Replayed:
     """
 
     def __init__(
-        self, compute: Compute, model: keras.Layer, phase: str, compiles: bool = False
+        self,
+        compute: Compute,
+        model: keras.Layer,
+        phase: str,
+        compiles: bool = False,
+        callables: Sequence[Any] = (),
     ) -> None:
         """Records nothing yet.
 
@@ -64,9 +80,11 @@ class Replayed:
             model: Whose layers it calls.
             phase: `training` or `evaluation`, for messages.
             compiles: Whether records are to be compiled.
+            callables: What it calls besides layers that has attributes: losses, an objective.
         """
         self.refusal: str | None = None
         self._compiles = compiles
+        self._callables = callables
         self._compute = compute
         self._model = model
         self._phase = phase
@@ -95,8 +113,8 @@ class Replayed:
         else:
             known.uses += 1
             if known.uses == known.next_check:
-                known.next_check *= _CHECKED_AGAIN
                 self._check(known, inputs, targets, is_first=known.uses == 1)
+                known.pass_checks()
             if self.refusal is None:
                 return known.recording(inputs, targets)
         return self._compute(inputs, targets)
@@ -107,14 +125,15 @@ class Replayed:
             if len(self._met) < _SIGNATURES:
                 self._met.add(key)
             return
+        state = PythonState(self._model, self._callables)
         try:
-            recording = record(self._compute, self._model, self._variables, inputs, targets)
+            recording = record(self._compute, state, self._variables, inputs, targets)
         except UnrecordableError as error:
             self._refuse(str(error))
             return
         self.records[key] = _Record(recording, self._is_exact)
         if self._state is None:
-            self._state = PythonState(self._model)
+            self._state = state
 
     @property
     def calls(self) -> torch.Tensor:
@@ -155,8 +174,7 @@ class Replayed:
         known = self.records.get(key)
         if known is not None and calls > _UNRECORDED:
             known.uses = calls - _UNRECORDED
-            while known.next_check <= known.uses:
-                known.next_check *= _CHECKED_AGAIN
+            known.pass_checks()
             self._check(known, inputs, targets, is_first=True)
 
     def _forget(self) -> None:
@@ -174,11 +192,17 @@ class Replayed:
         found = self._outcome(known.recording, inputs, targets)
         difference = self._difference(expected, found, (inputs, targets), exact=known.is_exact)
         if difference is not None:
-            self._refuse(_seen(difference, known.uses))
+            self._refuse(_seen(difference, known))
         elif is_first:
             self._hasten(known, known.recording.rearranged, expected, (inputs, targets))
             if self._compiles:
                 self._compile(known, expected, (inputs, targets))
+
+    def _difference_on(self, recording: Recording, inputs: Any, targets: Any) -> str | None:
+        """In what a record's outcome is not Keras' where no bit may differ."""
+        expected = self._outcome(self._compute, inputs, targets)
+        found = self._outcome(recording, inputs, targets)
+        return expected.difference(found, exact=self._is_exact)
 
     def _hasten(
         self, known: _Record, faster: Recording | None, expected: Outcome, batch: tuple[Any, Any]
@@ -199,8 +223,9 @@ class Replayed:
         if difference is None or exact:
             return difference
         inputs, targets = batch
-        rounded = self._outcome(self._compute, rounded_otherwise(inputs), targets)
-        return expected.difference(found, exact, rounded)
+        with weights_rounded(self._parameters):
+            grown = self._outcome(self._compute, rounded(inputs), targets)
+        return expected.difference(found, exact, grown)
 
     def _compile(self, known: _Record, expected: Outcome, batch: tuple[Any, Any]) -> None:
         """Takes a record's compiled form; says so where it cannot."""
@@ -231,13 +256,13 @@ class Replayed:
         if self.refusal is not None:
             return told(self._phase, self.refusal)
         with torch.set_grad_enabled(self._phase == "training"):
-            expected = self._outcome(self._compute, inputs, targets)
+            self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+            state = PythonState(self._model, self._callables)
             try:
-                recording = record(self._compute, self._model, self._variables, inputs, targets)
+                recording = record(self._compute, state, self._variables, inputs, targets)
             except UnrecordableError as error:
                 return told(self._phase, str(error))
-            found = self._outcome(recording, inputs, targets)
-            difference = expected.difference(found, exact=self._is_exact)
+            difference = self._difference_on(recording, rolled(inputs), rolled(targets))
         if difference is not None:
             return told(self._phase, difference)
         draws = self._compiles and recording.draws
@@ -249,10 +274,8 @@ def told(phase: str, why: str) -> str:
     return f"{phase} steps are not replayed from a record, but computed by Keras, which takes longer: {why}"
 
 
-def _seen(difference: str, uses: int) -> str:
+def _seen(difference: str, known: _Record) -> str:
     """A difference, and since when it may have been there."""
-    if uses == 1:
+    if not known.agreed:
         return difference
-    return (
-        f"{difference}, seen at use {uses} of the record; it agreed at use {uses // _CHECKED_AGAIN}"
-    )
+    return f"{difference}, seen at use {known.uses} of the record; it agreed at use {known.agreed}"

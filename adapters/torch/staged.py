@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isotrain.adapters import keras_losses
+from isotrain.adapters import keras_losses, portable
 from isotrain.adapters.keras_stages import StagedModel
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import metrics
@@ -75,7 +75,8 @@ class StagedGroup(TorchReplicaGroup):
                 " last stage does. Leave it out."
             )
         model = StagedModel(program.model, cut.chunks, cut.first)
-        parts = keras_losses.build_parts(spec, "torch", Outputs.of_keras(program.model))
+        losses = portable.build_losses(spec, "torch")
+        parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(program.model))
         self._stages = Stages(model, self.exchange, parts)
         self._homes = {
             id(variable.value): number % self.exchange.stages

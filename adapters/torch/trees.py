@@ -58,13 +58,6 @@ def digest(signed: Any) -> int:
     return int.from_bytes(whole, "little", signed=True)
 
 
-def rounded_otherwise(tree: Any) -> Any:
-    """The same, with numbers that are off by their last bit: what comes of it tells how rounding grows."""
-    return filled(tree, map(_rounded_otherwise, leaves(tree)))
-
-
-def _rounded_otherwise(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    steps = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 3 - 1
-    return tensor * (1 + torch.finfo(tensor.dtype).eps * steps.to(tensor.dtype))
+def rolled(tree: Any) -> Any:
+    """The same with every row in the place of the next, the last in that of the first."""
+    return filled(tree, (part.roll(1, 0) if part.dim() else part for part in leaves(tree)))

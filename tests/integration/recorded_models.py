@@ -21,6 +21,8 @@ def data(kind: str = "points", length: int = 20) -> Any:
         targets = generator.integers(0, 4, (length + 9, 5))
     else:
         inputs = generator.normal(size=(length + 9, *SHAPES.get(kind, (6,)))).astype("float32")
+    if kind == "rare":
+        inputs[length // 2] *= 100
     given: Any = {"left": inputs, "right": inputs[:, :3]} if kind == "pair" else inputs
     cut = [
         {n: v[part] for n, v in given.items()} if kind == "pair" else given[part]
@@ -132,11 +134,14 @@ def pair() -> Any:
 def called(call: Any) -> Any:
     """A network with a layer of one's own that computes `call(layer, inputs)`."""
     import keras
+    import torch
 
     class Own(keras.layers.Layer):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.calls, self.scale = 0, 1.0
+            self.options: dict[str, Any] = {"scale": 1.0, "more": [1.0]}
+            self.held, self.array = torch.ones(()), np.ones((), "float32")
 
         def call(self, inputs: Any) -> Any:
             return call(self, inputs)
@@ -153,6 +158,29 @@ def scaled() -> Any:
     return called(lambda layer, inputs: inputs * layer.scale * SETTINGS["scale"])
 
 
+def holding() -> Any:
+    """Depends on what attributes of a layer hold."""
+
+    def call(layer: Any, inputs: Any) -> Any:
+        scale = layer.options["scale"] * layer.options["more"][0] * float(layer.array)
+        return inputs * scale * (layer.held * 2 - 1)
+
+    return called(call)
+
+
+class Annealed:
+    """A loss with an attribute that somebody changes during the run."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return own_loss(y_true, y_pred) * self.weight
+
+
+ANNEALED = Annealed()
+
+
 def by_shape() -> Any:
     """Python that depends on shapes alone."""
     return called(lambda layer, inputs: inputs * 2 if inputs.shape[0] == BATCH else inputs)
@@ -160,6 +188,28 @@ def by_shape() -> Any:
 
 def by_value() -> Any:
     return called(lambda layer, inputs: inputs * 2 if float(inputs.sum()) > 0 else inputs)
+
+
+LEAVES: dict[str, Any] = {
+    "convert_to_numpy": lambda inputs: _numpy(inputs).max() > 50,
+    "asarray": lambda inputs: np.asarray(inputs.detach()).max() > 50,
+    "tolist": lambda inputs: max(inputs.flatten().tolist()) > 50,
+    "data": lambda inputs: inputs.data.max() > 50,
+    "nonzero": lambda inputs: len((inputs > 50).nonzero()) > 0,
+    "mask": lambda inputs: inputs[inputs > 50].shape[0] > 0,
+}
+"""Ways in which a layer's Python comes to know whether there is a number above 50."""
+
+
+def _numpy(tensor: Any) -> Any:
+    from keras import ops
+
+    return ops.convert_to_numpy(tensor)
+
+
+def rarely(way: str = "nonzero") -> Any:
+    """Python that depends on values, which are on one side of its border in all batches but one."""
+    return called(lambda layer, inputs: inputs * 0.5 if LEAVES[way](inputs) else inputs)
 
 
 def by_count() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "by NumPy": (models.by_numpy, "random numbers from Python's or NumPy's"),
     "through NumPy": (
         models.through_numpy,
-        "the loss differs from that of a step without the record",
+        "in the layer Own, Python depends on the value of a tensor",
     ),
     "own gradient": (models.with_own_gradient, "the gradients differ from those of a step"),
     "hooked": (models.hooked, "a hook waits"),
@@ -78,6 +79,35 @@ def set_setting(session: isotrain.Session, step: int) -> None:
     """Changes what a layer does in a way that nobody sees."""
     models.SETTINGS["scale"] = 3.0 if session.steps_done >= step else 1.0
 
+
+def in_layer(change: Callable[[Any], None]) -> Callable[[isotrain.Session], None]:
+    """Changes what a layer holds in the middle of the run."""
+
+    def between(session: isotrain.Session) -> None:
+        if session.steps_done == 8:
+            change(session.group.model.layers[1])  # type: ignore[attr-defined]
+
+    return between
+
+
+def anneal(session: isotrain.Session) -> None:
+    """Changes an attribute of the loss in the middle of the run."""
+    models.ANNEALED.weight = 3.0 if session.steps_done >= 8 else 1.0
+
+
+def annealed(record: bool) -> dict[str, Any]:
+    """Trains with a loss that somebody changes during the run."""
+    models.ANNEALED.weight = 1.0
+    return train({"loss": models.ANNEALED, "metrics": [], "record": record}, anneal)
+
+
+HELD: dict[str, Callable[[Any], None]] = {
+    "dict": lambda layer: layer.options.update({"scale": 3.0}),
+    "list": lambda layer: layer.options["more"].__setitem__(0, 3.0),
+    "tensor": lambda layer: layer.held.fill_(2.0),
+    "array": lambda layer: layer.array.fill(3.0),
+}
+"""Changes in place of what a layer's attributes hold: each makes it compute three times as much."""
 
 CHANGED: dict[str, tuple[Any, list[str]]] = {
     "attribute": (set_attribute, []),
@@ -161,6 +191,14 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
     for name, changes in UPDATED.items():
         wide = {"precision": "float64", **changes}
         found[f"update {name}"] = [train({**wide, "record": record}) for record in (True, False)]
+    rare = {"data_args": {"kind": "rare"}, "global_batch": 2, "epochs": 1, "shuffle": False}
+    for way in models.LEAVES:
+        found[f"rare {way}"] = train({**rare, "model": models.rarely, "model_args": {"way": way}})
+    found["rare"] = train({**rare, "model": models.rarely, "record": False})
+    for name, change in HELD.items():
+        found[f"held {name}"] = train({"model": models.holding}, in_layer(change))
+    found["held"] = train({"model": models.holding, "record": False}, in_layer(HELD["dict"]))
+    found["annealed"] = [annealed(record=record) for record in (True, False)]
     scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch": 4}
     for name, (between, _) in CHANGED.items():
         found[name] = [train({**scaled, "record": r}, between) for r in (True, False)]
@@ -242,6 +280,22 @@ def test_rounding_that_grows_is_told_from_another_computation() -> None:
     assert expected.difference(outcome(1.05), exact=False, rounded=rounded) is not None
 
 
+def test_records_are_compared_at_least_every_4096_uses() -> None:
+    """And a run that goes on from another compares when that would have."""
+    from isotrain.adapters.torch.replayed import _Record
+
+    one, later, checks = (_Record(None, True) for _ in range(2)), 9000, []  # type: ignore[arg-type]
+    known, resumed = one
+    for known.uses in range(1, later + 1):
+        if known.uses == known.next_check:
+            checks.append(known.uses)
+            known.pass_checks()
+    resumed.uses = later
+    resumed.pass_checks()
+    assert checks == [1, 16, 256, 4096, 8192]
+    assert (resumed.next_check, resumed.agreed) == (known.next_check, known.agreed) == (12288, 8192)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_recorded_is_computed_by_keras(found: dict[str, Any], name: str) -> None:
     """With the same result, and it is said once why."""
@@ -251,6 +305,31 @@ def test_what_cannot_be_recorded_is_computed_by_keras(found: dict[str, Any], nam
     assert all(REFUSED[name][1] in text for text in replayed["warned"]), replayed["warned"]
     if name != "by NumPy":  # whose numbers differ from run to run
         assert_near(replayed, eager, NEAR["float32"])
+
+
+@pytest.mark.parametrize("way", models.LEAVES)
+def test_a_branch_that_one_batch_takes_is_taken(found: dict[str, Any], way: str) -> None:
+    """Values that leave torch are noticed where they leave, not where they are others."""
+    replayed = found[f"rare {way}"]
+    told = "the shape of what" if way in ("nonzero", "mask") else REFUSED["by value"][1]
+    assert told in replayed["warned"][0], replayed["warned"]
+    assert_near(replayed, found["rare"], NEAR["float32"])
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_layer_holds_is_changed_in_place(found: dict[str, Any], name: str) -> None:
+    """And recorded anew from the very next step on: containers, tensors and arrays."""
+    assert not found[f"held {name}"]["warned"]
+    assert min(found[f"held {name}"]["records"]) >= 1
+    assert_near(found[f"held {name}"], found["held"], NEAR["float32"])
+
+
+def test_an_attribute_of_the_loss_is_changed(found: dict[str, Any]) -> None:
+    """Layers are not all that a record depends on."""
+    replayed, eager = found["annealed"]
+    assert not replayed["warned"]
+    assert min(replayed["records"]) >= 1
+    assert_near(replayed, eager, NEAR["float32"])
 
 
 def test_a_changed_attribute_is_recorded_anew(found: dict[str, Any]) -> None:

@@ -1,0 +1,118 @@
+"""What can be changed in place: the containers, arrays and tensors that attributes lead to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_LARGE = 1024
+"""Entries of a container of which only the number is looked at, as in a vocabulary."""
+_MANY = 256
+"""Holders that are looked at in one attribute."""
+_LARGE_ARRAY = 2**16
+"""Bytes of an array that is not looked at."""
+_LIBRARIES = {"keras", "torch", "numpy", "tensorflow", "isotrain", *sys.stdlib_module_names}
+
+
+class Holder(NamedTuple):
+    """Something that may hold something else later.
+
+    Attributes:
+        name: Where it was found, for messages.
+        value: The very object.
+        look: Gives what it holds now, to be compared.
+    """
+
+    name: str
+    value: Any
+    look: Callable[[], Any]
+
+
+def holders_in(name: str, value: Any, known: set[int]) -> list[Holder]:
+    """Finds what can be changed in place behind an attribute, at any depth.
+
+    Args:
+        name: Of the attribute, for messages.
+        value: Of the attribute.
+        known: Identities of what was found already; grows.
+    """
+    found: list[Holder] = []
+    waiting = [value]
+    while waiting and len(found) < _MANY:
+        each = waiting.pop()
+        if id(each) in known:
+            continue
+        known.add(id(each))
+        look = look_at(each)
+        if look is not None:
+            found.append(Holder(name, each, look))
+        waiting += _parts(each)
+    return found
+
+
+def look_at(value: Any) -> Callable[[], Any] | None:
+    """What tells whether a value was changed in place; None where it cannot be, or is too large."""
+    if isinstance(value, torch.Tensor):
+        is_weight = isinstance(value, torch.nn.Parameter) or value.is_inference()
+        return None if is_weight else functools.partial(getattr, value, "_version")
+    if isinstance(value, np.ndarray):
+        return value.tobytes if value.nbytes <= _LARGE_ARRAY else None
+    if isinstance(value, dict | list | set) and len(value) > _LARGE:
+        return functools.partial(len, value)
+    if isinstance(value, dict):
+        return functools.partial(values_of, value)
+    if isinstance(value, list | set):
+        return functools.partial(list if isinstance(value, list) else set, value)
+    return None
+
+
+def values_of(held: dict[Any, Any]) -> list[Any]:
+    """What a dict holds."""
+    return list(dict.values(held))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a value holds that may itself be changed in place."""
+    if isinstance(value, dict | list | set | tuple):
+        if len(value) > _LARGE:
+            return ()
+        return value.values() if isinstance(value, dict) else value
+    if inspect.ismethod(value):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    return (vars(value),) if _is_ones_own(value) else ()
+
+
+def _is_ones_own(value: Any) -> bool:
+    """Whether it is an object of a class that is no library's."""
+    root = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and not isinstance(value, type) and root not in _LIBRARIES
+
+
+def refill(value: Any, names: list[Any], held: Any) -> None:
+    """Gives a container back what it held.
+
+    Args:
+        value: A dict, list or set.
+        names: The keys of a dict.
+        held: What `look_at` gave for it.
+    """
+    if not isinstance(held, list | set):
+        return
+    if isinstance(value, dict):
+        kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        kind.clear(value)
+        kind.update(value, zip(names, held, strict=True))
+    elif isinstance(value, list):
+        list.__setitem__(value, slice(None), held)
+    elif isinstance(value, set):
+        set.clear(value)
+        set.update(value, held)
