@@ -8,7 +8,7 @@ clipping by the norm of a weight, do what they do in data-parallel runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -104,6 +104,11 @@ class Sharded(Strategy):
             raise UnsupportedError(
                 f"strategy {self.name}: stage 3: optimizer lamb looks at the norm of each weight, of which a"
                 " replica has a part. Use adam or adamw, or stage 1 or 2."
+            )
+        if not isinstance(spec.model, Mapping):
+            raise UnsupportedError(
+                f"strategy {self.name}: stage 3: the model is a portable one, whose weights are not taken"
+                " apart; give a native one (`model: {torch: ...}`), or use stage 1 or 2."
             )
 
     def _share_out(self, sizes: Sequence[int], plan: Plan) -> None:

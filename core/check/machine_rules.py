@@ -11,6 +11,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import BackendUnavailableError, PlanError
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
 from isotrain.core.plugins.cast import Cast
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
 
@@ -110,7 +111,7 @@ def memory(subject: Subject) -> Iterator[Hit]:
             fitting = [
                 given
                 for given, strategy in subject.sparing.items()
-                if not missing_capabilities(strategy, target.adapter)
+                if _runs(strategy, subject.spec, target)
                 and _taken(strategy, sight.model, target) <= most
             ]
             advice = (
@@ -123,6 +124,15 @@ def memory(subject: Subject) -> Iterator[Hit]:
                 f" {most / 2**30:.3g}; {advice}"
             )
             yield Hit("ISO407", "model", words, (target.label,))
+
+
+def _runs(strategy: Strategy, spec: TrainingSpec, target: Target) -> bool:
+    """Whether a strategy would be planned in the place of the target's own."""
+    try:
+        strategy.planned(spec, target.plan)
+    except PlanError:
+        return False
+    return not missing_capabilities(strategy, target.adapter)
 
 
 def _taken(strategy: Strategy, model: ModelBytes, target: Target) -> int:

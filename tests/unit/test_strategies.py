@@ -277,6 +277,7 @@ def test_options_that_only_data_parallel_steps_honour_are_refused(
     ("fields", "words"),
     [
         ({"recompute": "all"}, "stage 3: recompute"),
+        ({}, "the model is a portable one"),
         ({"optimizer": {"name": "lamb", "lr": 0.5}}, "the norm of each weight"),
         ({"backend": "horovod-torch"}, "Horovod joins no weights"),
         ({"backend": "tf-multiworker"}, "is whole on each replica"),
