@@ -19,6 +19,7 @@ from isotrain.adapters.keras_parts import (
     build_losses,
     build_metrics,
     computed,
+    is_of_keras,
 )
 from isotrain.adapters.outputs import Outputs
 from isotrain.plugin import Component, SpecError, TrainingSpec
@@ -85,7 +86,8 @@ def _part(
         weights = keras.ops.copy(weights)  # Keras multiplies masks into them, on torch in place
     with keras_private.counting_losses(counts.append):
         if isinstance(loss, keras.losses.Loss):
-            given = computed("loss", loss.name, loss)(targets, predictions, weights)
+            call = computed("loss", loss.name, loss) if is_of_keras(loss) else loss
+            given = call(targets, predictions, weights)
         elif weights is None and mask is None:
             given = loss(targets, predictions)
         else:

@@ -41,14 +41,18 @@ class OutputLoss(keras.metrics.Metric):
         """
         super().__init__(name="loss")
         self._part = part
-        self._total = self.add_variable(shape=(), initializer="zeros", name="total")
-        self._count = self.add_variable(shape=(), initializer="zeros", name="count")
+        self._total = self.add_variable(
+            shape=(), initializer="zeros", name="total", dtype="float64"
+        )
+        self._count = self.add_variable(
+            shape=(), initializer="zeros", name="count", dtype="float64"
+        )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any | None = None) -> None:
         mean, counted = self._part(y_true, y_pred, sample_weight)
         count = keras.ops.shape(y_pred)[0] if counted is None else counted
-        count = keras.ops.cast(count, self.dtype)
-        self._total.assign_add(keras.ops.cast(mean, self.dtype) * count)
+        count = keras.ops.cast(count, "float64")
+        self._total.assign_add(keras.ops.cast(mean, "float64") * count)
         self._count.assign_add(count)
 
     def result(self) -> Any:
@@ -147,7 +151,7 @@ def update_metric(
     metric: keras.metrics.Metric, targets: Any, predictions: Any, weights: Any | None = None
 ) -> None:
     """Adds samples, each of which counts by its weight, to one metric."""
-    is_keras = _is_of_keras(metric)
+    is_keras = is_of_keras(metric)
     call = (
         computed("metrics", metric.name, metric.update_state) if is_keras else metric.update_state
     )
@@ -175,20 +179,20 @@ def computed(field: str, name: str, call: Callable[..., Any]) -> Callable[..., A
             raise SpecError(
                 f"{field}: {name!r} cannot be computed of targets of shape {shapes[0]} and predictions of"
                 f" shape {shapes[1]}. {error}"
-            ) from None
+            ) from error
 
     return refusing
 
 
-def _is_of_keras(metric: keras.metrics.Metric) -> bool:
-    """Whether all that it calls is Keras' own."""
-    is_keras = type(metric).__module__.partition(".")[0] == "keras"
-    return is_keras and type(metric) is not keras.metrics.MeanMetricWrapper
+def is_of_keras(part: keras.metrics.Metric | keras.losses.Loss) -> bool:
+    """Whether all that a metric or a loss calls is Keras' own."""
+    is_keras = type(part).__module__.partition(".")[0] == "keras"
+    return is_keras and type(part) is not keras.metrics.MeanMetricWrapper
 
 
 def _in_rows(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:
     """Gives Keras' own metrics one number per sample as a column: a row they would take for one sample."""
-    if not _is_of_keras(metric):
+    if not is_of_keras(metric):
         return targets, predictions
     if all(len(getattr(each, "shape", ())) == 1 for each in (targets, predictions)):
         return targets[:, None], predictions[:, None]

@@ -26,10 +26,12 @@ class OutputLoss(Metric):
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         own = Outputs().sample(targets, predictions, self._part.output)
-        counted = count if self._part.counted is None else self._part.counted(own[0])
-        if counted:
-            self._total[0] += self._part.mean(*own) * counted
-            self._total[1] += counted
+        mean = self._part.mean(*own).double()
+        if self._part.counted is None:
+            self._total += torch.stack([mean * count, torch.full_like(mean, count)])
+            return
+        counted = self._part.counted(own[0]).to(mean)
+        self._total += torch.stack([torch.where(counted > 0, mean * counted, 0.0), counted])
 
     def readings(self) -> dict[str, float]:
         total, count = self._total.tolist()

@@ -126,8 +126,23 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         if field == "metrics":
             made = keras_parts.build_metrics(options("metrics", [name]), "torch")
             return refusal(keras_parts.update_metrics, made, labels, scores)
-        parts = keras_losses.build_parts(options("loss", name), "torch", Outputs())
+        spec = options("loss", name)
+        losses = keras_parts.build_losses(spec, "torch")
+        parts = keras_losses.parts_of(losses, spec, Outputs())
         return refusal(parts, labels, scores)
+
+    class Mistaken(keras.losses.Loss):
+        """A person's own, with a mistake in it."""
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return int("a person's mistake")
+
+    def mistake() -> str:
+        """What is said of it."""
+        parts = keras_losses.parts_of({None: Mistaken()}, session.spec, Outputs())
+        with pytest.raises(ValueError, match="mistake") as raised:
+            parts(*map(place, samples("MeanSquaredError")))
+        return str(raised.value)
 
     def column(values: np.ndarray) -> np.ndarray:
         return values[:, :1]
@@ -158,6 +173,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         ],
         "f1_score": of_classes("metrics", "f1_score"),
         "categorical_crossentropy": of_classes("loss", "categorical_crossentropy"),
+        "mistake": mistake(),
         "loss names": names(keras.losses, keras.losses.Loss),
         "metric names": names(keras.metrics, keras.metrics.Metric),
     }
@@ -203,6 +219,10 @@ def test_a_result_that_is_no_number_is_refused_by_name(found: dict[str, Any]) ->
 def test_classes_in_place_of_scores_are_refused_by_name(name: str, found: dict[str, Any]) -> None:
     shapes = f"targets of shape [{SAMPLES}] and predictions of shape [{SAMPLES}, {CLASSES}]"
     assert f"{name!r} cannot be computed of {shapes}" in found[name]
+
+
+def test_a_mistake_in_one_s_own_loss_is_told_as_it_is(found: dict[str, Any]) -> None:
+    assert found["mistake"] == 'invalid literal for int() with base 10: "a person\'s mistake"'
 
 
 def test_losses_are_those_of_keras(found: dict[str, Any]) -> None:
