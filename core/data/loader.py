@@ -74,7 +74,7 @@ class Loader:
         place: Place | None = None,
         prefetch: int = 2,
         shares_cores: bool = False,
-        keeps_marks: bool = False,
+        mark_seconds: float | None = None,
     ) -> None:
         """Plans the batches; reads no sample.
 
@@ -97,7 +97,8 @@ class Loader:
             prefetch: batches made ahead in a background thread; 0 makes them when they are asked
                 for, and so are batches of arrays in memory that are small, or that share cores.
             shares_cores: whether the replicas compute on the cores that gather the batches.
-            keeps_marks: whether batches of a stream that has a state of its own say where it was.
+            mark_seconds: after which it is noted anew where a stream is that has a state of its own, as
+                its batches then say; None: never.
 
         Raises:
             DataError: a number is out of range, or partial global batches are dropped and there is
@@ -123,7 +124,7 @@ class Loader:
         self._transform = transform
         self._place = place
         self._start_step = start_step
-        self._keeps_marks = keeps_marks
+        self._mark_seconds = mark_seconds
         self.steps_per_epoch = epoch_steps(source, global_batch, replicas, drop_remainder)
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
@@ -141,7 +142,7 @@ class Loader:
 
         Args:
             step: of the run.
-            mark: of the batch of the step before, if it has one.
+            mark: of the batch of the step before, if it has one: of a place there or earlier.
         """
         if isinstance(self._source, BatchStream):
             batches = self._recut_batches(self._source, step, mark)
@@ -263,7 +264,7 @@ class Loader:
         before = mark
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
-            reading = source.epoch(epoch, mark, marks=self._keeps_marks)
+            reading = source.epoch(epoch, mark, mark_seconds=self._mark_seconds)
             options = {"given": reading.given, "first": skip * whole}
             found = recut.global_batches(reading, whole, len(source), **options)
             for index, (parts, size) in enumerate(found, skip):

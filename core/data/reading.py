@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,7 +29,7 @@ class Reading:
         epoch: int,
         mark: StreamMark | None,
         *,
-        marks: bool,
+        mark_seconds: float | None,
         change: Change | None,
     ) -> None:
         """Begins an epoch, or goes on in one.
@@ -36,7 +38,7 @@ class Reading:
             source: Gives its batches.
             epoch: Its number.
             mark: A place in it; None: its start.
-            marks: Whether more of them are wanted.
+            mark_seconds: Between two that are noted, for what a stream says may be large; None: none is.
             change: What is made of each batch.
         """
         self._source = source
@@ -51,7 +53,8 @@ class Reading:
         self.mark = mark if self.is_at_mark else None
         self.given = 0 if self.mark is None else self.mark.given
         self._due = None if self.mark is None else self.mark.next_sample
-        self._marks = marks
+        self._mark_seconds = mark_seconds
+        self._marked_at: float | None = None
         self._change = change
 
     def _load(self, mark: StreamMark | None) -> None:
@@ -77,10 +80,22 @@ class Reading:
         return batch if self._change is None else self._change(batch)
 
     def _state(self) -> Any:
-        is_wanted = (
-            self._marks and self.given and self._due is None
-        )  # at the mark itself it is known
-        return self._keeper.state() if is_wanted and self._keeper is not None else None
+        """Where the stream is, if that is to be noted; what no checkpoint can hold is not asked for again."""
+        if self._keeper is None or not self._is_mark_due():
+            return None
+        self._marked_at = time.monotonic()
+        try:
+            return self._keeper.state()
+        except DataError as error:
+            self._keeper = None
+            warnings.warn(str(error), stacklevel=2)
+            return None
+
+    def _is_mark_due(self) -> bool:
+        if self._mark_seconds is None or not self.given or self._due is not None:
+            return False  # at the mark itself it is known
+        at = self._marked_at
+        return at is None or time.monotonic() - at >= self._mark_seconds
 
     def _require_due(self, batch: Any) -> None:
         """Makes sure that the stream is at the mark.

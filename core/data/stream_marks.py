@@ -110,9 +110,9 @@ def _array(value: Any) -> np.ndarray:
         if hasattr(value, "__array__") and not array.dtype.hasobject:
             return array
     raise DataError(
-        f"data: the stream's own state has a {type(value).__name__}, which no checkpoint can hold;"
-        " expected numbers, texts, bytes, arrays, and lists and dicts of these. Give a function that"
-        " reads it (def batches(): yield from loader): a run that resumes then reads on to where it was."
+        f"data: the stream's own state has a {type(value).__name__}, which no checkpoint can hold"
+        " (numbers, texts, bytes, arrays, and lists and dicts of these it can): a run that resumes reads"
+        " the stream again, to where it was."
     )
 
 

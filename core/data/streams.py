@@ -48,10 +48,14 @@ class BatchStream:
         return self._samples
 
     def changed(self, change: Change) -> BatchStream:
-        """The same batches, of each of which something else is made."""
-        return BatchStream(self._read, self._samples, change)
+        """The same batches, of each of which, as it is here, something else is made."""
+        before = self._change
+        both = change if before is None else lambda batch: change(before(batch))
+        return BatchStream(self._read, self._samples, both)
 
-    def epoch(self, number: int, mark: StreamMark | None = None, *, marks: bool = False) -> Reading:
+    def epoch(
+        self, number: int, mark: StreamMark | None = None, *, mark_seconds: float | None = None
+    ) -> Reading:
         """The batches of one epoch.
 
         A stream that shuffles itself does so anew in each reading: epochs before this one that were not
@@ -60,10 +64,10 @@ class BatchStream:
         Args:
             number: from 0.
             mark: a place in this epoch or before it, for streams that can be taken there.
-            marks: whether the reading is to note such places.
+            mark_seconds: between two such places that the reading notes; None: it notes none.
         """
         if mark is not None:
-            reading = self._reading(mark.epoch, mark, marks)
+            reading = self._reading(mark.epoch, mark, mark_seconds)
             if reading.is_at_mark:
                 self._next_epoch = mark.epoch + 1
                 if mark.epoch == number:
@@ -73,10 +77,10 @@ class BatchStream:
             _read_through(self._read())
             self._next_epoch += 1
         self._next_epoch = number + 1
-        return self._reading(number, None, marks)
+        return self._reading(number, None, mark_seconds)
 
-    def _reading(self, epoch: int, mark: StreamMark | None, marks: bool) -> Reading:
-        return Reading(self._read(), epoch, mark, marks=marks, change=self._change)
+    def _reading(self, epoch: int, mark: StreamMark | None, mark_seconds: float | None) -> Reading:
+        return Reading(self._read(), epoch, mark, mark_seconds=mark_seconds, change=self._change)
 
 
 def _read_through(batches: Iterable[Any]) -> None:

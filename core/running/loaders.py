@@ -18,6 +18,9 @@ from isotrain.core.data.trees import map_tree
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 
+MARK_SECONDS = 1.0
+"""What a run that resumes reads again of its stream, so that it is not asked at each batch where it is."""
+
 
 class Loaders:
     """Makes the loaders of one process.
@@ -65,7 +68,7 @@ class Loaders:
             steps=self._spec.steps,
             place=place,
             shares_cores=self._shares_cores,
-            keeps_marks=self._spec.checkpoint is not None,
+            mark_seconds=None if self._spec.checkpoint is None else MARK_SECONDS,
         )
 
     def evaluation(self, source: Any) -> Loader:

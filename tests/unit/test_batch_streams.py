@@ -118,6 +118,13 @@ def test_a_transform_knows_which_samples_it_has():
         assert both[0] == both[1]
 
 
+def test_a_stream_that_is_changed_twice_is_changed_by_both():
+    twice = stream(Uneven(), 20).changed(lambda batch: (batch[0] + 1, batch[1]))
+    found = next(iter(twice.changed(lambda batch: (batch[0] * 2, batch[1])).epoch(0)))
+    plain = next(iter(stream(Uneven(), 20).epoch(0)))
+    assert np.array_equal(found[0], (plain[0] + 1) * 2)
+
+
 def test_only_the_first_batch_of_an_epoch_says_what_it_is():
     marked = [batch.fingerprint is not None for batch in loader(as_source(Uneven()))]
     assert marked == [True, False, False] * 2
@@ -326,7 +333,7 @@ def test_a_stream_goes_on_by_its_own_state(
     data: st.DataObject,
 ) -> None:
     options = {"global_batch": global_batch, "drop_remainder": drop_remainder, "epochs": 3}
-    options |= {"replicas": replicas, "keeps_marks": True}
+    options |= {"replicas": replicas, "mark_seconds": 0.0}
 
     def loaded(own: Shuffled | Numbered) -> Loader:
         weights = {number: 1.0 + number for number in range(20)}
@@ -351,9 +358,30 @@ def test_only_who_keeps_checkpoints_asks_a_stream_where_it_is() -> None:
         def state_dict(self) -> dict[str, object]:
             return {"reader": self}
 
-    assert all(batch.mark is None for batch in loader(stream(Untellable(), 20)))
-    with pytest.raises(DataError, match="state has a Untellable"):
-        list(loader(stream(Untellable(), 20), keeps_marks=True))
+    whole = list(loader(stream(Untellable(), 20), epochs=2))
+    assert all(batch.mark is None for batch in whole)
+    with pytest.warns(UserWarning, match="state has a Untellable") as told:
+        found = list(loader(stream(Untellable(), 20), epochs=2, mark_seconds=0.0))
+    assert len({str(each.message) for each in told}) == 1
+    assert [facts(batch) for batch in found] == [facts(batch) for batch in whole]
+    assert all(batch.mark is None for batch in found)
+
+
+def test_a_stream_is_asked_where_it_is_no_more_often_than_is_wanted() -> None:
+    class Asked(Numbered):
+        asked = 0
+
+        def state_dict(self) -> dict[str, int]:
+            self.asked += 1
+            return {"read": self.read}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise AssertionError("there is no mark")
+
+    own = Asked()
+    batches = list(loader(stream(own, 20), epochs=2, mark_seconds=3600.0))
+    assert own.asked == 2  # once in each epoch
+    assert batches[-1].mark is not None
 
 
 class Forgetful(Shuffled):
@@ -364,7 +392,7 @@ class Forgetful(Shuffled):
 
 
 def test_a_stream_that_has_not_gone_to_where_it_was_is_refused_and_may_read_on() -> None:
-    options = {"global_batch": 4, "keeps_marks": True}
+    options = {"global_batch": 4, "mark_seconds": 0.0}
     whole = list(loader(stream(Forgetful(), 20), **options))
     mark = whole[7].mark
     assert mark is not None
