@@ -28,10 +28,14 @@ _SCRIPT = """\
 {command}
 """
 _AGAIN = """\
+ended_as_asked() {{
+    cat {events} 2> /dev/null | grep -c '"error": "EndedError"'
+}}
+before=$(ended_as_asked)
 {command}
 status=$?
-# SIGTERM came, and the run saved a checkpoint and ended: SLURM starts the job anew, which goes on from there.
-if [ "$status" -eq 143 ]; then
+# Only when this start of the run was told to end, saved a checkpoint and ended: not when it failed.
+if [ "$(ended_as_asked)" -gt "$before" ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"\
@@ -124,7 +128,9 @@ class SlurmLauncher(EngineLauncher):
         if self._requeue:
             signal = f"--signal=TERM@{self._requeue}"
             options = (*options, "--requeue", "--open-mode=append", signal)
-            run = _AGAIN.format(command=shlex.join([*step, *_going_on(command).arguments]))
+            again = shlex.join([*step, *_going_on(command).arguments])
+            events = shlex.quote(str(command.run_directory / "events.jsonl"))
+            run = _AGAIN.format(command=again, events=events)
         asked = "\n".join(f"#SBATCH {option}" for option in options)
         return _SCRIPT.format(options=asked, command=run)
 

@@ -103,8 +103,8 @@ def rank_command(
         options += ["--resume", resume]
     for where in plugins.asked:
         options += ["--plugin", where]
-    for name in plugins.blocked:
-        options += ["--block-plugin", name]
+    for blocked in plugins.blocked:
+        options += ["--block-plugin", blocked]
     return RankCommand(
         name=name,
         spec=folder / "spec.json",

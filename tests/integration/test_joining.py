@@ -262,6 +262,7 @@ def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> N
         process.send_signal(signal.SIGINT)
     assert started.ended() == [130, 130], started.said(0) + started.said(1)
     assert list((tmp_path / "run" / "checkpoints").glob("*"))
+    assert '"error": "EndedError"' in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 BACKENDS = ("torch-ddp", "tf-multiworker", "horovod-torch")

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from isotrain.core.contracts.events import Failed
 from isotrain.core.errors import PlanError
 from isotrain.core.plugins.host import plugin_host
 from isotrain.launchers import mpi
@@ -119,6 +121,32 @@ class TestSlurm:
         resuming = dataclasses.replace(saving, options=(*saving.options, "--resume", "a/run"))
         with pytest.raises(PlanError, match="leave --resume out"):
             launcher.submission(resuming)
+
+    @pytest.mark.parametrize(("error", "again"), [("EndedError", True), ("E", False)])
+    def test_a_job_is_started_anew_only_where_its_run_ended_as_asked(
+        self, error: str, again: bool, tmp_path: Path
+    ) -> None:
+        """By stand-ins: the exit code is that of tasks that SLURM ends after a failure as well."""
+        command = dataclasses.replace(
+            COMMAND,
+            spec_text='{"checkpoint": {"every_steps": 1}}',
+            run_directory=tmp_path / "a run",
+        )
+        (tmp_path / "job.sh").write_text(
+            SlurmLauncher(nodes=1, requeue=60).submission(command).files["job.sh"]
+        )
+        event = Failed(error=error, message="", traceback="", blames_peer=False)
+        (tmp_path / "told").write_bytes(event.to_line())
+        programs = {"srun": "mkdir -p 'a run'; cat told >> 'a run/events.jsonl'; exit 143"}
+        for name, text in {**programs, "scontrol": "echo $* >> asked"}.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+        variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+        for _ in range(2):
+            done = subprocess.run(["sh", "job.sh"], cwd=tmp_path, env=variables, check=False)
+            assert done.returncode == 143
+        asked = tmp_path / "asked"
+        assert (asked.read_text() if asked.exists() else "") == again * ("requeue 7\n" * 2)
 
     @pytest.mark.parametrize("name", ["sbatch-script", "sbatch"])
     def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
