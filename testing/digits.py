@@ -42,11 +42,11 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     """The digits of scikit-learn, float64 from 0 to 1, and their labels.
 
     From the file that its `load_digits` reads, which to import would take every process a second.
+
+    Raises:
+        IsotrainError: scikit-learn is not installed.
     """
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None
-    table = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    table = np.loadtxt(_package() / "datasets/data/digits.csv.gz", delimiter=",")
     return table[:, :-1] / 16, table[:, -1].astype(np.int64)
 
 
@@ -84,11 +84,18 @@ def require() -> None:
     Raises:
         IsotrainError: scikit-learn, with which they come, is not installed.
     """
-    if importlib.util.find_spec("sklearn") is None:
+    _package()
+
+
+def _package() -> Path:
+    """The folder of scikit-learn."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
         raise IsotrainError(
             "the checks of strategies train on the digits of scikit-learn, which is not installed:"
             " pip install 'isotrain[testing]'."
         )
+    return Path(found.origin).parent
 
 
 class Oracle:

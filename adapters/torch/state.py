@@ -46,8 +46,9 @@ class NamedState:
     def copy(
         self, kinds: Sequence[StateKind], kept: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """As `read`, into arrays that are kept for it."""
+        """As `read`, into arrays that are kept for it; those of what there is no more are let go."""
         found = {name: copied(tensor, kept.get(name)) for name, tensor in self._tensors(kinds)}
+        kept.clear()
         kept |= found
         return found
 

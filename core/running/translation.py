@@ -30,7 +30,10 @@ class Translation:
     def between(
         cls, before: Mapping[str, Any], plan: Plan, spec: TrainingSpec
     ) -> Translation | None:
-        """The one that the spec gives; None where it gives none, or the framework is the same.
+        """The one that the spec gives; None where there is nothing to translate.
+
+        That is where it gives none, where the framework is the same, and of a portable model, whose state has
+        the same names in all.
 
         Args:
             before: The plan of the run that saved the checkpoint.
@@ -39,6 +42,8 @@ class Translation:
         """
         policy = spec.checkpoint
         if policy is None or policy.map is None or before.get("framework") == plan.framework:
+            return None
+        if not _may_differ(spec.model):
             return None
         maps = read_maps(policy.map)
         return cls(
@@ -54,6 +59,11 @@ class Translation:
         common = {before.common(name): before.to_common(name, state[name]) for name in state}
         own = {name: now.common(name) for name in group.describe_state(WEIGHTS)}
         return {name: now.to_own(name, common[key]) for name, key in own.items() if key in common}
+
+
+def _may_differ(model: Any) -> bool:
+    """Whether each framework may have a model of its own: in a table, or by a name that stands for one."""
+    return isinstance(model, Mapping) or (isinstance(model, str) and ":" not in model)
 
 
 def _map_of(maps: Mapping[str, NameMap], *owners: Any) -> NameMap:

@@ -57,8 +57,9 @@ def describe(session: Session) -> dict[str, Any]:
     from isotrain.core.running.equipment import model_bytes
 
     plan = session.plan
-    for batch in itertools.islice(session.batches(), 1):
-        session.try_metrics(batch)
+    if any(metric.is_reference for metric in session.spec.metrics):
+        for batch in itertools.islice(session.batches(), 1):
+            session.try_metrics(batch)
     return {
         "samples": plan.samples,
         "parameters": plan.parameters,

@@ -10,6 +10,8 @@ import pytest
 
 import isotrain
 from isotrain.core.errors import RunFailedError
+from isotrain.core.running.translation import Translation
+from isotrain.core.spec.training_spec import TrainingSpec
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +77,18 @@ def run(folder: Path, backend: str, **options: Any) -> isotrain.RunResult:
     return isotrain.run(
         given, backend=backend, run_directory=folder, on_event=lambda event: None, **options
     )
+
+
+def test_a_portable_model_is_not_translated() -> None:
+    before = {"framework": "torch", "backend": "torch-ddp"}
+    plan = isotrain.plan(spec(), backend="tf-mirrored")
+
+    def between(model: Any) -> Translation | None:
+        return Translation.between(before, plan, TrainingSpec.model_validate(spec(model=model)))
+
+    assert between(of_tensorflow) is None  # one function for all frameworks
+    assert between({"torch": of_torch, "tensorflow": of_tensorflow}) is not None
+    assert between("registered") is not None  # by a plugin, maybe as such a table
 
 
 def test_a_native_model_goes_on_in_another_framework(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import isotrain
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data import sources
 from isotrain.core.running.weights_file import save_weights
 from isotrain.strategies.data_parallel import DataParallel
 from isotrain.testing.reference.group import ReferenceGroup
@@ -437,6 +438,18 @@ def test_a_process_makes_the_strategy_once(
     monkeypatch.setattr(DataParallel, "__init__", lambda self: made.append(self))
     walk()
     assert len(made) == 1
+
+
+def test_a_plan_begins_to_read_its_data_once(tmp_path: Path) -> None:
+    def batches() -> Any:
+        with (tmp_path / "begun").open("a") as file:
+            file.write("once ")
+        inputs, targets = samples()
+        yield from zip(np.split(inputs, 3), np.split(targets, 3), strict=True)
+
+    fields = {"data": sources.stream(batches, 12), "metrics": ["mean_absolute_error"]}
+    isotrain.measured_plan(spec(**fields), backend="reference")
+    assert (tmp_path / "begun").read_text() == "once "
 
 
 def test_weights_are_counted_where_none_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:

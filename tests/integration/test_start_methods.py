@@ -246,6 +246,33 @@ def test_a_module_that_was_changed_between_two_runs(
         assert launch(parameters, tmp_path / str(width), **fields) == [5 * width, 5 * width]
 
 
+def leaves_one_behind(session: Any) -> None:
+    """Leaves a process that has neither its parent nor its session, and runs no program of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            (session.run_directory / f"left-{session.rank}").write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    wait_until(lambda: len(list(session.run_directory.glob("left-*"))) == 2)
+    if session.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
+def test_what_a_killed_process_forked_and_left_behind_is_ended(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOTRAIN_START", way)
+    with pytest.raises(RunFailedError, match="rank 1 of 2 was ended by SIGKILL"):
+        launch(leaves_one_behind, tmp_path)
+    left = [int(path.read_text()) for path in tmp_path.glob("left-*")]
+    assert len(left) == 2
+    assert not [pid for pid in left if is_alive(pid)]
+
+
 def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_path: Path) -> None:
     def kills(session: Any) -> None:
         os.kill(os.getppid(), signal.SIGKILL)

@@ -97,6 +97,15 @@ def test_the_gradients_of_the_digits_are_those_of_their_loss() -> None:
 
 
 @pytest.mark.slow
+def test_without_scikit_learn_the_digits_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for ask in (digits.require, digits.images.__wrapped__):
+        with pytest.raises(IsotrainError, match=r"pip install 'isotrain\[testing\]'"):
+            ask()
+
+
 def test_the_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
