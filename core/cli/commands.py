@@ -84,6 +84,8 @@ def _train(
     """Shows a training while it goes on, and prints its result."""
     from isotrain.core.showing import display
 
+    if options.mark and not options.json:
+        raise PlanError("--mark TEXT goes before each line of --json: add that.")
     shows: contextlib.AbstractContextManager[OnPlainEvent | None] = contextlib.nullcontext()
     if options.json:
         shows = display.json_lines(mark=options.mark)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import itertools
 import os
 import signal
 import sys
@@ -128,11 +127,21 @@ def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCod
         from isotrain.core.json_text import FORMAT, marked_line
 
         fields = {"error": type(error).__name__, "message": str(error), "exit_code": int(code)}
-        mark = next((m for option, m in itertools.pairwise(given) if option == "--mark"), "")
-        print(marked_line({"event": "error", "format": FORMAT, **fields}, mark), flush=True)
+        told = {"event": "error", "format": FORMAT, **fields}
+        print(marked_line(told, _mark_in(given)), flush=True)
     if not isinstance(error, Exception) or isinstance(error, IsotrainError):
         print(f"isotrain: {error}", file=sys.stderr, flush=True)
     return code
+
+
+def _mark_in(given: Sequence[str]) -> str:
+    """What `--mark` says, also among arguments that no command takes."""
+    words = iter([*given, ""])
+    for word in words:
+        option, has_text, text = word.partition("=")
+        if option == "--mark":
+            return text if has_text else next(words)
+    return ""
 
 
 @contextlib.contextmanager

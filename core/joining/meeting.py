@@ -128,14 +128,18 @@ class Chair(Meeting):
         return told
 
     def _let_in(self) -> None:
+        refused = None
         for rank, wire in self._welcome.arrivals():
-            if not 0 < rank < self.place.world_size or self._is_here(rank):
+            if 0 < rank < self.place.world_size and not self._is_here(rank):
+                self.channels[rank] = Channel(wire)
+            else:  # those who came at the same time are to hear of it too
                 wire.close()
-                raise IsotrainError(
-                    f"two processes say that they are rank {rank} of the run's {self.place.world_size}."
-                    f" Look at what the engine, {self.place.engine}, was told to start."
-                )
-            self.channels[rank] = Channel(wire)
+                refused = rank
+        if refused is not None:
+            raise IsotrainError(
+                f"two processes say that they are rank {refused} of the run's {self.place.world_size}."
+                f" Look at what the engine, {self.place.engine}, was told to start."
+            )
 
     def _is_here(self, rank: int) -> bool:
         """Whether a process of this rank has come and has not given up since, waiting to be let in."""

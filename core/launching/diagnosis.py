@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role, runs_the_loop
-from isotrain.core.contracts.reporter import Status
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
 from isotrain.core.launching.watched_process import WatchedProcess
 from isotrain.core.system.last_words import signal_name
@@ -25,7 +25,7 @@ _EFFORT_SECONDS = 0.05
 _AMBIGUOUS_EXITS = (1, -signal.SIGABRT)
 """How frameworks end a process whose peers are gone, and how one can end by its own fault."""
 _NOTICED_SECONDS = 0.5
-"""By which the end of a process on another host is noticed later than what that does to others."""
+"""By which the end of a process on another host is noticed later than what that does to calls of others."""
 PEERS_FAILED = 4
 """The suspicion from which on a process is but a victim, or idle."""
 
@@ -125,9 +125,14 @@ def suspicion(watched: Watched) -> tuple[int, float]:
             return 1, watched.died
         return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
     if watched.failure is not None:
-        return (PEERS_FAILED if watched.failure.blames_peer else 2), watched.failure.time
+        return (PEERS_FAILED if watched.failure.blames_peer else 2), _raised(watched.failure)
     step = watched.process.status.step
     return PEERS_FAILED + 1, -1.0 if step is None else float(step)
+
+
+def _raised(failure: Failed) -> float:
+    """When, beside the end of others: what is raised between calls is no consequence of that."""
+    return failure.time - (_NOTICED_SECONDS if failure.call == BETWEEN_CALLS else 0.0)
 
 
 def verdict(watched: Watched) -> str:

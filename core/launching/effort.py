@@ -29,12 +29,17 @@ def effort_of_bytes(count: float) -> float:
 
 
 def _waited(pid: int) -> float:
-    """Seconds in which its first thread was ready to run, and had no processor; 0 where no system tells."""
+    """Seconds in which its threads were ready to run, and had no processor; 0 where no system tells."""
+    return sum(map(_waited_by, Path(f"/proc/{pid}/task").glob("*/schedstat"))) / 1e9
+
+
+def _waited_by(schedstat: Path) -> int:
+    """Nanoseconds of a thread."""
     try:
-        _, nanoseconds, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 0.0
-    return int(nanoseconds) / 1e9
+        _, nanoseconds, _ = schedstat.read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # it has ended, or the system does not tell
+        return 0
+    return int(nanoseconds)
 
 
 def _bytes_read(process: psutil.Process) -> float:

@@ -20,6 +20,8 @@ from isotrain.core.launching.guard import Guard
 END_SECONDS = 15.0
 """What an engine has to end its ranks before it is ended itself."""
 
+_LOOK_SECONDS = 0.2
+
 
 class EngineProcess:
     """An engine's commands while they run; use it in a `with` statement, after which none of them runs."""
@@ -38,7 +40,7 @@ class EngineProcess:
         self._last = submission.last
         self._deadline: float | None = None
         self._lines: queue.SimpleQueue[str | subprocess.Popen[str]] = queue.SimpleQueue()
-        """What the commands print, and each of them at its end."""
+        """What the commands print, and each of them at the end of that."""
         self._processes: list[subprocess.Popen[str]] = []
         self._guard = Guard()
         try:
@@ -57,22 +59,24 @@ class EngineProcess:
 
     def lines(self) -> Iterator[str]:
         """What the commands print, line by line, until all of them have ended or should have."""
-        running = len(self._processes)
-        while running:
-            try:
-                line = self._lines.get(timeout=self._patience())
-            except queue.Empty:
-                return
-            if isinstance(line, str):
-                yield line
-                continue
-            running -= 1
-            if self._status_of(line):  # the others may wait for it
+        talking = len(self._processes)
+        while talking and not self._is_late():
+            if any(process.poll() for process in self._processes):  # the others may wait for it
                 self.expect_end()
+            with contextlib.suppress(queue.Empty):
+                line = self._lines.get(timeout=_LOOK_SECONDS)
+                if isinstance(line, str):
+                    yield line
+                else:
+                    talking -= 1
+        self.expect_end()
 
     def expect_end(self) -> None:
         """Limits how long the commands are waited for: the run has ended, and some wait for lost hosts."""
         self._deadline = self._deadline or time.monotonic() + END_SECONDS
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
 
     def _patience(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -192,6 +192,7 @@ def test_exit_codes_are_documented() -> None:
         (["doctor", "torch-ddp"], "unexpected argument 'torch-ddp'"),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
         (["run", "small.json", "--backend", "torch-ddp", "--port", "70000"], "65535"),
+        (["run", "small.json", "--backend", "torch-ddp", "--mark=x"], "each line of --json"),
         (["run", "smal.json", "--backend", "torch-ddp"], "Did you mean 'small.json'?"),
         (["run", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
         (["run", "small.json", "--backend", "torch-ddp:glu"], "gloo"),

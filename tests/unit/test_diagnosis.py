@@ -80,6 +80,15 @@ def test_the_steps_that_were_done_are_those_of_who_came_furthest(
     assert error_of(everyone[0], everyone).steps_done == done
 
 
+ON_ANOTHER_THREAD = """
+import threading
+def spin():
+    while True: pass
+threading.Thread(target=spin).start()
+threading.Event().wait()
+"""
+
+
 def busy(first: str = "pass") -> subprocess.Popen[bytes]:
     """Keeps the first processor busy, once it has done something else."""
     pin = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
@@ -88,11 +97,12 @@ def busy(first: str = "pass") -> subprocess.Popen[bytes]:
 
 def test_waiting_for_a_processor_is_not_idleness() -> None:
     others = [busy(), busy(), busy()]
-    starved = busy("os.setpriority(os.PRIO_PROCESS, 0, 19)")
+    starved = busy(f"os.setpriority(os.PRIO_PROCESS, 0, 19)\n{ON_ANOTHER_THREAD}")
     idle = subprocess.Popen(["sleep", "60"])
     own, other = psutil.Process(starved.pid), psutil.Process(idle.pid)
     try:
-        while own.nice() < 19 or (other.name(), other.status()) != ("sleep", "sleeping"):
+        ready = (2, "sleeping", "sleep", "sleeping")
+        while (own.num_threads(), own.status(), other.name(), other.status()) != ready:
             time.sleep(0.02)
         used, done, rest = sum(own.cpu_times()[:2]), effort(starved.pid), effort(idle.pid)
         deadline = time.monotonic() + 30

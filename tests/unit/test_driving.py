@@ -1,13 +1,21 @@
-"""What an engine is given to start on every rank."""
+"""What an engine is given to start on every rank, and how its commands are followed."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from isotrain.core.cli.main import main
 from isotrain.core.contracts.plugin_choice import PluginChoice
+from isotrain.core.contracts.submission import Submission
+from isotrain.core.launching import engine_process
 from isotrain.core.launching.driving import rank_command
+from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -30,3 +38,24 @@ def test_its_lines_have_the_mark_that_is_looked_for_also_with_plugins_left_out(
     assert command.name.startswith("isotrain-a-run-")
     assert command.options[command.options.index("--mark") + 1] == command.name
     assert command.options[-4:] == ("--block-plugin", "one", "--block-plugin", "two")
+
+
+@pytest.mark.parametrize("mark", [("--mark", "here"), ("--mark=here",)])
+def test_an_error_has_the_mark_however_that_was_given(
+    mark: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--no-such-option", "--json", *mark]) == 2
+    before, _, told = capsys.readouterr().out.partition(" ")
+    assert before == "here"
+    assert json.loads(told)["event"] == "error"
+
+
+def test_one_that_says_no_more_does_not_hide_that_another_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "END_SECONDS", 0.3)
+    commands = ("exec >&-; exec sleep 1000", "echo said; sleep 0.5; exit 3")
+    submission = Submission(tuple(("sh", "-c", command) for command in commands))
+    with EngineProcess(submission, tmp_path / "log", os.environ) as engine:
+        assert list(engine.lines()) == ["said\n"]
+        assert engine.status() == 3

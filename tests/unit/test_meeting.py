@@ -7,6 +7,7 @@ import json
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,15 +171,19 @@ def test_strangers_at_the_door_do_not_disturb() -> None:
             assert settling()(chair) == {"ranks": [0, 1]}
 
 
-def test_two_that_say_they_are_the_same_rank_are_refused() -> None:
+def test_two_that_say_they_are_the_same_rank_are_refused_and_all_hear_of_it() -> None:
     own = key()
-    with contextlib.ExitStack() as stack, free_port() as port:
-        chair = opened(0, 2, own, port, LONG)
-        for _ in range(2):
-            stack.enter_context(contextlib.closing(opened(1, 2, own, port, LONG)))
+    with free_port() as port:
+        chair = opened(0, 3, own, port, LONG)
+        first, second, other = (opened(rank, 3, own, port, LONG) for rank in (1, 1, 2))
+        time.sleep(0.1)  # so that they are there at the first look
         with pytest.raises(IsotrainError, match="two processes say that they are rank 1"):
             settling()(chair)
         chair.close()
+        for member in (first, other):
+            with contextlib.closing(member), pytest.raises(IsotrainError, match="are rank 1"):
+                settling()(member)
+        second.close()
 
 
 def test_who_was_let_in_too_late_and_calls_again_is_one_process() -> None:
