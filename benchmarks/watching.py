@@ -34,6 +34,7 @@ from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.pace import Pace
 from isotrain.core.joining.watched import RemoteProcess
 from isotrain.core.launching.supervisor import Supervisor
+from isotrain.core.served.seal import Seals
 from isotrain.core.served.wire import Wire
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
@@ -71,8 +72,13 @@ def _watched(ranks: int, seconds: float) -> float:
         port = str(door.getsockname()[1])
         command = [sys.executable, "-m", "benchmarks.watching", "--say", port]
         with subprocess.Popen([*command, "--ranks", str(ranks), "--seconds", str(seconds)]):
-            channels = [Channel(Wire(door.accept()[0])) for _ in range(ranks)]
+            channels = [_channel(door.accept()[0], is_caller=False) for _ in range(ranks)]
             return _heard(channels)
+
+
+def _channel(connection: socket.socket, *, is_caller: bool) -> Channel:
+    """With a seal on each message, as in a joined run."""
+    return Channel(Wire(connection, Seals.made(b"watching", is_caller=is_caller)))
 
 
 def _heard(channels: list[Channel]) -> float:
@@ -95,7 +101,8 @@ def _heard(channels: list[Channel]) -> float:
 
 def _say_all(port: int, ranks: int, seconds: float) -> None:
     """The part of all other ranks."""
-    channels = [Channel(Wire(socket.create_connection(("127.0.0.1", port)))) for _ in range(ranks)]
+    door = "127.0.0.1", port
+    channels = [_channel(socket.create_connection(door), is_caller=True) for _ in range(ranks)]
     threading.Thread(target=_drop, args=(channels,), daemon=True).start()
     period = max(_LEAST_SECONDS, Pace.of(ranks, _SILENCE).news)
     sayings = sorted(

@@ -10,7 +10,8 @@ import psutil
 from isotrain.core.errors import PlanError
 
 VARIABLE = "ISOTRAIN_INTERFACE"
-"""The network interface, by its name or address, over which the processes of a joined run talk."""
+"""The network interface, by its name or address, over which a backend's processes talk; also where all
+processes meet that are on one host."""
 
 
 def chosen_address(variables: Mapping[str, str]) -> str | None:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from isotrain.core import errors
 from isotrain.core.contracts.environment import Place
@@ -65,7 +65,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process cannot go on. Rank 0 hangs up when its program ends."""
+        """Tells the others that this process cannot go on. Rank 0 hangs up when it ends or goes on."""
 
     @abstractmethod
     def close(self) -> None:
@@ -89,6 +89,9 @@ class Chair(Meeting):
     Attributes:
         channels: To the others, by rank.
     """
+
+    _left_open: ClassVar[Chair | None] = None
+    """Of this program's run that has failed before."""
 
     def __init__(self, place: Place, key: RunKey, seconds: float, welcome: Welcome) -> None:
         super().__init__(place, key, seconds)
@@ -191,7 +194,7 @@ class Chair(Meeting):
 
     def fail(self, error: BaseException) -> None:
         message = as_message(error)
-        atexit.register(self.close)
+        self._close_later()
         deadline = time.monotonic() + self._late
         informed: set[int] = set()
         while True:
@@ -208,7 +211,7 @@ class Chair(Meeting):
     def tell_end(self, error: BaseException) -> None:
         """Tells the others how a run that had begun has failed."""
         self._has_failed = True
-        atexit.register(self.close)
+        self._close_later()
         told: BaseException = error
         if not isinstance(error, RunFailedError):
             words = f"{type(error).__name__}: {error}".strip(": ")
@@ -218,8 +221,21 @@ class Chair(Meeting):
         for channel in self.channels.values():
             channel.send(as_message(told))
 
+    def _close_later(self) -> None:
+        """Hangs up when this program ends, or joins another run."""
+        atexit.register(self.close)
+        Chair._left_open = self
+
+    @classmethod
+    def close_earlier(cls) -> None:
+        """Hangs up on those whose run has failed: they wait for that to end, or to go on."""
+        if cls._left_open is not None:
+            cls._left_open.close()
+
     def close(self) -> None:
         atexit.unregister(self.close)
+        if Chair._left_open is self:
+            Chair._left_open = None
         self.close_door()
         finish(self.channels.values())
 

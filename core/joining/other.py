@@ -85,7 +85,7 @@ class Relay:
                 selector.select(_LOOK_SECONDS)
                 self._forgive(time.monotonic() - began - _LOOK_SECONDS)
                 self._pass_on(tail)
-                ended, values = self._obey()
+                ended, values = self._obey(tail)
                 if ended:
                     return values
 
@@ -111,7 +111,7 @@ class Relay:
         self._told, self._told_at = self._line.status, time.monotonic()
         return told_status(self._line)
 
-    def _obey(self) -> tuple[bool, list[Any]]:
+    def _obey(self, tail: Tail) -> tuple[bool, list[Any]]:
         """Does what rank 0 has said; whether the run is over, and what was returned then."""
         messages = self._channel.read()
         if messages is None:
@@ -125,13 +125,13 @@ class Relay:
             if what == "leave":
                 values: list[Any] = unpacked_value(message["returned"], arrays)
                 return True, values
-            self._do(what, message)
+            self._do(what, message, tail)
         silent = time.monotonic() - self._heard
         if silent > self._silence:
             raise self._lost(f"fell silent: nothing was heard of it for {silent:.0f} s")
         return False, []
 
-    def _do(self, what: str, message: Any) -> None:
+    def _do(self, what: str, message: Any, tail: Tail) -> None:
         if what == "beat":
             self._first = Status(message["step"], 0.0, message["call"])
         elif what == "begin":
@@ -139,6 +139,7 @@ class Relay:
         elif what == "stacks":
             faulthandler.dump_traceback(_STDERR, all_threads=True)
         elif what == "end":  # the run goes on, and an engine would end it for a process that fails
+            tail.dismiss()
             os._exit(0)
 
     def _lost(self, how: str) -> PeerLostError:

@@ -10,15 +10,20 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from isotrain.core.joining.witness import crashes_told, last_output_shown
+from isotrain.core.joining.witness import Dismiss, crashes_told, last_output_shown
 
 _MOST_BYTES = 1 << 16
 
 
 class Tail:
-    """Reads what is written to a file, as it grows."""
+    """Reads what is written to a file, as it grows.
 
-    def __init__(self, descriptor: int) -> None:
+    Attributes:
+        dismiss: Has nobody show the end of it when this process ends.
+    """
+
+    def __init__(self, descriptor: int, dismiss: Dismiss) -> None:
+        self.dismiss = dismiss
         self._descriptor = descriptor
         self._position = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -42,8 +47,8 @@ def sent_to_file() -> Iterator[Tail]:
         for number in (1, 2):
             os.dup2(log.fileno(), number)
         try:
-            with last_output_shown(log.fileno(), kept[1]), crashes_told():
-                yield Tail(log.fileno())
+            with last_output_shown(log.fileno(), kept[1]) as dismiss, crashes_told():
+                yield Tail(log.fileno(), dismiss)
         finally:
             _flush()
             for number, own in zip((1, 2), kept, strict=True):

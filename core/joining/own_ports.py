@@ -1,4 +1,4 @@
-"""The ports of this process in the runs that it joins, kept for it until it ends."""
+"""The ports of this process in the runs that it joins, kept for it: the backend's until it ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class OwnPorts:
         """Takes how ports of an address are had."""
         self._ports = ports
         self._leases: dict[str, Ports] = {}
+        self._doors: Ports | None = None
         self._backends: dict[str, tuple[int | None, int]] = {}
         """By address: what was asked for, and the port."""
 
@@ -30,7 +31,8 @@ class OwnPorts:
             PlanError: An earlier run was told another one.
         """
         if address not in self._backends:
-            self._backends[address] = asked, self._taken(address, 1, asked)[0]
+            ports = self._leases[address] = self._ports(address)
+            self._backends[address] = asked, _taken(ports, 1, asked)[0]
         before, port = self._backends[address]
         if asked not in (None, before):
             raise PlanError(
@@ -40,14 +42,15 @@ class OwnPorts:
         return port
 
     def doors(self, address: str, count: int, asked: int | None) -> list[Address]:
-        """Where rank 0 lets others in besides, in one run."""
-        return [(address, port) for port in self._taken(address, count, asked)] if count else []
+        """Where rank 0 lets others in besides, in one run; those of the run before it are given back."""
+        if self._doors is not None:
+            self._doors.close()
+        self._doors = self._ports(address)
+        return [(address, port) for port in _taken(self._doors, count, asked)] if count else []
 
-    def _taken(self, address: str, count: int, asked: int | None) -> tuple[int, ...]:
-        if address not in self._leases:
-            self._leases[address] = self._ports(address)
-        ports = self._leases[address]
-        return ports.take(count) if asked is None else ports.take_after(asked, count)
+
+def _taken(ports: Ports, count: int, asked: int | None) -> tuple[int, ...]:
+    return ports.take(count) if asked is None else ports.take_after(asked, count)
 
 
 OWN_PORTS = OwnPorts()

@@ -201,6 +201,7 @@ def gather(
 
 
 def _open(place: Place, key: RunKey, seconds: float, port: int | None) -> Meeting:
+    Chair.close_earlier()
     doorstep = Doorstep.of(place, os.environ)
     told = place.port if port is None else port
     drawn = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]

@@ -6,7 +6,9 @@ import contextlib
 import faulthandler
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+Dismiss = Callable[[], None]
 
 _STDERR = 2
 _MOST_BYTES = 1 << 16
@@ -22,14 +24,36 @@ if not sys.stdin.buffer.read(1):
 
 
 @contextlib.contextmanager
-def last_output_shown(log: int, shown: int) -> Iterator[None]:
+def last_output_shown(log: int, shown: int) -> Iterator[Dismiss]:
     """Should this process end within it, a small one beside it shows the end of its output.
+
+    Where the system starts no further process, nothing is shown.
 
     Args:
         log: Descriptor of the file that the output goes to.
         shown: Descriptor of where to show it.
+
+    Yields:
+        What ends that one without a word, to be called before this process ends on purpose.
     """
-    witness = subprocess.Popen(
+    try:
+        witness = _started(log, shown)
+    except OSError:
+        yield lambda: None
+        return
+
+    def dismiss() -> None:
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or dismissed
+            witness.communicate(b".")
+
+    try:
+        yield dismiss
+    finally:
+        dismiss()
+
+
+def _started(log: int, shown: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _PROGRAM, str(log), str(_MOST_BYTES)],
         stdin=subprocess.PIPE,
         stdout=shown,
@@ -37,11 +61,6 @@ def last_output_shown(log: int, shown: int) -> Iterator[None]:
         pass_fds=(log,),
         start_new_session=True,
     )
-    try:
-        yield
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            witness.communicate(b".")
 
 
 @contextlib.contextmanager

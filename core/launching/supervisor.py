@@ -123,10 +123,12 @@ class Supervisor:
                 watched.process.end()
 
     def cause_of_end(self) -> RunFailedError | None:
-        """Who had died, if anybody, when this process was asked to end, as engines then ask all.
+        """Who had died, if anybody, when a signal ended this process: engines then send it to all.
+
+        Reads for a moment what the others still tell.
 
         Returns:
-            What happened; None where nobody has died without a word.
+            The error that the run ends with; None where nobody has died without a word.
         """
         self._read_for(_LAST_WORDS_SECONDS)
         dead = [watched for watched in self._failed() if watched.died_silently]

@@ -86,7 +86,7 @@ def export(
             out: the data that the run trained on.
 
     Returns:
-        The path of what is written.
+        The path of what is written; on ranks above 0 perhaps before it is there.
 
     Raises:
         IsotrainError: The run has left no weights, or the target cannot be written.

@@ -18,6 +18,8 @@ Message = tuple[dict[str, Any], list[np.ndarray]]
 LENGTH = struct.Struct("!Q")
 HEADER_LIMIT = 1 << 30
 """Bytes of a header: what says more is no message of a process that has proved the key."""
+UNSEALED_LIMIT = 1 << 26
+"""The same where messages have no seal: there, somebody in between may have said so."""
 _CHUNK = 1 << 18
 
 
@@ -31,6 +33,7 @@ class Inbox:
     def __init__(self, connection: socket.socket, seal: Seal | None = None) -> None:
         """Takes a connection, and of which seal its messages are; None: they have none."""
         self.received = 0
+        self._limit = HEADER_LIMIT if seal else UNSEALED_LIMIT
         self._seal = seal
         self._connection = connection
         self._unread = bytearray()
@@ -65,8 +68,8 @@ class Inbox:
         if len(self._unread) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._unread)
-        if length > HEADER_LIMIT:
-            raise ValueError(f"{length} bytes were announced, at most {HEADER_LIMIT} are right")
+        if length > self._limit:
+            raise ValueError(f"{length} bytes were announced, at most {self._limit} are right")
         start = LENGTH.size + length
         if len(self._unread) < start:
             return None
@@ -88,6 +91,8 @@ class Inbox:
     def _require_seal(self, end: int) -> None:
         if self._seal is None:
             return
-        message, seal = self._unread[:end], self._unread[end : end + SEAL_BYTES]
-        if not self._seal.fits(seal, [message]):
+        seal = bytes(self._unread[end : end + SEAL_BYTES])
+        with memoryview(self._unread) as unread, unread[:end] as message:  # no copy: it may be long
+            fits = self._seal.fits(seal, [message])
+        if not fits:
             raise ValueError("a message does not have its seal")

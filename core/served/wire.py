@@ -16,7 +16,7 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.served import handshake
-from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, Inbox
+from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, UNSEALED_LIMIT, Inbox
 from isotrain.core.served.seal import Seals
 
 _RETRY_SECONDS = 0.05
@@ -39,6 +39,7 @@ class Wire:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._seals = seals
+        self._limit = UNSEALED_LIMIT if seals is None else HEADER_LIMIT
 
     def fileno(self) -> int:
         """For selectors."""
@@ -56,9 +57,9 @@ class Wire:
         ]  # before a number becomes a row
         arrays = [np.ascontiguousarray(array) for array in arrays]
         text = json.dumps({**header, "arrays": kinds}).encode()
-        if len(text) > HEADER_LIMIT:
+        if len(text) > self._limit:
             raise IsotrainError(
-                f"a message of {len(text)} bytes cannot be sent, at most {HEADER_LIMIT}. Return less from the"
+                f"a message of {len(text)} bytes cannot be sent, at most {self._limit}. Return less from the"
                 " processes of a run, or numbers as NumPy arrays, which have no limit."
             )
         views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
@@ -86,9 +87,9 @@ class Wire:
 
     def _receive_text(self) -> bytes:
         (length,) = LENGTH.unpack(_receive_exactly(self._socket, LENGTH.size))
-        if length > HEADER_LIMIT:
+        if length > self._limit:
             raise WireError(
-                f"a message of {length} bytes was announced, at most {HEADER_LIMIT} are right"
+                f"a message of {length} bytes was announced, at most {self._limit} are right"
             )
         return _receive_exactly(self._socket, length)
 

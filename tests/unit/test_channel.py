@@ -77,7 +77,7 @@ def drained(end: socket.socket) -> bytes:
 
 
 def test_what_would_not_be_read_is_not_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "HEADER_LIMIT", 100)
+    monkeypatch.setattr(wire_module, "UNSEALED_LIMIT", 100)
     one, other = ends
     channel = Channel(Wire(other))
     with pytest.raises(IsotrainError, match=r"a message of 1[0-9]+ bytes cannot be sent"):

@@ -1,0 +1,36 @@
+"""The small process that shows what another one printed last."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from isotrain.core.joining import witness
+
+PROGRAM = """
+import os, sys, tempfile
+from isotrain.core.joining.witness import last_output_shown
+with tempfile.TemporaryFile() as log:
+    os.write(log.fileno(), b"last words")
+    with last_output_shown(log.fileno(), 1) as dismiss:
+        if sys.argv[1] == "dismissed":
+            dismiss()
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("how", "shown"), [("suddenly", b"last words"), ("dismissed", b"")])
+def test_it_shows_nothing_where_the_end_was_meant(how: str, shown: bytes) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == shown
+
+
+def test_without_it_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(witness.subprocess, "Popen", refuse)
+    with witness.last_output_shown(1, 2) as dismiss:
+        dismiss()
