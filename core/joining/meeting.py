@@ -27,6 +27,8 @@ _LATE_SECONDS = 5.0
 """For so long rank 0 tells those who come late that the run has failed, unless it has waited for them."""
 _GONE_SECONDS = 1.0
 """In which it is noticed that a caller has hung up."""
+_AGAIN_SECONDS = 2.0
+"""In which one who hung up without a word calls again: it had not heard in time that it was let in."""
 _FIRST_SECONDS = 8.0
 """So long the others wait for rank 0 to hang up: an engine may end all processes once one of them has failed,
 and rank 0 is the one that says why."""
@@ -100,6 +102,8 @@ class Chair(Meeting):
         self._late = _LATE_SECONDS
         self._names: dict[int, str] = {}
         """Rank to its host, as far as it has told."""
+        self._left: dict[int, float] = {}
+        """Who was seen to have hung up, and when first."""
 
     def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
         with self.telling():
@@ -135,6 +139,7 @@ class Chair(Meeting):
         for rank, wire in self._welcome.arrivals():
             if 0 < rank < self.place.world_size and not self._is_here(rank):
                 self.channels[rank] = Channel(wire)
+                self._left.pop(rank, None)
             else:  # those who came at the same time are to hear of it too
                 wire.close()
                 refused = rank
@@ -158,6 +163,9 @@ class Chair(Meeting):
         channel = self.channels.get(rank)
         messages = [] if channel is None else channel.read()
         if messages is None:
+            now = time.monotonic()
+            if rank not in self._names and now - self._left.setdefault(rank, now) < _AGAIN_SECONDS:
+                return None
             raise PeerLostError(
                 f"{self._name(rank)} left before the run began: its connection to rank 0 was closed. Its"
                 f" own output, which {self.place.engine} has, says more."

@@ -166,7 +166,7 @@ def test_strangers_at_the_door_do_not_disturb() -> None:
         chair = opened(0, 2, own, port, LONG)
         call(port)
         member = opened(1, 2, own, port, LONG)
-        with both(chair, member):
+        with both(chair, lambda: member):
             call(port)
             assert settling()(chair) == {"ranks": [0, 1]}
 
@@ -212,16 +212,17 @@ def test_who_was_let_in_too_late_and_calls_again_is_one_process() -> None:
     with free_port() as port:
         chair = opened(0, 2, own, port, LONG)
         reached(LOCAL, [port], own.secret, 1, LONG).close()  # it had hung up by then
-        with both(chair, opened(1, 2, own, port, LONG)):
+        with both(chair, lambda: opened(1, 2, own, port, LONG)):
             assert settling()(chair) == {"ranks": [0, 1]}
 
 
 @contextlib.contextmanager
-def both(chair: Meeting, member: Meeting) -> Iterator[None]:
-    """Within it, the other one settles too; both end at once."""
+def both(chair: Meeting, come: Callable[[], Meeting]) -> Iterator[None]:
+    """Within it, the other one comes and settles too, a little later; both end at once."""
 
     def part() -> None:
-        with contextlib.closing(member):
+        time.sleep(0.2)
+        with contextlib.closing(come()) as member:
             settling()(member)
 
     with contextlib.closing(chair):
