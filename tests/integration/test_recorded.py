@@ -378,9 +378,6 @@ def test_plan_and_check_say_what_is_not_recorded() -> None:
 
 def test_random_layers_are_said_not_to_be_compiled() -> None:
     fields = {**BASE, "model": models.dropout, "compile": True}
-    with (
-        warnings.catch_warnings(action="ignore"),
-        isotrain.open_session(fields, backend="torch-ddp", replicas=1) as session,
-    ):
-        (remark,) = session.step_remarks()
-    assert "training steps are not compiled, but replayed as they are" in remark
+    remarks = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).remarks
+    told = "training steps are not compiled, but replayed as they are"
+    assert [told in remark for remark in remarks].count(True) == 1, remarks
