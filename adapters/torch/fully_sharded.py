@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from isotrain.adapters.torch.ddp import DDPExchange
-from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.exchange import Wait
 from isotrain.adapters.torch.group import TorchReplicaGroup
 from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program
@@ -20,7 +20,6 @@ from isotrain.plugin import (
     ProcessContext,
     Setting,
     StateKind,
-    TrainingSpec,
     UnsupportedError,
 )
 
@@ -117,17 +116,8 @@ class FullyShardedGroup(TorchReplicaGroup):
     """One replica, which has a part of every weight between steps."""
 
     exchange: FullyShardedExchange
-
-    def __init__(
-        self,
-        spec: TrainingSpec,
-        setting: Setting,
-        device: torch.device,
-        connect: Callable[[], Exchange],
-    ) -> None:
-        """As of any replica."""
-        self._is_whole = False
-        super().__init__(spec, setting, device, connect)
+    _is_whole = False
+    """Whether all weights are here, as after `gather_weights`."""
 
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         if self._is_whole:
