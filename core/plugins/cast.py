@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, SpecError
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.references import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -38,7 +39,7 @@ class Cast:
             SpecError: No model of that name is registered.
         """
         given = self.spec.model
-        if not isinstance(given, str) or ":" in given:
+        if not is_bare_name(given):
             return self.spec
         try:
             return self.spec.model_copy(update={"model": self.host.model(given)})

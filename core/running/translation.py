@@ -11,6 +11,7 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.running.weights_file import WEIGHTS
 from isotrain.core.spec.name_maps import NameMap, read_maps
+from isotrain.core.spec.references import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 
 LOST = (
@@ -63,7 +64,7 @@ class Translation:
 
 def _may_differ(model: Any) -> bool:
     """Whether each framework may have a model of its own: in a table, or by a name that stands for one."""
-    return isinstance(model, Mapping) or (isinstance(model, str) and ":" not in model)
+    return isinstance(model, Mapping) or is_bare_name(model)
 
 
 def _map_of(maps: Mapping[str, NameMap], *owners: Any) -> NameMap:

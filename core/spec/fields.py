@@ -106,7 +106,7 @@ class Component:
     @property
     def is_reference(self) -> bool:
         """Whether `name` is a callable or names one to import, rather than a Keras name."""
-        return not isinstance(self.name, str) or ":" in self.name
+        return not references.is_bare_name(self.name)
 
     @property
     def label(self) -> str:
@@ -199,7 +199,7 @@ def _component(value: Any, info: ValidationInfo) -> Component:
             raise Problem("a name", ("name",)).error()
         options = {key: as_python_number(option) for key, option in value.items() if key != "name"}
         return Component(_component(value["name"], info).name, options)
-    if isinstance(value, str) and value and ":" not in value:
+    if references.is_bare_name(value) and value:
         return Component(value)
     if not (isinstance(value, str) or callable(value)) or value == "":
         expected = "a name, an import reference, a callable or {name: ..., option: ...}"

@@ -26,6 +26,11 @@ _FILE_MODULE = "isotrain_file_"
 _IMPORT_LOCK = threading.RLock()
 
 
+def is_bare_name(value: Any) -> bool:
+    """Whether a value is a name that something is known by, and no reference to import."""
+    return isinstance(value, str) and ":" not in value
+
+
 def resolve(reference: Any) -> Any:
     """Imports what a reference names.
 
