@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from alone import alone
 from integration import native_going_on
 
 import isotrain
@@ -13,22 +15,26 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import MODEL_STATE
 
 
-@pytest.mark.slow
-def test_each_checkpoint_has_the_state_of_its_own_step(tmp_path: Path) -> None:
+def save_thrice(session: isotrain.Session, *, folder: Path) -> None:
     saved = []
-    with isotrain.open_session(native_going_on.spec(), backend="torch-ddp") as session:
-        for batch, _ in zip(session.batches(), range(3), strict=False):
-            session.step(batch)
-            session.save(tmp_path)
-            saved.append(session.read_state())
-        kept = {"of a layer that is gone": np.zeros(1)}
-        first = session.group.copy_state(MODEL_STATE, kept)
-        assert kept.keys() == first.keys()
-        session.step(next(session.batches()))
-        again = session.group.copy_state(MODEL_STATE, kept)
-        assert all(np.shares_memory(again[name], array) for name, array in first.items())
-        expected = session.read_state()
-        assert all(np.array_equal(again[name], array) for name, array in expected.items())
-    for checkpoint, state in zip(CheckpointFolder(tmp_path).complete(), saved, strict=True):
+    for batch, _ in zip(session.batches(), range(3), strict=False):
+        session.step(batch)
+        session.save(folder)
+        saved.append(session.read_state())
+    kept = {"of a layer that is gone": np.zeros(1)}
+    first = session.group.copy_state(MODEL_STATE, kept)
+    assert kept.keys() == first.keys()
+    session.step(next(session.batches()))
+    again = session.group.copy_state(MODEL_STATE, kept)
+    assert all(np.shares_memory(again[name], array) for name, array in first.items())
+    expected = session.read_state()
+    assert all(np.array_equal(again[name], array) for name, array in expected.items())
+    for checkpoint, state in zip(CheckpointFolder(folder).complete(), saved, strict=True):
         found = checkpoint.read("state")
         assert all(np.array_equal(found[name], array) for name, array in state.items())
+
+
+@pytest.mark.slow
+def test_each_checkpoint_has_the_state_of_its_own_step(tmp_path: Path) -> None:
+    work = functools.partial(save_thrice, folder=tmp_path / "saved")
+    alone(work, native_going_on.spec(), "torch-ddp", tmp_path / "run")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from alone import alone
 from integration import native_going_on
 
 import isotrain
@@ -28,23 +30,14 @@ WRONG: dict[str, tuple[str, np.ndarray]] = {
     "a generator of no numbers": ("random/torch", np.zeros(5, np.uint8)),
     "another type of generator state": ("random/torch", np.zeros(5056, np.float32)),
 }
+OF_THE_SHAPE = ("a slot of another shape", "a table for a count", "an unknown slot")
+SAVED = "saved"
+NOT_REFUSED = ""
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[isotrain.Session]:
-    """Has taken two steps, and saved where it was."""
-    spec = native_going_on.spec()
-    with isotrain.open_session(spec, backend="torch-ddp") as opened:
-        for batch, _ in zip(opened.batches(), range(2), strict=False):
-            opened.step(batch)
-        opened.notes["folder"] = str(tmp_path_factory.mktemp("saved"))
-        opened.save(opened.notes["folder"])
-        yield opened
-
-
-def changed(session: isotrain.Session, folder: Path, slot: str, value: Any) -> str:
-    """The session's checkpoint with one tensor replaced; None leaves it out."""
-    saved = checkpoint_at(session.notes["folder"])
+def changed(folder: Path, slot: str, value: Any) -> str:
+    """The saved checkpoint with one tensor replaced; None leaves it out."""
+    saved = checkpoint_at(str(folder / SAVED))
     sections = {}
     for section in saved.sections():
         tensors = saved.read(section)
@@ -53,32 +46,60 @@ def changed(session: isotrain.Session, folder: Path, slot: str, value: Any) -> s
             tensors = {name: array for name, array in tensors.items() if name != slot}
             tensors |= {} if value is None else {slot: value}
         sections[section] = {name: TensorPart(array) for name, array in tensors.items()}
-    return CheckpointFolder(folder).save(saved.step, sections=sections, run=saved.run).location
+    copies = CheckpointFolder(folder / str(len(list(folder.iterdir()))))
+    return copies.save(saved.step, sections=sections, run=saved.run).location
+
+
+def refusal(function: Callable[..., None], *arguments: Any) -> str:
+    """The text of the error; `NOT_REFUSED` where there is none."""
+    try:
+        function(*arguments)
+    except IsotrainError as error:
+        return str(error)
+    return NOT_REFUSED
+
+
+def try_all(session: isotrain.Session, *, folder: Path) -> dict[str, Any]:
+    """Takes two steps, saves, and tries every damaged copy of it; what each is refused with."""
+    for batch, _ in zip(session.batches(), range(2), strict=False):
+        session.step(batch)
+    session.save(folder / SAVED)
+    places = {what: changed(folder, *WRONG[what]) for what in WRONG}
+    restored = {what: (place, refusal(session.restore, place)) for what, place in places.items()}
+    begins = {"optimizer/without_slots": np.ones(len(session.read_state(["trainable"])), bool)}
+    session.write_state(begins)
+    written = {what: refusal(session.write_state, dict([WRONG[what]])) for what in OF_THE_SHAPE}
+    session.write_state(begins)
+    session.restore(changed(folder, MOMENT, None))
+    session.step(next(session.batches()))
+    anew = session.read_state()[MOMENT]
+    return {"restored": restored, "written": written, "anew": anew}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("damaged")
+    work = functools.partial(try_all, folder=folder)
+    spec = native_going_on.spec()
+    return dict(alone(work, spec, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
+
+
+def named(what: str) -> str:
+    """The weight, or what else, that is wrong."""
+    return WRONG[what][0].rpartition("/")[0]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_no_optimizer_makes_is_refused_by_name(
-    what: str, session: isotrain.Session, tmp_path: Path
-) -> None:
-    slot, value = WRONG[what]
-    place = changed(session, tmp_path, slot, value)
-    with pytest.raises(IsotrainError) as refused:
-        session.restore(place)
-    assert place in str(refused.value)
-    assert slot.rpartition("/")[0].removeprefix("optimizer/") in str(refused.value)
+def test_what_no_optimizer_makes_is_refused_by_name(what: str, told: dict[str, Any]) -> None:
+    place, text = told["restored"][what]
+    assert place in text
+    assert named(what).removeprefix("optimizer/") in text
 
 
-def test_the_same_is_refused_where_no_slot_is_there_yet(session: isotrain.Session) -> None:
-    weights = len(session.read_state(["trainable"]))
-    session.write_state({"optimizer/without_slots": np.ones(weights, bool)})
-    for what in ("a slot of another shape", "a table for a count", "an unknown slot"):
-        slot, value = WRONG[what]
-        with pytest.raises(IsotrainError, match=slot.rpartition("/")[0]):
-            session.write_state({slot: value})
+@pytest.mark.parametrize("what", OF_THE_SHAPE)
+def test_the_same_is_refused_where_no_slot_is_there_yet(what: str, told: dict[str, Any]) -> None:
+    assert named(what) in told["written"][what]
 
 
-def test_a_slot_that_is_missing_begins_anew(session: isotrain.Session, tmp_path: Path) -> None:
-    weights = len(session.read_state(["trainable"]))
-    session.write_state({"optimizer/without_slots": np.ones(weights, bool)})
-    session.restore(changed(session, tmp_path, MOMENT, None))
-    session.step(next(session.batches()))
+def test_a_slot_that_is_missing_begins_anew(told: dict[str, Any]) -> None:
+    assert np.any(told["anew"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
+from alone import alone
 from in_process import command
 from integration import exported_models
 
@@ -165,17 +165,20 @@ def in_sequence() -> Any:
     )
 
 
+def export_and_predict(session: isotrain.Session, *, target: Path, samples: np.ndarray) -> Any:
+    session.group.export("onnx", target, None)
+    return session.predict((samples,))
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch, on its own exporters
 def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
     import onnxruntime
 
     samples = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
     own = {"model": in_sequence, "data": (samples, samples[:, :3]), "loss": "mse", "steps": 2}
     own |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 7}
-    with isotrain.open_session(own, backend="torch-ddp") as session:
-        session.group.export("onnx", tmp_path / "model.onnx", None)
-        inside = session.predict((samples,))
+    work = functools.partial(export_and_predict, target=tmp_path / "model.onnx", samples=samples)
+    inside = alone(work, own, "torch-ddp", tmp_path / "run")
     runtime = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (found,) = runtime.run(None, {runtime.get_inputs()[0].name: samples})
     np.testing.assert_allclose(found, inside, rtol=1e-5, atol=1e-6)
@@ -212,24 +215,30 @@ def tied() -> Any:
     return Tied()
 
 
-@pytest.mark.slow
-def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Path) -> None:
+def load_by_hand(session: isotrain.Session, *, file: Path, samples: np.ndarray) -> Any:
+    """Missing and unexpected names of what was trained, and what both modules predict."""
+    import safetensors.torch
     import torch
 
+    for batch in session.batches():
+        session.step(batch)
+    save_weights(session.group, file)
+    module = tied()
+    found = module.load_state_dict(safetensors.torch.load_file(file), strict=False)
+    by_hand = module(torch.from_numpy(samples)).detach().numpy()
+    keys = {"missing": found.missing_keys, "unexpected": found.unexpected_keys}
+    return keys, by_hand, session.predict((samples,))
+
+
+@pytest.mark.slow
+def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     own = {"model": {"torch": tied}, "data": (samples, samples), "loss": "mse", "steps": 2}
     own |= {"optimizer": "adam", "global_batch": 6}
-    with isotrain.open_session(own, backend="torch-ddp") as session:
-        for batch in session.batches():
-            session.step(batch)
-        save_weights(session.group, tmp_path / "weights.safetensors")
-        inside = session.predict((samples,))
-    module = tied()
-    found = module.load_state_dict(
-        safetensors.torch.load_file(tmp_path / "weights.safetensors"), strict=False
-    )
-    assert (found.missing_keys, found.unexpected_keys) == (["second.weight"], ["scale"])
-    np.testing.assert_array_equal(module(torch.from_numpy(samples)).detach().numpy(), inside)
+    work = functools.partial(load_by_hand, file=tmp_path / "weights.safetensors", samples=samples)
+    keys, by_hand, inside = alone(work, own, "torch-ddp", tmp_path / "run")
+    assert keys == {"missing": ["second.weight"], "unexpected": ["scale"]}
+    np.testing.assert_array_equal(by_hand, inside)
 
 
 @pytest.mark.slow
@@ -276,14 +285,8 @@ def test_bfloat16_stays_bfloat16_on_its_way_out_and_in(tmp_path: Path) -> None:
     kept = SafetensorsFile(result.run_directory / "weights.safetensors")
     assert set(kept.dtypes.values()) == {"bfloat16"}
     isotrain.export(result, tmp_path / "narrow.pt")
-    (found,) = isotrain.launch(
-        first_weights,
-        native | {"initial_weights": tmp_path / "narrow.pt"},
-        backend="torch-ddp",
-        replicas=1,
-        run_directory=tmp_path / "again",
-        on_event=lambda event: None,
-    )
+    begins = native | {"initial_weights": tmp_path / "narrow.pt"}
+    found = alone(first_weights, begins, "torch-ddp", tmp_path / "again")
     for name, value in result.weights.items():
         np.testing.assert_array_equal(found[name], value)
 

@@ -29,7 +29,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horovod-tf")
 """Of each, one that raises; one that is killed or hangs is among the conformance checks."""
 STEP = 3
-LIMIT_SECONDS = 15.0
+LIMIT_SECONDS = 60.0
+"""A busy machine is slow; what these tests are about is never, or at once."""
 SLOW = pytest.mark.slow
 
 Deed = Any

@@ -20,7 +20,8 @@ import isotrain
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("joined_program.py")
-LIMIT_SECONDS = 15.0
+LIMIT_SECONDS = 60.0
+"""Within which a run ends after 5 s of silence, also where few of these are its processors'."""
 PATIENCE_SECONDS = 400.0
 """For processes to end at all: a busy machine takes minutes to import frameworks."""
 Variables = Mapping[str, str]
@@ -176,7 +177,7 @@ def test_who_ends_a_run_is_named_by_all_in_time(
         assert "ValueError: a deliberate mistake" in text
         assert expected in started.said(rank)
     if rank and deed != "hang":
-        assert f"after step {STEP}, in call 'between calls'." in text
+        assert re.search(rf"after step [1-{STEP}], in call 'between calls'\.", text)
 
 
 def test_who_died_is_named_though_the_engine_ends_all_then(tmp_path: Path) -> None:
