@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+from importlib import metadata
 from typing import Any, Literal
 
-from isotrain.plugin import PlanError
+from isotrain.plugin import PlanError, Usability
 
 VARIABLE = "KERAS_BACKEND"
+
+
+def is_installed() -> bool:
+    """Whether there is a Keras here; imports nothing."""
+    return importlib.util.find_spec("keras") is not None
+
+
+def version() -> dict[str, str]:
+    """That of Keras, under its name; nothing where it is not installed."""
+    return {"keras": metadata.version("keras")} if is_installed() else {}
+
+
+def changed() -> Usability | None:
+    """Which private parts of Keras are no longer as they were; None where all are, or it is not installed.
+
+    Imports Keras, on the framework that was claimed.
+    """
+    if not is_installed():
+        return None
+    from isotrain.adapters import keras_private, private_parts
+
+    return private_parts.changed("Keras", metadata.version("keras"), keras_private.PARTS)
 
 
 def claim(framework: str) -> None:

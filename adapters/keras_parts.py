@@ -81,15 +81,6 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
     return metrics
 
 
-def named_metric(chosen: Component) -> keras.metrics.Metric:
-    """Makes a Keras metric from its name.
-
-    Raises:
-        SpecError: Keras has none of that name, or it refuses the options.
-    """
-    return _constructed(chosen, "metrics")
-
-
 def built_late(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
     """The names of metrics that make their variables when they see the first samples."""
     return [metric.name for metric in metrics if not keras_private.is_built(metric)]

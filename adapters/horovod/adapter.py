@@ -161,11 +161,10 @@ class _Horovod(ServedOverTcp):
 
     def _changed(self, built: Mapping[str, bool], version: str) -> Usability | None:
         """Which private parts of Keras and Horovod are no longer as they were; Horovod runs."""
-        from isotrain.adapters import keras_private, private_parts
+        from isotrain.adapters import private_parts
         from isotrain.adapters.horovod import private
 
-        keras_version = metadata.version("keras")
-        found = private_parts.changed("Keras", keras_version, keras_private.PARTS)
+        found = keras_backend.changed()
         own = private.parts(self.framework, built)
         return found or private_parts.changed("Horovod", version, own)
 
@@ -181,7 +180,7 @@ class _Horovod(ServedOverTcp):
         return {
             build.DISTRIBUTION: metadata.version(build.DISTRIBUTION),
             self.framework: str(self._framework_usability().version),
-            "keras": metadata.version("keras"),
+            **keras_backend.version(),
         }
 
     def blames_peer(self, error: BaseException) -> bool:

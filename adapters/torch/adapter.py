@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from isotrain.plugin import ExportForm, Plan, ReplicaGroup, TrainingSpec
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
-INSTALL_HINT = "install PyTorch and Keras: pip install torch keras"
+INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -108,17 +108,14 @@ class TorchDDP(ServedOverTcp):
         return torch_usability()
 
     def examine(self) -> Examination:
-        import keras
         import torch
         import torch.distributed as dist
 
-        from isotrain.adapters import keras_private, private_parts
-
-        versions = {"torch": torch.__version__, "keras": keras.__version__}
+        versions = {"torch": torch.__version__, **keras_backend.version()}
         if not dist.is_available():
             reason = "this build of torch has no torch.distributed"
             return Examination(Usability(False, torch.__version__, reason, INSTALL_HINT))
-        fault = private_parts.changed("Keras", keras.__version__, keras_private.PARTS)
+        fault = keras_backend.changed()
         if fault:
             return Examination(fault, versions=versions)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -270,16 +267,15 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
     # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
     own = ("torch._dynamo", "isotrain.adapters.torch.group", *modules)
-    if isinstance(spec.model, Mapping):
+    if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
         return Start(("torch", *own))
     return Start(("torch", "keras", *own, "isotrain.adapters.torch.keras_program"))
 
 
 def torch_usability() -> Usability:
-    """Whether torch and Keras are installed; imports neither."""
-    for package in ("torch", "keras"):
-        if importlib.util.find_spec(package) is None:
-            return Usability(False, None, f"{package} is not installed", INSTALL_HINT)
+    """Whether torch is installed; imports nothing. Keras is for portable models alone."""
+    if importlib.util.find_spec("torch") is None:
+        return Usability(False, None, "torch is not installed", INSTALL_HINT)
     return Usability(True, metadata.version("torch"))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from isotrain.adapters.torch.metrics import ratio
+from isotrain.adapters.torch.counts import ratio
 
 _BEYOND = 1e-7
 """How far below 0 and above 1 the outermost thresholds lie."""
@@ -17,14 +16,6 @@ _HEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minoring": torch.minimum,
     "majoring": torch.maximum,
 }
-OPTIONS = frozenset(
-    {"num_thresholds", "curve", "summation_method", "name", "dtype", "thresholds", "from_logits"}
-)
-
-
-def is_plain(options: Mapping[str, Any]) -> bool:
-    """Whether these ask for one area under a ROC or precision-recall curve, which torch's functions give."""
-    return set(options) <= OPTIONS and str(options.get("curve", "ROC")).upper() in ("ROC", "PR")
 
 
 def thresholds_of(given: Sequence[float] | None, count: int) -> list[float]:
@@ -40,23 +31,56 @@ def thresholds_of(given: Sequence[float] | None, count: int) -> list[float]:
 
 
 def area(curve: str, method: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The function from true and false positives and negatives to the area.
+    """The function from true and false positives and negatives, thresholds first, to the area.
 
     Raises:
-        ValueError: There is no such way to sum.
+        ValueError: There is no such curve or way to sum.
     """
-    if method.lower() not in _HEIGHTS:
-        raise ValueError(f"summation_method: expected one of {', '.join(_HEIGHTS)}, got {method!r}")
-    is_roc, heights = curve.upper() == "ROC", _HEIGHTS[method.lower()]
-    if not is_roc and method.lower() == "interpolation":
+    if curve.upper() not in _CURVES or method.lower() not in _HEIGHTS:
+        known = f"a curve of {', '.join(_CURVES)} and a summation_method of {', '.join(_HEIGHTS)}"
+        raise ValueError(f"expected {known}; got {curve!r} and {method!r}")
+    points, heights = _CURVES[curve.upper()], _HEIGHTS[method.lower()]
+    if curve.upper() == "PR" and method.lower() == "interpolation":
         return _interpolated
 
     def found(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
-        recall = ratio(tp, fn)
-        x, y = (ratio(fp, tn), recall) if is_roc else (recall, ratio(tp, fp))
-        return ((x[:-1] - x[1:]) * heights(y[:-1], y[1:])).sum()
+        x, y = points(tp, fp, tn, fn)
+        return ((x[:-1] - x[1:]) * heights(y[:-1], y[1:])).sum(0)
 
     return found
+
+
+def area_of_labels(
+    found: Callable[..., Tensor], each: bool, weights: Sequence[float] | None
+) -> Callable[[Tensor], Tensor]:
+    """The function from counts of shape `[4, thresholds, labels]` to the area.
+
+    Args:
+        found: Gives an area from counts.
+        each: Whether labels have areas of their own, of which the mean is taken.
+        weights: By which labels count; None where all count alike.
+    """
+
+    def number(counts: Tensor) -> Tensor:
+        alike = counts.new_ones(counts.shape[-1])
+        own = alike if weights is None else counts.new_tensor(list(weights))
+        return (found(*counts) * own).sum() / own.sum() if each else found(*(counts @ own))
+
+    return number
+
+
+def _gains(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
+    """Of recall and precision over those of a model that finds everything positive (Flach & Kull 2015)."""
+    share = torch.where(tn + fp > 0, (tp + fn) / (tn + fp), 0.0)
+    recall = torch.where(tp > 0, 1 - share * fn / tp, 0.0).clamp(min=0)
+    return recall, torch.where(tp > 0, 1 - share * fp / tp, 1.0)
+
+
+_CURVES: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "ROC": lambda tp, fp, tn, fn: (ratio(fp, tn), ratio(tp, fn)),
+    "PR": lambda tp, fp, tn, fn: (ratio(tp, fn), ratio(tp, fp)),
+    "PRGAIN": _gains,
+}
 
 
 def _interpolated(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
@@ -69,4 +93,4 @@ def _interpolated(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
     growth = torch.where(both, positive[:-1] / positive[1:], 1.0)
     wanted = tp[1:] + fn[1:]
     areas = slope * (gained + intercept * growth.log())
-    return torch.where(wanted > 0, areas / wanted, 0.0).sum()
+    return torch.where(wanted > 0, areas / wanted, 0.0).sum(0)

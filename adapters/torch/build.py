@@ -60,5 +60,12 @@ def _natively_seeded(spec: TrainingSpec, device: torch.device, function: Callabl
     try:
         with torch.device(device):
             return function(**spec.model_args)
+    except ModuleNotFoundError as error:
+        if error.name != "keras":
+            raise
+        raise SpecError(
+            "model: the function imports Keras, which is not installed. Install it (pip install keras), or"
+            " give a function that returns a torch.nn.Module, for which nobody needs it."
+        ) from error
     finally:
         python_random.setstate(state)

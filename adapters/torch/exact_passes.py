@@ -10,7 +10,8 @@ from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.contiguous.default}
-_COPIES = {aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_.default}
+_LIFTED = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_COPIES = {*_LIFTED, aten.detach_.default}
 _SMALL = 4096
 """Numbers in a constant that is computed while recording rather than in every step."""
 
@@ -115,6 +116,11 @@ def _aliases(node: Node) -> bool:
     return schema is None or any(a.alias_info is not None for a in schema.arguments)
 
 
+def _is_literal(node: Node) -> bool:
+    """Whether a tensor was made of numbers in Python while it was recorded, and nobody else has it."""
+    return all(user.target in _LIFTED for user in node.users)
+
+
 class _Constants:
     """The tensors that a record holds, and what can be computed from them alone."""
 
@@ -128,8 +134,8 @@ class _Constants:
         }
 
     def fold(self) -> None:
-        """Computes what depends on constants alone, where nobody can change it afterwards."""
-        known = {n: v for n, v in self._values.items() if not isinstance(v, torch.nn.Parameter)}
+        """Computes what depends on literals alone: tensors that somebody made may change afterwards."""
+        known = {node: value for node, value in self._values.items() if _is_literal(node)}
         candidates = self._candidates(known)
         for node in list(self._graph.nodes):
             if node in candidates:

@@ -14,7 +14,7 @@ import torch
 from isotrain.adapters import keras_losses, keras_parts
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch.metrics import Metric, as_chosen
-from isotrain.plugin import Component, TrainingSpec
+from isotrain.plugin import TrainingSpec
 
 
 class KerasMetric(Metric):
@@ -71,15 +71,6 @@ class KerasMetric(Metric):
 
     def require_sums(self) -> None:
         keras_parts.require_sums([self._metric])
-
-
-def build(chosen: Component) -> Metric:
-    """Makes a named metric of Keras.
-
-    Raises:
-        SpecError: Keras has none of that name, or it refuses the options.
-    """
-    return KerasMetric(keras_parts.named_metric(chosen))
 
 
 def build_all(spec: TrainingSpec, outputs: Outputs) -> list[Metric]:

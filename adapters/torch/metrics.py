@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch.losses import Masked, one_shape
+from isotrain.adapters.torch.losses import Masked, beside, one_shape
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import Component, IsotrainError, UnsupportedError, unknown_name
 
@@ -164,11 +164,12 @@ class MeanOf(Metric):
         self._total[1] += count
 
     def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
-        values = self._values(targets, predictions)
-        if not values.dim():
+        given = self._function(targets, predictions)
+        if isinstance(given, Masked):
+            given, weights = given.values, given.mask * beside(weights, given.values)
+        if not given.dim():
             super().update_weighted(targets, predictions, weights)
-        if values.dim() > weights.dim():
-            values = values.flatten(weights.dim()).mean(-1)
+        values = given.flatten(weights.dim()).mean(-1) if given.dim() > weights.dim() else given
         self._total[0] += (values * weights).sum(dtype=torch.float64)
         self._total[1] += weights.expand_as(values).sum(dtype=torch.float64)
 
@@ -190,99 +191,6 @@ class RootMeanOf(MeanOf):
 
     def _number(self, mean: float) -> float:
         return math.sqrt(mean)
-
-
-class Counts(Metric):
-    """What is made of the true and false positives and negatives at one or several thresholds."""
-
-    def __init__(
-        self,
-        number: Callable[..., Tensor],
-        name: str,
-        device: torch.device,
-        thresholds: Sequence[float],
-        top_k: int | None = None,
-        class_id: int | None = None,
-    ) -> None:
-        """Starts with no samples.
-
-        Args:
-            number: From true positives, false positives, true negatives and false negatives, each of shape
-                `[thresholds]`, to the number.
-            name: Under which it is given.
-            device: Where to count.
-            thresholds: A prediction above one is positive.
-            top_k: Only so many of a sample's highest predictions can be positive.
-            class_id: The only class that counts.
-        """
-        self.name = name
-        self._number = number
-        self._top_k = top_k
-        self._class = class_id
-        self._thresholds = torch.tensor(thresholds, dtype=torch.float64, device=device)[:, None]
-        self.sums = [torch.zeros(4, len(thresholds), dtype=torch.float64, device=device)]
-
-    def update(self, targets: Any, predictions: Any, count: int) -> None:
-        targets, predictions = one_shape(targets, predictions)
-        if self._top_k is not None:
-            predictions = _only_highest(predictions, self._top_k)
-        if self._class is not None:
-            targets, predictions = targets[..., self._class], predictions[..., self._class]
-        is_true = targets.reshape(1, -1).bool()
-        positive = predictions.reshape(1, -1) > self._thresholds.to(predictions.dtype)
-        pairs = (
-            (is_true, positive),
-            (~is_true, positive),
-            (~is_true, ~positive),
-            (is_true, ~positive),
-        )
-        self.sums[0].add_(torch.stack([(one & other).sum(1) for one, other in pairs]))
-
-    def readings(self) -> dict[str, float]:
-        numbers = self._number(*self.sums[0]).reshape(-1).tolist()
-        if len(numbers) == 1:
-            return {self.name: numbers[0]}
-        return {f"{self.name}/{place}": number for place, number in enumerate(numbers)}
-
-
-class CountsOfLogits(Counts):
-    """The same, of predictions that are logits."""
-
-    def update(self, targets: Any, predictions: Any, count: int) -> None:
-        super().update(targets, predictions.sigmoid(), count)
-
-
-def _only_highest(predictions: Tensor, k: int) -> Tensor:
-    values, places = predictions.topk(k)
-    return torch.full_like(predictions, -1e10).scatter(-1, places, values)
-
-
-def ratio(part: Tensor, rest: Tensor) -> Tensor:
-    """part / (part + rest), 0 where both are 0."""
-    return torch.where(part > 0, part / (part + rest), 0.0)
-
-
-def precision(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
-    return ratio(tp, fp)
-
-
-def recall(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
-    return ratio(tp, fn)
-
-
-def specificity(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
-    return ratio(tn, fp)
-
-
-def highest(
-    number: Callable[..., Tensor], where: Callable[..., Tensor], least: float
-) -> Callable[..., Tensor]:
-    """The highest of a number over the thresholds at which another one is at least so high."""
-
-    def found(*counts: Tensor) -> Tensor:
-        return torch.where(where(*counts) >= least, number(*counts), 0.0).max()
-
-    return found
 
 
 def in_rows(function: Callable[..., Any]) -> Callable[..., Any]:

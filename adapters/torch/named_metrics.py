@@ -12,15 +12,9 @@ import torch
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch import areas, losses, metrics
-from isotrain.adapters.torch.metrics import (
-    Counts,
-    CountsOfLogits,
-    MeanOf,
-    Metric,
-    RootMeanOf,
-    as_chosen,
-)
+from isotrain.adapters.torch import areas, counts, losses, metrics, overlaps, per_class
+from isotrain.adapters.torch.counts import Counts, CountsOfLogits
+from isotrain.adapters.torch.metrics import MeanOf, Metric, RootMeanOf, as_chosen
 from isotrain.adapters.torch.output_loss import output_losses
 from isotrain.plugin import Component, TrainingSpec
 
@@ -59,23 +53,30 @@ _COUNTS: Mapping[str, Callable[..., Any]] = {
     "false_positives": lambda tp, fp, tn, fn: fp,
     "true_negatives": lambda tp, fp, tn, fn: tn,
     "false_negatives": lambda tp, fp, tn, fn: fn,
-    "precision": metrics.precision,
-    "recall": metrics.recall,
+    "precision": counts.precision,
+    "recall": counts.recall,
 }
 _HIGHEST = {
-    "sensitivity_at_specificity": (metrics.recall, metrics.specificity, "specificity"),
-    "specificity_at_sensitivity": (metrics.specificity, metrics.recall, "sensitivity"),
-    "precision_at_recall": (metrics.precision, metrics.recall, "recall"),
-    "recall_at_precision": (metrics.recall, metrics.precision, "precision"),
+    "sensitivity_at_specificity": (counts.recall, counts.specificity, "specificity"),
+    "specificity_at_sensitivity": (counts.specificity, counts.recall, "sensitivity"),
+    "precision_at_recall": (counts.precision, counts.recall, "recall"),
+    "recall_at_precision": (counts.recall, counts.precision, "precision"),
 }
-_NAMED_OTHERWISE = {"log_cosh_error": "logcosh"}
+_WHOLE: Mapping[str, Callable[..., Metric]] = {
+    "f1_score": per_class.f1_score,
+    "f_beta_score": per_class.FScore,
+    "r2_score": per_class.R2Score,
+    "io_u": overlaps.overlap,
+    "mean_io_u": functools.partial(overlaps.mean_overlap, overlaps.overlap),
+    "one_hot_io_u": overlaps.one_hot_overlap,
+    "one_hot_mean_io_u": functools.partial(overlaps.mean_overlap, overlaps.one_hot_overlap),
+    "binary_io_u": overlaps.binary_overlap,
+}
+_NAMED_OTHERWISE = {"log_cosh_error": "logcosh", "f_beta_score": "fbeta_score"}
 
 
 def build_metrics(spec: TrainingSpec, device: torch.device) -> list[Metric]:
     """Makes the spec's metrics anew.
-
-    Those that torch has no functions for (overlaps, scores of several classes, several curves at once), and
-    weighted ones that are no means, are Keras', which is imported for them alone.
 
     Raises:
         SpecError: There is none of a name, or it has no such options, or two would have one name.
@@ -93,17 +94,18 @@ def _built(given: Any, device: torch.device) -> Metric:
     if chosen.is_reference:
         return _own(chosen, device)
     name = choices.snake_case(keras_names.class_name(chosen.name, "metrics"))
-    for names, make in ((_MEANS, _mean), (_COUNTS, _counts), (_HIGHEST, _highest)):
-        if name in names and (make is _mean or not chosen.weighted):
-            shown = _NAMED_OTHERWISE.get(name, name)
-            bound = functools.partial(make, name, device)
-            metric: Metric = choices.constructed(bound, chosen, "metrics", name=shown)
-            return metric
-    if name == "auc" and areas.is_plain(chosen.options) and not chosen.weighted:
-        return choices.constructed(functools.partial(_area, device), chosen, "metrics", name=name)
-    from isotrain.adapters.torch import keras_metrics
+    made = functools.partial(_maker(name), device)
+    shown = _NAMED_OTHERWISE.get(name, name)
+    metric: Metric = choices.constructed(made, chosen, "metrics", name=shown)
+    return metric
 
-    return keras_metrics.build(chosen)
+
+def _maker(name: str) -> Callable[..., Metric]:
+    """The function from a device, a name and the options of a metric to it."""
+    for names, make in ((_MEANS, _mean), (_COUNTS, _counts), (_HIGHEST, _highest)):
+        if name in names:
+            return functools.partial(make, name)
+    return _area if name == "auc" else _WHOLE[name]
 
 
 def _own(chosen: Component, device: torch.device) -> Metric:
@@ -153,7 +155,7 @@ def _highest(
         raise ValueError(f"expected {of} from 0 to 1, and num_thresholds of 1 or more")
     last = num_thresholds - 1
     thresholds = [index / last for index in range(num_thresholds)] if last else [0.5]
-    return Counts(metrics.highest(number, where, value), name, device, thresholds, None, class_id)
+    return Counts(counts.highest(number, where, value), name, device, thresholds, None, class_id)
 
 
 def _area(
@@ -165,7 +167,30 @@ def _area(
     thresholds: Any = None,
     from_logits: bool = False,
     dtype: Any = None,
+    **of_labels: Any,
 ) -> Metric:
     number = areas.area(curve, summation_method)
+    limits = areas.thresholds_of(thresholds, num_thresholds)
+    if of_labels:
+        return _area_of_labels(device, name, number, limits, from_logits, **of_labels)
     kind = CountsOfLogits if from_logits else Counts
-    return kind(number, name, device, areas.thresholds_of(thresholds, num_thresholds))
+    return kind(number, name, device, limits)
+
+
+def _area_of_labels(
+    device: torch.device,
+    name: str,
+    area: Callable[..., torch.Tensor],
+    thresholds: list[float],
+    from_logits: bool,
+    *,
+    multi_label: bool = False,
+    num_labels: int | None = None,
+    label_weights: Any = None,
+) -> Metric:
+    if num_labels is not None and not multi_label:
+        raise ValueError("num_labels is for multi_label: true")
+    number = areas.area_of_labels(area, multi_label, label_weights)
+    labels = num_labels if label_weights is None else len(label_weights)
+    scored = torch.sigmoid if from_logits else None
+    return per_class.CountsPerLabel(number, name, device, thresholds, labels, scored)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.functions import TorchFunctions
 from isotrain.adapters.torch.program import Program
-from isotrain.plugin import Parts, ReduceOp, Replica, StatePart, TensorFunctions
+from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
 
 
 class TorchReplica(Replica):
@@ -18,15 +19,9 @@ class TorchReplica(Replica):
     def __init__(self, program: Program, exchange: Exchange) -> None:
         self.index = exchange.rank
         self.replicas = exchange.replicas
+        self.ops = TorchFunctions(next(iter(program.trainable.values())).device)
         self._program = program
         self._exchange = exchange
-
-    @property
-    def ops(self) -> TensorFunctions:  # type: ignore[override]
-        """Keras' functions, imported for the strategies that use them."""
-        from keras import ops
-
-        return ops
 
     def read(self, parts: Sequence[StatePart]) -> torch.Tensor:
         tensors = self._tensors(parts)

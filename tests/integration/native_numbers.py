@@ -9,11 +9,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 
 from isotrain.adapters import keras_names, keras_parts, portable
 from isotrain.adapters.torch import named_loss, named_metrics
+from isotrain.adapters.torch.functions import TorchFunctions
 from isotrain.core.spec.files import load_spec
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -112,7 +114,7 @@ METRICS: list[tuple[str, str, dict[str, Any]]] = [
     ("yes_or_no", "sensitivity_at_specificity", {"specificity": 0.5}),
     ("yes_or_no", "specificity_at_sensitivity", {"sensitivity": 0.5, "num_thresholds": 50}),
     ("yes_or_no", "precision_at_recall", {"recall": 0.75}),
-    ("yes_or_no", "recall_at_precision", {"precision": 0.5, "num_thresholds": 1}),
+    ("yes_or_no", "recall_at_precision", {"precision": 0.25, "num_thresholds": 1}),
 ]
 METRICS += [
     ("yes_column", "auc", {}),
@@ -120,19 +122,27 @@ METRICS += [
     ("yes_or_no", "auc", {"curve": "PR", "summation_method": "majoring"}),
     ("yes_or_no", "auc", {"summation_method": "minoring", "thresholds": [0.75, 0.25, 0.3]}),
     ("scored_yes", "auc", LOGITS),
-]
-BY_KERAS: list[tuple[str, str, dict[str, Any]]] = [
+    ("yes_or_no", "auc", {"curve": "prgain"}),
     ("yes_or_no", "auc", {"multi_label": True}),
+    ("scored_yes", "auc", {"multi_label": True, "curve": "PR", "num_labels": 5, **LOGITS}),
+    ("yes_or_no", "auc", {"multi_label": True, "label_weights": [1.0, 2.0, 0.5, 0.0, 3.0]}),
+    ("yes_or_no", "auc", {"label_weights": [1.0, 2.0, 0.5, 0.0, 3.0]}),
     ("one_hot", "f1_score", {}),
+    ("one_hot", "f1_score", {"average": "micro", "threshold": 0.25}),
+    ("one_hot", "f1_score", {"average": "weighted"}),
     ("one_hot", "f_beta_score", {"average": "macro", "beta": 2.0}),
     ("yes_or_no", "binary_io_u", {}),
+    ("yes_or_no", "binary_io_u", {"target_class_ids": [1], "threshold": 0.25}),
     ("letters_read", "io_u", {"num_classes": 4, "target_class_ids": [1]}),
-    ("letters_read", "mean_io_u", {"num_classes": 4}),
+    ("letters_read", "mean_io_u", {"num_classes": 5, "ignore_class": 2}),
+    ("letters", "mean_io_u", {"num_classes": 4, "sparse_y_pred": False}),
     ("one_hot", "one_hot_io_u", {"num_classes": 4, "target_class_ids": [1]}),
     ("one_hot", "one_hot_mean_io_u", {"num_classes": 4}),
     ("numbers", "r2_score", {}),
+    ("numbers", "r2_score", {"class_aggregation": None}),
+    ("numbers", "r2_score", {"class_aggregation": "variance_weighted_average"}),
+    ("flat", "r2_score", {"num_regressors": 3}),
 ]
-"""Those that torch has no functions for."""
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -206,16 +216,31 @@ def losses() -> Iterator[list[Any]]:
 
 
 def metrics() -> Iterator[list[Any]]:
-    for kind, name, options in (*METRICS, *BY_KERAS):
-        spec = spec_with(metrics=[{"name": name, **options}])
-        (ours,) = named_metrics.build_metrics(spec, torch.device("cpu"))
-        (theirs,) = keras_parts.build_metrics(spec, "torch")
-        for seed in range(2):
-            targets, predictions = map(torch.tensor, arrays(seed)[kind])
-            ours.update(targets, predictions, len(targets))
-            keras_parts.update_metrics([theirs], targets, predictions)
-        wanted = keras_parts.readings(theirs.name, theirs.result())
-        yield [f"{name} {options} {kind}", ours.readings(), wanted]
+    """Of samples that count alike, and of samples with weights; Keras takes whole ones for overlaps."""
+    for kind, name, options in METRICS:
+        for weighted in (False, True):
+            spec = spec_with(metrics=[{"name": name, **options}])
+            (ours,) = named_metrics.build_metrics(spec, torch.device("cpu"))
+            (theirs,) = keras_parts.build_metrics(spec, "torch")
+            for seed in range(2):
+                targets, predictions = map(torch.tensor, arrays(seed)[kind])
+                if weighted:
+                    weights = sample_weights(kind, name, targets)
+                    ours.update_weighted(targets, predictions, weights)
+                    keras_parts.update_metric(theirs, targets, predictions, weights)
+                else:
+                    ours.update(targets, predictions, len(targets))
+                    keras_parts.update_metric(theirs, targets, predictions)
+            wanted = keras_parts.readings(theirs.name, theirs.result())
+            label = f"{name} {options} {kind}{' weighted' * weighted}"
+            yield [label, ours.readings(), wanted]
+
+
+def sample_weights(kind: str, name: str, targets: torch.Tensor) -> torch.Tensor:
+    """One for each sample, or for each place, where Keras takes no others."""
+    weights = torch.arange(len(targets)) % 3 / (1.0 if name.endswith("io_u") else 2.0)
+    in_places = kind.startswith("letters") or name == "binary_io_u"
+    return weights[:, None].expand_as(targets) if in_places else weights
 
 
 def native_metrics() -> Iterator[Any]:
@@ -225,9 +250,41 @@ def native_metrics() -> Iterator[Any]:
         yield from named_metrics.build_metrics(spec, torch.device("cpu"))
 
 
+def functions() -> dict[str, bool]:
+    """Whether what strategies compute with gives what Keras' functions of these names do."""
+    draw = torch.Generator().manual_seed(0)
+    matrix, vector = torch.randn(4, 3, generator=draw), torch.randn(12, generator=draw)
+    cases: dict[str, tuple[Any, ...]] = {
+        "abs": (vector,),
+        "cast": (vector, "bfloat16"),
+        "concatenate": ([vector, vector[:3]],),
+        "maximum": (vector, vector.flip(0)),
+        "qr": (matrix,),
+        "reshape": (vector, (3, -1)),
+        "split": (vector, [2, 7]),
+        "take": (vector, torch.tensor([3, 0, 11], dtype=torch.int32)),
+        "top_k": (vector, 4),
+        "transpose": (matrix,),
+        "zeros": ((2, 3), "float64"),
+        "zeros_like": (matrix,),
+    }
+    ours = TorchFunctions(torch.device("cpu"))
+    return {
+        name: _same(getattr(ours, name)(*args), getattr(keras.ops, name)(*args))
+        for name, args in cases.items()
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return len(one) == len(other) and all(map(_same, one, other))
+
+
 def main() -> None:
     portable.configure_precision("float64")
     found = {
+        "functions": functions(),
         "losses": list(losses()),
         "metrics": list(metrics()),
         "loss names": sorted(keras_names.LOSSES),
@@ -235,7 +292,7 @@ def main() -> None:
         "native metrics": [type(metric).__name__ for metric in native_metrics()],
         "metric names": sorted(keras_names.METRICS),
         "metrics tried": sorted(
-            {keras_names.class_name(name, "metrics") for _, name, _ in (*METRICS, *BY_KERAS)}
+            {keras_names.class_name(name, "metrics") for _, name, _ in METRICS}
         ),
     }
     print(json.dumps(found))

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isotrain.plugin import TensorFunctions
+
 pytestmark = pytest.mark.slow
 
 NUMBERS = Path(__file__).with_name("native_numbers.py")
@@ -20,7 +22,7 @@ NUMBERS = Path(__file__).with_name("native_numbers.py")
 @pytest.fixture(scope="module")
 def numbers() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(NUMBERS)],
+        [sys.executable, "-W", "ignore:You are passing weight as", str(NUMBERS)],
         env={**os.environ, "KERAS_BACKEND": "torch"},
         capture_output=True,
         check=False,
@@ -35,6 +37,11 @@ def numbers() -> dict[str, Any]:
 def test_every_name_is_tried(numbers: dict[str, Any], kind: str) -> None:
     tried = {"loss": "losses", "metric": "metrics"}[kind]
     assert numbers[f"{tried} tried"] == numbers[f"{kind} names"]
+
+
+def test_functions_of_strategies_are_those_of_keras(numbers: dict[str, Any]) -> None:
+    names = {name for name in vars(TensorFunctions) if not name.startswith("_")}
+    assert numbers["functions"] == dict.fromkeys(names, True)
 
 
 def test_losses_and_gradients(numbers: dict[str, Any]) -> None:
@@ -52,5 +59,5 @@ def test_metrics_and_their_names(numbers: dict[str, Any]) -> None:
             list(ours.values()), list(theirs.values()), rtol=1e-12, atol=1e-12, err_msg=label
         )
         assert any(ours.values()), label
-    assert len(numbers["native metrics"]) > 40
+    assert len(numbers["native metrics"]) > 60
     assert "KerasMetric" not in numbers["native metrics"]

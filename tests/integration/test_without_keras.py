@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import isotrain
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +24,11 @@ SPEC = {
     "epochs": 1,
     "threads": 1,
 }
-METRICS = ["accuracy", {"name": "sparse_top_k_categorical_accuracy", "k": 2}]
+METRICS = [
+    "accuracy",
+    {"name": "sparse_top_k_categorical_accuracy", "k": 2},
+    {"name": "mean_io_u", "num_classes": 3, "sparse_y_pred": False},
+]
 
 
 def network() -> Any:
@@ -34,6 +41,9 @@ def samples() -> isotrain.DataSet:
     draw = np.random.default_rng(0)
     pair = draw.random((24, 4)).astype("f4"), draw.integers(3, size=24)
     return isotrain.DataSet(train=pair, validation=pair)
+
+
+NATIVE = {**SPEC, "model": {"torch": network}, "data": samples, "metrics": METRICS}
 
 
 def late_keras() -> Any:
@@ -68,18 +78,90 @@ def launched(folder: Path, backend: str, model: Any, **changes: Any) -> list[dic
     return found
 
 
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "by default": {"name": "data-parallel"},
+    "local-sgd": {"name": "local-sgd"},
+    "gossip": {"name": "gossip"},
+    "hierarchical": {"name": "hierarchical"},
+    "elastic-averaging": {"name": "elastic-averaging"},
+    "sharded": {"name": "sharded", "options": {"stage": 2}},
+    **{
+        f"compressed by {method}": {
+            "name": "compressed",
+            "options": {"method": method, "native": False},
+        }
+        for method in ("topk", "powersgd", "bf16")
+    },
+}
+
+
+def told(session: isotrain.Session, name: str) -> dict[str, Any]:
+    """What a session of a run in turns has trained and imported."""
+    return trained(session)
+
+
+def require_no_keras(found: dict[str, Any]) -> None:
+    assert found["keras"] == []
+    assert len(found["losses"]) in (3, 4)
+    named = [name for name in found["metrics"] if "/" not in name]
+    assert named == ["accuracy", "sparse_top_k_categorical_accuracy", "mean_io_u", "loss"]
+
+
+def test_no_keras_with_any_strategy() -> None:
+    specs = {
+        name: {**NATIVE, "global_batch": 7, "strategy": strategy}
+        for name, strategy in STRATEGIES.items()
+    }
+    for by_name in launched_in_turn(specs, told, "torch-ddp", 2):
+        for name in specs:
+            require_no_keras(by_name[name])
+
+
 @pytest.mark.parametrize(
-    ("backend", "start"),
-    [("torch-ddp", "forked"), ("torch-ddp", "fresh"), ("horovod-torch", "forked")],
+    ("backend", "start", "strategy"),
+    [("torch-ddp", "fresh", "parameter-server"), ("horovod-torch", "forked", "data-parallel")],
 )
 def test_no_keras(
-    tmp_path: Path, backend: str, start: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: str, start: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor in a served run, whose processes have other parts, nor with Horovod."""
     monkeypatch.setenv("ISOTRAIN_START", start)
-    for found in launched(tmp_path, backend, {"torch": network}):
-        assert found["keras"] == []
-        assert len(found["losses"]) == 3
-        assert set(found["metrics"]) == {"loss", "accuracy", "sparse_top_k_categorical_accuracy"}
+    for found in launched(tmp_path, backend, {"torch": network}, strategy={"name": strategy}):
+        require_no_keras(found)
+
+
+WITHOUT = """
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *given: None if name == "keras" else found(name, *given)
+
+import isotrain
+from integration import test_without_keras as given
+
+here = {"backend": "torch-ddp", "replicas": 1}
+with isotrain.open_session(given.NATIVE, **here) as session:
+    print(len(given.trained(session)["losses"]))
+try:
+    isotrain.open_session({**given.NATIVE, "model": given.late_keras}, **here).__enter__()
+except isotrain.SpecError as error:
+    print(error)
+"""
+
+
+def test_torch_trains_where_no_keras_is_installed() -> None:
+    """And a portable model is refused there with what to do."""
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    steps, *refusal = run.stdout.splitlines()
+    assert steps == "3"
+    assert "the function imports Keras, which is not installed" in refusal[-1]
 
 
 def test_a_function_that_imports_keras_late_starts_as_ever(tmp_path: Path) -> None:

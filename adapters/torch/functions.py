@@ -1,0 +1,66 @@
+"""torch's functions on tensors under the names that strategies know them by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from isotrain.plugin import TensorFunctions
+
+
+class TorchFunctions(TensorFunctions):
+    """Computes what the functions of `keras.ops` do on torch, to the bit, without Keras."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Makes new tensors on a device."""
+        self._device = device
+
+    def abs(self, x: torch.Tensor) -> torch.Tensor:
+        return x.abs()
+
+    def cast(self, x: torch.Tensor, dtype: str | torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(x, device=self._device).to(_dtype(dtype))
+
+    def concatenate(self, xs: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+        return torch.cat(list(xs), axis)
+
+    def maximum(self, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(x1, x2)
+
+    def qr(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = torch.linalg.qr(x)
+        return left, right
+
+    def reshape(self, x: torch.Tensor, newshape: Sequence[int]) -> torch.Tensor:
+        return x.reshape(tuple(newshape))
+
+    def split(
+        self, x: torch.Tensor, indices_or_sections: Sequence[int], axis: int = 0
+    ) -> list[torch.Tensor]:
+        return list(torch.tensor_split(x, list(indices_or_sections), axis))
+
+    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return x[indices.long()]
+
+    def top_k(
+        self, x: torch.Tensor, k: int, sorted: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = torch.topk(x, k, sorted=sorted)
+        return values, places
+
+    def transpose(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t()
+
+    def zeros(self, shape: Sequence[int], dtype: str | torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=self._device)
+
+    def zeros_like(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+def _dtype(given: str | torch.dtype) -> torch.dtype:
+    """A type by name, or as it is."""
+    found: Any = getattr(torch, given) if isinstance(given, str) else given
+    return found
