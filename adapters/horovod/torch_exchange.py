@@ -155,6 +155,8 @@ class _Overlapped:
         self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
     ) -> None:
         self._groups = groups
+        self._scalar: torch.Tensor | None = None
+        self._sent: Any = None
         self._optimizer = hvd.DistributedOptimizer(
             private.Parameters([{"params": list(parameters.values())}]),
             named_parameters=list(parameters.items()),
@@ -179,11 +181,23 @@ class _Overlapped:
         """
         if self._groups is not None:
             return None
-        handle = hvd.allreduce_async(_sendable(scalar), name="isotrain.loss", op=hvd.Average)
-        return lambda: hvd.synchronize(handle).to(scalar.dtype)
+        self._scalar = scalar
+        return self._mean
+
+    def _mean(self) -> torch.Tensor:
+        assert self._scalar is not None, "a loss is read once, after the gradients"
+        mean: torch.Tensor = hvd.synchronize(self._sent).to(self._scalar.dtype)
+        self._scalar = self._sent = None
+        return mean
 
     def finish(self) -> None:
-        """Waits for the averages that the hooks began, and begins those of unused parameters."""
+        """Sends the scalar with the last gradients, and waits for the averages of all.
+
+        Before the backward pass it would travel alone: no gradient is ready then.
+        """
+        if self._scalar is not None:
+            sent = _sendable(self._scalar)
+            self._sent = hvd.allreduce_async(sent, name="isotrain.loss", op=hvd.Average)
         private.wait_for_backward_passes(self._optimizer, _NEVER)
         self._optimizer.synchronize()
 

@@ -183,13 +183,37 @@ def work(session: isotrain.Session) -> dict[str, Any]:
         for name, (fields, options, by_hand) in BESIDE[session.plan.backend].items():
             session = trained_both_ways(session, name, fields, options, by_hand, found)
         if session.replicas == 2 and session.plan.backend == "horovod-torch":
-            with mock.patch("isotrain.adapters.horovod.torch_exchange.OVERLAP_BYTES", 0):
-                name = "native, each by itself"
+            name, at_once = "native, each by itself", "isotrain.adapters.horovod.torch_exchange"
+            with mock.patch(f"{at_once}.OVERLAP_BYTES", 0), sends_noted() as found["sent"]:
                 session = trained_both_ways(session, name, NATIVE, {}, torch_by_hand, found)
     found["sockets"] = sorted(sockets)
     if session.replicas == 2 and session.plan.backend == "horovod-torch":
         found["refusals"] = refusals(session)
     return found
+
+
+@contextlib.contextmanager
+def sends_noted() -> Iterator[list[str]]:
+    """Notes what Horovod is given to exchange by itself: gradients, and the loss."""
+    import horovod.torch as hvd
+    from horovod.torch import optimizer
+
+    noted: list[str] = []
+
+    def noting(kind: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            noted.append(kind)
+            return right(*given, **options)
+
+        return call
+
+    gradients = noting("gradient", optimizer.allreduce_async_)
+    loss = noting("loss", hvd.allreduce_async)
+    with (
+        mock.patch.object(optimizer, "allreduce_async_", gradients),
+        mock.patch.object(hvd, "allreduce_async", loss),
+    ):
+        yield noted
 
 
 def trained_both_ways(
@@ -205,8 +229,8 @@ def trained_both_ways(
     spec = {**SPEC, **fields, "backend_options": {before.plan.backend: options}}
     with next_session(before, name, spec) as session:
         batches = list(session.batches())
-        for batch in batches:
-            session.step(batch)
+        losses = [float(session.step(batch)) for batch in batches]
+        found.setdefault("losses", {})[name] = losses
         ours = list(session.read_state(("trainable",)).values())
         session.group.barrier()
         theirs = by_hand(batches, **options)
@@ -281,13 +305,31 @@ def ranks(backend: str, replicas: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_bit_equal_to_loops_written_by_hand(backend: str, replicas: int) -> None:
     for rank in ranks(backend, replicas):
-        names = set(rank) - {"sockets", "refusals"}
+        names = set(rank) - {"sockets", "refusals", "losses", "sent"}
         assert names >= set(BESIDE[backend])
         for name in names:
             for ours, theirs in rank[name]:
                 assert ours.tobytes() == theirs.tobytes(), name
                 assert np.isfinite(ours).all()
                 assert ours.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "replicas"), RUNS)
+def test_losses_are_equal_on_every_process(backend: str, replicas: int) -> None:
+    first, *others = ranks(backend, replicas)
+    assert np.isfinite([*first["losses"].values()]).all()
+    for other in others:
+        assert other["losses"] == first["losses"]
+
+
+@pytest.mark.slow
+def test_the_loss_travels_with_the_last_gradients() -> None:
+    """Where each gradient travels as soon as it is there; and it is what it is in one message with all."""
+    for rank in ranks("horovod-torch", 2):
+        by_step = "".join(kind[0] for kind in rank["sent"]).split("l")
+        assert by_step[:4] == ["gggg"] * 4
+        assert rank["losses"]["native, each by itself"] == rank["losses"]["native"]
 
 
 @pytest.mark.slow
