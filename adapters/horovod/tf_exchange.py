@@ -12,8 +12,8 @@ import tensorflow as tf
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.program import Gradients
 from isotrain.adapters.tensorflow.state import native
+from isotrain.adapters.tensorflow.weight_update import Gradients
 from isotrain.adapters.tensorflow.weights import weights_of
 from isotrain.plugin import (
     CompressionMethod,
@@ -208,7 +208,7 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         if method == "fp16":
             self._compression = hvd.Compression.fp16
-            self._functions.clear()  # steps that were traced before would go on as they were
+            self._traced.forget()  # steps that were traced before would go on as they were
         return method == "fp16"
 
     def _reduced_in_groups(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:

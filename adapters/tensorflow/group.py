@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +14,13 @@ from isotrain.adapters import portable
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.tensorflow import exports
 from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
 from isotrain.adapters.tensorflow.private import copies
-from isotrain.adapters.tensorflow.program import Gradients, Piece, Program
+from isotrain.adapters.tensorflow.program import Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import part_of, to_numpy
+from isotrain.adapters.tensorflow.tracing import Pieces, Traced, Weights, row
 from isotrain.adapters.tensorflow.traits import model_traits
+from isotrain.adapters.tensorflow.weight_update import Gradients
 from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
     MODEL_STATE,
@@ -34,17 +34,9 @@ from isotrain.plugin import (
     StateInfo,
     StateKind,
     TrainingSpec,
-    Weighted,
     map_tree,
 )
 
-Pieces = tuple[tuple[Piece, ...], ...]
-"""Per local replica its slices."""
-
-Weights: TypeAlias = "tf.Tensor | None"
-"""Shape `[local replicas, pieces]`; None when every weight is 1."""
-
-_CACHED_TENSORS = 256
 _OPTIMIZER = "optimizer/"
 
 
@@ -79,8 +71,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
-        self._functions: dict[Any, Callable[..., Any]] = {}
-        self._weights: dict[tuple[Any, ...], tf.Tensor] = {}
+        self._traced = Traced(strategy, exchange, self._program.draw_unseeded)
         self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
         self._updates_own = False
 
@@ -100,21 +91,21 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def synchronised_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
         if learning_rate != self._rate:
             self._set_rate(learning_rate)
-        return self._run_on_batch("step", self._trace_step, batch, self._rate_tensor)
+        return self._on_batch("step", self._trace_step, batch, self._rate_tensor)
 
     def _trace_step(
         self, holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
-            program, own = self._program, _row(weights, position)
+            program, own = self._program, row(weights, position)
             loss, gradients = program.contribution(pieces[position], own, holes, self._total)
             share = None if own is None else tf.reduce_sum(own)
             loss, gradients = self._reduced(loss, gradients, share)
-            program.apply(gradients)
+            program.update.apply(gradients)
             return loss
 
-        with self._program.learning_rate(rate):
-            return self._on_replicas(replica, trains=True)[0]
+        with self._program.update.learning_rate(rate):
+            return self._traced.on_replicas(replica, trains=True)[0]
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
@@ -132,24 +123,24 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def local_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
         self._set_rate(learning_rate)
-        return self._run_on_batch("local step", self._trace_local_step, batch, self._rate_tensor)
+        return self._on_batch("local step", self._trace_local_step, batch, self._rate_tensor)
 
     def _trace_local_step(
         self, holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
-            program, own = self._program, _row(weights, position)
+            program, own = self._program, row(weights, position)
             loss, gradients = program.contribution(
                 pieces[position], own, holes, self._total, local=True
             )
             if own is not None and holes:
-                program.apply_unless(tf.equal(tf.reduce_sum(own), 0), gradients)
+                program.update.apply_unless(tf.equal(tf.reduce_sum(own), 0), gradients)
             else:
-                program.apply(gradients)
+                program.update.apply(gradients)
             return self._mean(loss)
 
-        with self._program.learning_rate(rate):
-            return self._on_replicas(replica, trains=True)[0]
+        with self._program.update.learning_rate(rate):
+            return self._traced.on_replicas(replica, trains=True)[0]
 
     def _mean(self, value: tf.Tensor) -> tf.Tensor:
         return self._exchange.all_reduce([value], "mean")[0]
@@ -158,33 +149,34 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._exchange.all_reduce([value], "sum")[0]
 
     def gradients(self, batch: Batch) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-        results = self._run_on_batch("gradients", self._trace_gradients, batch)
+        results = self._on_batch("gradients", self._trace_gradients, batch)
         return [list(gradients) for gradients, _ in results], results[0][1]
 
     def _trace_gradients(self, holes: bool, pieces: Pieces, weights: Weights) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
-            own = _row(weights, position)
+            own = row(weights, position)
             loss, gradients = self._program.contribution(pieces[position], own, holes, self._total)
-            return self._program.unscaled(gradients), self._mean(loss)
+            return self._program.update.unscaled(gradients), self._mean(loss)
 
-        return self._on_replicas(replica, trains=True)
+        return self._traced.on_replicas(replica, trains=True)
 
     def apply(self, gradients: Sequence[Sequence[tf.Tensor]], learning_rate: float) -> None:
         self._set_rate(learning_rate)
         given = [list(own) for own in gradients]
-        self._function("apply", lambda: self._trace_apply)(given, self._rate_tensor)
+        self._traced.function("apply", self._trace_apply)(given, self._rate_tensor)
 
     def _trace_apply(self, gradients: list[list[tf.Tensor]], rate: tf.Tensor) -> None:
         def replica(position: int) -> None:
-            self._program.apply(self._program.rescaled(gradients[position]))
+            update = self._program.update
+            update.apply([update.scaled(gradient) for gradient in gradients[position]])
 
-        with self._program.learning_rate(rate):
-            self._on_replicas(replica)
+        with self._program.update.learning_rate(rate):
+            self._traced.on_replicas(replica)
 
     def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
         self._updates_own = True
         (own,) = weights  # variables of several replicas in a process have the same slots on each
-        self._program.keep_slots_of(own)
+        self._program.update.keep_slots_of(own)
 
     def reduced_gradients(
         self, batch: Batch, reduction: Reduction
@@ -192,17 +184,17 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         def trace(holes: bool, pieces: Pieces, weights: Weights) -> Any:
             return self._trace_reduced(reduction, holes, pieces, weights)
 
-        results = self._run_on_batch(f"reduced gradients, {reduction.each_slice}", trace, batch)
+        results = self._on_batch(f"reduced gradients, {reduction.each_slice}", trace, batch)
         return [list(kept) for kept, _, _ in results], results[0][1]
 
     def _trace_reduced(
         self, reduction: Reduction, holes: bool, pieces: Pieces, weights: Weights
     ) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-            seen, own = TensorFlowReplica(self._program, self._exchange), _row(weights, position)
+            seen, own = TensorFlowReplica(self._program, self._exchange), row(weights, position)
 
             def take(gradients: Gradients) -> Gradients:
-                dense, kept = self._program.unscaled(gradients), []
+                dense, kept = self._program.update.unscaled(gradients), []
                 for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
                     given = [dense[place] for place in bucket]
                     kept += reduction.reduce(seen, given, static=static)
@@ -215,7 +207,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             kept = sums if reduction.each_slice else take(sums)
             return kept, self._mean(loss), seen.proofs
 
-        return self._on_replicas(replica, trains=True)
+        return self._traced.on_replicas(replica, trains=True)
 
     def update_own(
         self,
@@ -225,7 +217,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     ) -> None:
         self._set_rate(learning_rate)
         given = [list(own) for own in gradients]
-        function = self._function("update own", lambda: self._trace_update_own)
+        function = self._traced.function("update own", self._trace_update_own)
         function(given, None if norms is None else list(norms), self._rate_tensor)
 
     def _trace_update_own(
@@ -233,10 +225,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     ) -> None:
         def replica(position: int) -> None:
             norm = None if norms is None else norms[position]
-            self._program.apply_own(gradients[position], norm)
+            self._program.update.apply_own(gradients[position], norm)
 
-        with self._program.learning_rate(rate):
-            self._on_replicas(replica)
+        with self._program.update.learning_rate(rate):
+            self._traced.on_replicas(replica)
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -246,12 +238,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def keep_gradients(self) -> bool:
         if self._updates_own:
             return False
-        self._program.keep_gradients(self.strategy.scope)
-        self._functions.clear()  # what was traced before keeps nothing
+        self._program.update.keep_gradients(self.strategy.scope)
+        self._traced.forget()  # what was traced before keeps nothing
         return True
 
     def kept_gradients(self) -> list[list[tf.Tensor]]:
-        variables = [copies(variable) for variable in self._program.kept]
+        variables = [copies(variable) for variable in self._program.update.kept]
         if not variables:
             return super().kept_gradients()
         return [[tf.identity(value) for value in own] for own in zip(*variables, strict=True)]
@@ -267,34 +259,28 @@ class TensorFlowReplicaGroup(ReplicaGroup):
                 own = [value[position] for value in given]
                 return computation(seen, *own, **options), seen.proofs
 
-            return self._on_replicas(replica)
+            return self._traced.on_replicas(replica)
 
-        function = self._function(("compute", computation, static), lambda: trace)
+        function = self._traced.function(("compute", computation, static), trace)
         return [found for found, _ in function(*map(list, values))]
 
     def evaluation_step(self, batch: Batch) -> None:
-        counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])
-        holes = any(0 in own for own in counts)
-        weighed = isinstance(batch.slices[0][0].targets, Weighted)
-        function = self._function(
-            ("evaluate", holes, weighed), lambda: _flat(self._trace_evaluation, holes, batch)
-        )
-        function(*_leaves(batch), self._cached_tensor(counts))
+        self._traced.on_counts(self._trace_evaluation, batch)
 
     def _trace_evaluation(self, holes: bool, pieces: Pieces, counts: tf.Tensor) -> None:
         def replica(position: int) -> None:
             self._program.evaluate(pieces[position], counts[position], holes)
 
-        self._on_replicas(replica)
+        self._traced.on_replicas(replica)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        return self._function("predict", lambda: self._trace_predictions)(list(inputs))
+        return self._traced.function("predict", self._trace_predictions)(list(inputs))
 
     def _trace_predictions(self, inputs: list[Any]) -> list[Any]:
-        return self._on_replicas(lambda position: self._program.predict(inputs[position]))
+        return self._traced.on_replicas(lambda position: self._program.predict(inputs[position]))
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        function = self._function(("collect", phase), lambda: lambda: self._trace_collect(phase))
+        function = self._traced.function(("collect", phase), lambda: self._trace_collect(phase))
         found: dict[str, float] = {}
         for name, result in function().items():
             found |= portable.readings(name, result)
@@ -304,25 +290,27 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             return self._exchange.all_reduce(tensors, "sum")
 
-        return self._on_replicas(lambda position: self._program.collect(phase, total))[0]
+        return self._traced.on_replicas(
+            lambda position: self._program.metrics.collect(phase, total)
+        )[0]
 
     def take_metrics(self) -> np.ndarray:
-        return np.array(self._function("take metrics", lambda: self._trace_take)())
+        return np.array(self._traced.function("take metrics", self._trace_take)())
 
     def _trace_take(self) -> tf.Tensor:
-        return tf.add_n(self._on_replicas(lambda position: self._program.take_metrics()))
+        return tf.add_n(self._traced.on_replicas(lambda position: self._program.metrics.take()))
 
     def add_metrics(self, sums: np.ndarray) -> None:
-        self._function("add metrics", lambda: self._trace_add)(tf.constant(sums, tf.float64))
+        self._traced.function("add metrics", self._trace_add)(tf.constant(sums, tf.float64))
 
     def _trace_add(self, sums: tf.Tensor) -> None:
         """Adds to the metrics of the first replica here alone."""
 
         def replica(position: int) -> None:
             own = sums if position == 0 else tf.zeros_like(sums)
-            self._program.add_metrics(own)
+            self._program.metrics.add(own)
 
-        self._on_replicas(replica)
+        self._traced.on_replicas(replica)
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model, self._spec.precision)
@@ -335,10 +323,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         def trace(holes: bool, pieces: Pieces, weights: Weights) -> None:
             program = self._program
-            self._on_replicas(lambda own: unalike.append(program.counts_unalike(pieces[own][0])))
+            self._traced.on_replicas(
+                lambda own: unalike.append(program.counts_unalike(pieces[own][0]))
+            )
 
-        flat = _flat(trace, False, batch, given_weights=False)
-        tf.function(flat, autograph=False).get_concrete_function(*_leaves(batch))
+        self._traced.only_trace(trace, batch)
         return [UNALIKE] if any(unalike) else []
 
     def not_carried(self) -> list[str]:
@@ -353,20 +342,20 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def _placed(self, name: str, info: StateInfo) -> StateInfo:
         slot = name.removeprefix(_OPTIMIZER)
-        return info.held_alone() if slot != name and self._program.is_alone(slot) else info
+        return info.held_alone() if slot != name and self._program.update.is_alone(slot) else info
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
         if self._rate >= 0:
-            self._program.note_learning_rate(self._rate)
+            self._program.update.note_learning_rate(self._rate)
         return self._program.state.read(kinds, self.place_of(replica))
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         place = None if replica is None else self.place_of(replica)
-        elsewhere = self._program.is_elsewhere
+        elsewhere = self._program.update.is_elsewhere
         state = {n: v for n, v in state.items() if not elsewhere(n.removeprefix(_OPTIMIZER))}
-        late = part_of(state, self._program.late_metrics)
+        late = part_of(state, self._program.metrics.late)
         if late:
             self._late.append((late, place))
         self._program.state.write({n: v for n, v in state.items() if n not in late}, place)
@@ -386,13 +375,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         exports.write(self.model, form, target, inputs)
 
     def average_parameters(self) -> None:
-        self._function("average parameters", lambda: self._trace_average)()
+        self._traced.function("average parameters", self._trace_average)()
 
     def _trace_average(self) -> None:
         def mean(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             return self._exchange.all_reduce(tensors, "mean")
 
-        self._on_replicas(lambda position: self._program.average_parameters(mean))
+        self._traced.on_replicas(lambda position: self._program.average_parameters(mean))
 
     def tensor(self, array: np.ndarray) -> tf.Tensor:
         return tf.convert_to_tensor(array)
@@ -410,8 +399,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def close(self) -> None:
         self.barrier()
-        self._functions.clear()
-        self._weights.clear()
+        self._traced.forget()
         self._exchange.close()
 
     def _set_rate(self, rate: float) -> None:
@@ -419,98 +407,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._rate = rate
             self._rate_tensor = tf.constant(rate, self._rate_type)
 
-    def _run_on_batch(
+    def _on_batch(
         self, name: str, trace: Callable[..., Any], batch: Batch, *tensors: tf.Tensor
     ) -> Any:
-        """Calls the traced form of `trace(holes, pieces, weights, *tensors)` on a batch.
-
-        It is traced anew where weights are needed, and where a slice may be a placeholder. It gets
-        a flat list of tensors: nested arguments cost 100 microseconds more in each call.
-        """
+        """As `Traced.on_batch`, once state is there that waited for metrics to see their first samples."""
         if self._late:
             self._write_late(batch)
-        if batch.even and len(batch.slices[0]) == 1:
-            function = self._function(name, lambda: _flat(trace, False, batch, given_weights=False))
-            return function(*_leaves(batch), *tensors)
-        weights = tuple([tuple([piece.weight for piece in own]) for own in batch.slices])
-        holes = any(0.0 in own for own in weights)
-        key = (name, len(weights[0]), holes)
-        function = self._function(key, lambda: _flat(trace, holes, batch))
-        return function(*_leaves(batch), self._cached_tensor(weights), *tensors)
-
-    def _cached_tensor(self, values: tuple[Any, ...]) -> tf.Tensor:
-        """A float64 tensor of nested numbers, made once."""
-        tensor = self._weights.get(values)
-        if tensor is None:
-            if len(self._weights) >= _CACHED_TENSORS:
-                self._weights.clear()
-            tensor = self._weights[values] = tf.constant(values, tf.float64)
-        return tensor
-
-    def _function(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The traced form of the function that `make` gives, made once per key."""
-        function = self._functions.get(key)
-        if function is None:
-            function = self._functions[key] = tf.function(make(), autograph=False)
-        return function
-
-    def _on_replicas(self, replica: Callable[[int], Any], trains: bool = False) -> list[Any]:
-        """Traces `replica(position)` on each local replica; one result per local replica.
-
-        Args:
-            replica: Gets the replica's place among the local ones.
-            trains: Whether random numbers must differ between replicas.
-        """
-        exchange, strategy = self._exchange, self.strategy
-
-        def traced() -> Any:
-            self._program.draw_unseeded()
-            return replica(exchange.position())
-
-        with contextlib.ExitStack() as around:
-            around.enter_context(plain_losses())
-            if trains:
-                around.enter_context(random_streams(exchange.replica))
-            results = strategy.run(traced)
-        return [
-            tf.nest.map_structure(functools.partial(_local, strategy, position), results)
-            for position in range(len(self.local_replicas))
-        ]
-
-
-def _leaves(batch: Batch) -> list[tf.Tensor]:
-    """The tensors of a batch, one after the other."""
-    leaves: list[tf.Tensor] = []
-    for own in batch.slices:
-        for piece in own:
-            for part in (piece.inputs, piece.targets):
-                if isinstance(part, tf.Tensor):
-                    leaves.append(part)
-                else:
-                    leaves.extend(tf.nest.flatten(part))
-    return leaves
-
-
-def _flat(
-    trace: Callable[..., Any], holes: bool, batch: Batch, given_weights: bool = True
-) -> Callable[..., Any]:
-    """Makes `trace(holes, pieces, ...)` take the tensors of batches like this one instead."""
-    pieces = tuple(tuple((piece.inputs, piece.targets) for piece in own) for own in batch.slices)
-    structure = tf.nest.map_structure(lambda leaf: 0, pieces)
-    count = len(tf.nest.flatten(structure))
-    without_weights = () if given_weights else (None,)
-
-    def flat(*tensors: tf.Tensor) -> Any:
-        packed = tf.nest.pack_sequence_as(structure, tensors[:count])
-        return trace(holes, packed, *without_weights, *tensors[count:])
-
-    return flat
-
-
-def _row(weights: Weights, position: int) -> Weights:
-    return None if weights is None else weights[position]
-
-
-def _local(strategy: tf.distribute.Strategy, position: int, value: Any) -> Any:
-    """One local replica's part of a result; None where replicas return nothing."""
-    return None if value is None else strategy.experimental_local_results(value)[position]
+        return self._traced.on_batch(name, trace, batch, *tensors)

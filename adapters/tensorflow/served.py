@@ -38,6 +38,8 @@ from isotrain.plugin import (
 )
 
 _PROTOCOL = "grpc"
+_JOBS = {"coordinator": "chief", "worker": "worker", "server": "ps"}
+"""What a process of each role is called in TensorFlow's cluster."""
 
 
 def start_coordinator(spec: TrainingSpec, setting: Setting, service: Service) -> ServedGroup:
@@ -92,22 +94,18 @@ def _waiting_threads(service: Service) -> int:
 
 
 def _cluster(service: Service) -> tf.train.ClusterSpec:
-    addresses = native.addresses_of(service.context.peers)
-    first = service.context.replicas + 1
-    return tf.train.ClusterSpec(
-        {
-            "chief": [addresses[0]],
-            "worker": list(addresses[1:first]),
-            "ps": list(addresses[first:]),
-        }
-    )
+    peers = service.context.peers
+    jobs: dict[str, list[str]] = {job: [] for job in _JOBS.values()}
+    for peer, address in zip(peers, native.addresses_of(peers), strict=True):
+        jobs[_JOBS[peer.role]].append(address)
+    return tf.train.ClusterSpec(jobs)
 
 
 def _task(service: Service) -> tuple[str, int]:
     """The name and number that a process has in TensorFlow's cluster."""
-    rank, replicas = service.context.rank, service.context.replicas
-    names = {"coordinator": ("chief", 0), "worker": ("worker", service.replica)}
-    return names.get(service.context.role, ("ps", rank - replicas - 1))
+    context = service.context
+    alike = [peer.rank for peer in context.peers if peer.role == context.role]
+    return _JOBS[context.role], alike.index(context.rank)
 
 
 def _resolver(service: Service) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -226,15 +227,21 @@ def steps_equal_those_of_one_replica(run: Run) -> None:
 
 
 def train_by_xla(group: Any) -> Found:
-    """Sees that each local replica's forward and backward pass were translated."""
-    found = train(group, samples=regression, global_batch=8)
-    traced, *_ = next(iter(group._functions.values()))._list_all_concrete_functions()
-    translated = [
-        function
-        for function in traced.graph.as_graph_def().library.function
-        if function.attr["_XlaMustCompile"].b
-    ]
-    assert len(translated) >= 2 * len(group.local_replicas)
+    """Sees that each local replica's pass was translated."""
+    import tensorflow as tf
+
+    make, translated = tf.function, []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        function = make(*arguments, **options)
+        if options.get("jit_compile"):
+            translated.append(function)
+        return function
+
+    with mock.patch.object(tf, "function", noted):
+        found = train(group, samples=regression, global_batch=8)
+    assert len(translated) >= len(group.local_replicas)
+    assert all(function.experimental_get_tracing_count() for function in translated)
     return found
 
 
