@@ -291,14 +291,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return self._exchange.all_reduce(tensors, "sum")
 
         return self._traced.on_replicas(
-            lambda position: self._program.metrics.collect(phase, total)
+            lambda position: self._program.measures.collect(phase, total)
         )[0]
 
     def take_metrics(self) -> np.ndarray:
         return np.array(self._traced.function("take metrics", self._trace_take)())
 
     def _trace_take(self) -> tf.Tensor:
-        return tf.add_n(self._traced.on_replicas(lambda position: self._program.metrics.take()))
+        return tf.add_n(self._traced.on_replicas(lambda position: self._program.measures.take()))
 
     def add_metrics(self, sums: np.ndarray) -> None:
         self._traced.function("add metrics", self._trace_add)(tf.constant(sums, tf.float64))
@@ -308,7 +308,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         def replica(position: int) -> None:
             own = sums if position == 0 else tf.zeros_like(sums)
-            self._program.metrics.add(own)
+            self._program.measures.add(own)
 
         self._traced.on_replicas(replica)
 
@@ -355,7 +355,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         place = None if replica is None else self.place_of(replica)
         elsewhere = self._program.update.is_elsewhere
         state = {n: v for n, v in state.items() if not elsewhere(n.removeprefix(_OPTIMIZER))}
-        late = part_of(state, self._program.metrics.late)
+        late = part_of(state, self._program.measures.late)
         if late:
             self._late.append((late, place))
         self._program.state.write({n: v for n, v in state.items() if n not in late}, place)

@@ -19,7 +19,7 @@ from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
 from isotrain.adapters.tensorflow.loss import forward, loss_computer
-from isotrain.adapters.tensorflow.metrics import Metrics
+from isotrain.adapters.tensorflow.measures import Measures
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.recompute import recompute, recomputed
 from isotrain.adapters.tensorflow.shares import Shares, Total
@@ -40,7 +40,7 @@ class Program:
         model: The model as the person's function built it.
         statistics: The weights that forward passes move; replicas must agree on them.
         state: Its named state.
-        metrics: What it measures while it trains and is evaluated.
+        measures: What it measures while it trains and is evaluated.
         update: How its weights are updated.
     """
 
@@ -81,12 +81,12 @@ class Program:
                 "optimizer": self.update.slots,
                 "loss-scale": self.update.loss_scale,
                 "random": lambda: self._generators,
-                "metrics": lambda: sums(self.metrics.shown),
+                "metrics": lambda: sums(self.measures.shown),
             },
         )
         self._forward = forward(self.model, training=False)
         self._losses = {training: self._loss(spec, training) for training in (True, False)}
-        self.metrics = Metrics(spec, self.model)
+        self.measures = Measures(spec, self.model)
 
     def _loss(self, spec: TrainingSpec, training: bool) -> Compute:
         compute = loss_computer(spec, self.model, training)
@@ -166,7 +166,7 @@ class Program:
             The loss; gradients and then changes of the moving statistics in one vector; and the sums of
             the training metrics over these slices.
         """
-        metrics = self.metrics.variables("train")
+        metrics = self.measures.variables("train")
         with keras.StatelessScope() as scope, moved_seeds(lambda: shift):
             for variable in metrics:
                 scope.add_update((variable, tf.zeros(variable.shape, native(variable).dtype)))
@@ -191,7 +191,7 @@ class Program:
             loss, share = shares.of(index, loss)
             scaled = self.update.scaled(loss)
         gradients = tape.gradient(scaled, self._values)
-        self.metrics.update("train", piece[1], predictions)
+        self.measures.update("train", piece[1], predictions)
         # Adam and its kin treat the rows of a sparse gradient wrongly where an index occurs twice.
         return share, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
@@ -205,7 +205,7 @@ class Program:
             yield
             return
         assert weight is not None
-        moved = [*self.statistics, *self.metrics.accumulators(phase)]
+        moved = [*self.statistics, *self.measures.accumulators(phase)]
         with undone_where(tf.equal(weight, 0), moved):
             yield
 
@@ -213,7 +213,7 @@ class Program:
     def undisturbed(self) -> Iterator[None]:
         """Gives the non-trainable state and the training metrics back their values; not traced."""
         generators = map(native, self._generators.values())
-        moved = (*self._others, *self.metrics.accumulators("train"), *generators)
+        moved = (*self._others, *self.measures.accumulators("train"), *generators)
         variables = [c for variable in moved for c in copies(variable)]
         before = [tf.identity(variable) for variable in variables]
         try:
@@ -255,8 +255,8 @@ class Program:
             count = counts[index]
             with self._kept_where(holes, count, "evaluation"):
                 loss, predictions = self._losses[False](*piece)
-                self.metrics.update("evaluation", piece[1], predictions)
-            self.metrics.add_loss(loss, count)
+                self.measures.update("evaluation", piece[1], predictions)
+            self.measures.add_loss(loss, count)
 
     def predict(self, inputs: Any) -> Any:
         """What the model gives in evaluation mode."""

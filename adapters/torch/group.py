@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from isotrain.adapters import chosen as choices
 from isotrain.adapters.remarks import UNALIKE, remarks
-from isotrain.adapters.torch import metrics
 from isotrain.adapters.torch.bucketed import BucketedGradients
 from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
-from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.torch.measures import Measures
 from isotrain.adapters.torch.replica import TorchReplica
-from isotrain.adapters.torch.shares import EvaluatedLoss, Shares
+from isotrain.adapters.torch.shares import Shares
 from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators, unmoved
 from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.adapters.weight_files import weights_in
@@ -40,7 +38,6 @@ from isotrain.plugin import (
     StateKind,
     TrainingSpec,
     map_tree,
-    unweighted,
 )
 
 _OPTIMIZER = "optimizer/"
@@ -93,12 +90,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._kept: list[torch.Tensor] | None = None
         self._updates_own = False
         self.statistics = self.program.statistics if self.replicas > 1 else []
-        self._metrics: dict[Phase, list[Metric]] = {
-            "train": self.program.build_metrics(),
-            "evaluation": self.program.build_metrics(),
-        }
-        self._training_metrics = self._metrics["train"]
-        self._evaluated = EvaluatedLoss(len(spec.losses("torch")), device)
+        self._measures = Measures(self.program, len(spec.losses("torch")), device)
         self._random = generators(device, self.program.generators())
         self._state = NamedState(self._sections())
 
@@ -107,7 +99,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return {
             **self.program.sections(),
             "random": self._random,
-            "metrics": accumulators(self._training_metrics),
+            "metrics": accumulators(self._measures.training),
             "exchange": Section(self._habits, self._write_habit),
         }
 
@@ -173,8 +165,7 @@ class TorchReplicaGroup(ReplicaGroup):
         else:
             with kept(self.program.statistics):
                 loss, predictions = module(piece.inputs, piece.targets)
-        if self._training_metrics:
-            update(self._training_metrics, piece, predictions)
+        self._measures.train(piece, predictions)
         return shares.of(index, loss)
 
     def _backward(
@@ -273,7 +264,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        moved = [*self.program.frozen.values(), *self._training_sums()]
+        moved = [*self.program.frozen.values(), *self._measures.sums()]
         with kept(moved), unmoved(self._random):
             yield
 
@@ -296,44 +287,24 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.exchange.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
-        metrics = self._metrics["evaluation"]
         for piece in batch.slices[0]:
-            if piece.count == 0 and not any(metric.is_late for metric in metrics):
-                continue
-            loss, predictions = self.program.evaluate(piece.inputs, piece.targets)
-            if piece.count:
-                self._evaluated.add(loss, piece.count)
-            update(metrics, piece, predictions)
+            self._measures.evaluate(piece)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         return [self.program.predict(own) for own in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        def total(tensor: torch.Tensor) -> torch.Tensor:
-            return self.exchange.all_reduce(tensor, "sum")
+        return self._measures.collect(phase, self._total)
 
-        results = {}
-        if phase == "evaluation":
-            results["loss"] = self._evaluated.taken(total)
-        return results | metrics.collect(self._metrics[phase], total)
+    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        return self.exchange.all_reduce(tensor, "sum")
 
     def take_metrics(self) -> np.ndarray:
-        for metric in self._training_metrics:
-            metric.require_sums()
-        sums = [to_numpy(total).ravel() for total in self._training_sums()]
-        for metric in self._training_metrics:
-            metric.reset()
-        return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
+        return self._measures.take()
 
     def add_metrics(self, sums: np.ndarray) -> None:
-        start = 0
-        for total in self._training_sums():
-            part = torch.from_numpy(sums[start : start + total.numel()]).to(total)
-            total += part.reshape(total.shape)
-            start += total.numel()
-
-    def _training_sums(self) -> list[torch.Tensor]:
-        return [total for metric in self._training_metrics for total in metric.sums]
+        self._measures.add(sums)
 
     def traits(self) -> list[LayerTrait]:
         return self.program.traits() + self.program.without_gradient()
@@ -425,15 +396,3 @@ def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
     return term if total is None else total + term
-
-
-def update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
-    choices.require_predictions(metrics, predictions)
-    plain, _ = unweighted(piece.targets)
-    with torch.no_grad():
-        for metric in metrics:
-            targets = piece.targets if metric.takes_weights else plain
-            if piece.count:
-                metric.update(targets, predictions, piece.count)
-            elif metric.is_late:
-                metric.make_ready(targets, predictions)

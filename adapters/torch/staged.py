@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,8 @@ import torch
 from isotrain.adapters import keras_losses, portable
 from isotrain.adapters.keras_stages import StagedModel
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch import metrics
 from isotrain.adapters.torch.exchange import flat_mean
-from isotrain.adapters.torch.group import TorchReplicaGroup, kept, update
+from isotrain.adapters.torch.group import TorchReplicaGroup, kept
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.stage_exchange import StageExchange
 from isotrain.adapters.torch.stage_work import Stages, TorchStageWork
@@ -24,9 +22,7 @@ from isotrain.plugin import (
     Action,
     Batch,
     ModelCut,
-    Phase,
     Setting,
-    Slice,
     SpecError,
     StateInfo,
     StateKind,
@@ -68,7 +64,7 @@ class StagedGroup(TorchReplicaGroup):
                 f"strategy pipeline: the model is a {type(program.model).__name__}; so far only portable"
                 " (Keras) models are cut into stages."
             )
-        late = [metric.name for metric in self._training_metrics if metric.is_late]
+        late = [metric.name for metric in self._measures.training if metric.is_late]
         if late:
             raise UnsupportedError(
                 f"strategy pipeline: metrics: {', '.join(late)} has no sums before it sees samples; only the"
@@ -109,16 +105,13 @@ class StagedGroup(TorchReplicaGroup):
             self._let_go()
         pieces, stage = batch.slices[0], self.exchange.stage
         still = functools.partial(kept, self.statistics)
-        work = TorchStageWork(self._stages, pieces, still, self._see)
+        work = TorchStageWork(self._stages, pieces, still, self._measures.train)
         execute_stage(actions[stage], stage, work)
         self.exchange.finish_all()
         self._update_own()
         if self.statistics and self.replicas > 1:
             flat_mean(self.exchange, self.statistics, sum(piece.weight for piece in pieces))
         return self.exchange.over_all(work.share) / self.replicas
-
-    def _see(self, piece: Slice, predictions: Any) -> None:
-        update(self._training_metrics, piece, predictions)
 
     def _update_own(self) -> None:
         """Averages this stage's gradients over the replicas, clips them with all others, and applies them."""
@@ -149,14 +142,8 @@ class StagedGroup(TorchReplicaGroup):
         if self._is_last:
             super().evaluation_step(batch)
 
-    def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        def total(tensor: torch.Tensor) -> torch.Tensor:
-            return self.exchange.over_all(tensor)
-
-        results = {}
-        if phase == "evaluation":
-            results["loss"] = self._evaluated.taken(total)
-        return results | metrics.collect(self._metrics[phase], total)
+    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.exchange.over_all(tensor)
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

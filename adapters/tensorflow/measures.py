@@ -20,7 +20,7 @@ from isotrain.adapters.tensorflow.variables import joined, value_of
 from isotrain.plugin import Phase, TrainingSpec
 
 
-class Metrics:
+class Measures:
     """What the replicas of this process measure while they train and are evaluated."""
 
     def __init__(self, spec: TrainingSpec, model: Any) -> None:

@@ -1,0 +1,100 @@
+"""What one torch replica measures while it trains and is evaluated: metrics, and the evaluated loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from isotrain.adapters import chosen
+from isotrain.adapters.torch.metrics import Metric, collect
+from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.shares import EvaluatedLoss
+from isotrain.adapters.torch.tensors import to_numpy
+from isotrain.plugin import Phase, Slice, unweighted
+
+
+class Measures:
+    """The sums of one replica; knows nothing of other replicas.
+
+    Attributes:
+        training: The metrics of training.
+    """
+
+    def __init__(self, program: Program, losses: int, device: torch.device) -> None:
+        """Starts with no samples.
+
+        Args:
+            program: The replica.
+            losses: How many the spec has.
+            device: Where to add up.
+        """
+        self._program = program
+        self.training = program.build_metrics()
+        self._evaluation = program.build_metrics()
+        self._evaluated = EvaluatedLoss(losses, device)
+
+    def train(self, piece: Slice, predictions: Any) -> None:
+        """Adds a slice that was trained on."""
+        if self.training:
+            _update(self.training, piece, predictions)
+
+    def evaluate(self, piece: Slice) -> None:
+        """Computes loss and predictions of a slice in evaluation mode, and adds it.
+
+        A placeholder is computed only where metrics make their sums by the first samples they see.
+        """
+        if piece.count == 0 and not any(metric.is_late for metric in self._evaluation):
+            return
+        loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
+        if piece.count:
+            self._evaluated.add(loss, piece.count)
+        _update(self._evaluation, piece, predictions)
+
+    def collect(
+        self, phase: Phase, total: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, float]:
+        """The numbers of all replicas; this one starts anew.
+
+        Args:
+            phase: Whose.
+            total: Sums a tensor over all replicas.
+        """
+        if phase == "train":
+            return collect(self.training, total)
+        return {"loss": self._evaluated.taken(total)} | collect(self._evaluation, total)
+
+    def take(self) -> np.ndarray:
+        """The sums of training in one float64 vector; they start anew."""
+        for metric in self.training:
+            metric.require_sums()
+        sums = [to_numpy(total).ravel() for total in self.sums()]
+        for metric in self.training:
+            metric.reset()
+        return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
+
+    def add(self, sums: np.ndarray) -> None:
+        """Adds the sums of others to those of training."""
+        start = 0
+        for total in self.sums():
+            part = torch.from_numpy(sums[start : start + total.numel()]).to(total)
+            total += part.reshape(total.shape)
+            start += total.numel()
+
+    def sums(self) -> list[torch.Tensor]:
+        """What the metrics of training add up."""
+        return [total for metric in self.training for total in metric.sums]
+
+
+def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
+    chosen.require_predictions(metrics, predictions)
+    plain, _ = unweighted(piece.targets)
+    with torch.no_grad():
+        for metric in metrics:
+            targets = piece.targets if metric.takes_weights else plain
+            if piece.count:
+                metric.update(targets, predictions, piece.count)
+            elif metric.is_late:
+                metric.make_ready(targets, predictions)
