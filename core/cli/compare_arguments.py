@@ -14,6 +14,13 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 def _describe_compare(command: argparse.ArgumentParser) -> None:
     describe_spec(command)
+    _describe_cells(command)
+    _describe_measuring(command)
+    _describe_results(command)
+
+
+def _describe_cells(command: argparse.ArgumentParser) -> None:
+    """What is compared with what."""
     add = command.add_argument
     add(
         "--backend",
@@ -35,6 +42,19 @@ def _describe_compare(command: argparse.ArgumentParser) -> None:
         metavar="NAME[,OPTION=VALUE...]",
         help="under which to measure each, such as local-sgd,every=8; may be repeated (default: the spec's)",
     )
+    add(
+        "--python",
+        action="append",
+        type=_interpreter,
+        default=[],
+        metavar="BACKEND=PATH",
+        help="interpreter that has this backend; may be repeated",
+    )
+
+
+def _describe_measuring(command: argparse.ArgumentParser) -> None:
+    """How much of each is run."""
+    add = command.add_argument
     add(
         "--repeat",
         type=count,
@@ -60,6 +80,11 @@ def _describe_compare(command: argparse.ArgumentParser) -> None:
         help="how many first steps to compare the losses of (default: 20)",
     )
     add("--seed", type=int, default=0, metavar="N", help="of the order of the runs (default: 0)")
+
+
+def _describe_results(command: argparse.ArgumentParser) -> None:
+    """What becomes of the results."""
+    add = command.add_argument
     add(
         "--reference",
         metavar="CELL",
@@ -77,14 +102,6 @@ def _describe_compare(command: argparse.ArgumentParser) -> None:
         type=_share,
         metavar="P",
         help="such as 5%%: exit code 5 if a cell is that much slower than in --against",
-    )
-    add(
-        "--python",
-        action="append",
-        type=_interpreter,
-        default=[],
-        metavar="BACKEND=PATH",
-        help="interpreter that has this backend; may be repeated",
     )
     add("--quiet", action="store_true", help="print nothing but the result")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,8 @@ class First:
         agreed = self._party.agree(job.plan, directory, job.resume)
         meeting.close_door()
         job = replace(job, key=meeting.key.derived("served run"))
-        line = OwnLine(0)
+        line, channels = OwnLine(0), meeting.channels
         own = OwnProcess(line, agreed.context.own, directory)
-        channels = meeting.channels
         others = [
             RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
         ]
@@ -70,44 +69,61 @@ class First:
             for channel in channels.values():
                 channel.send({"do": "begin"})
 
-        with contextlib.ExitStack() as stack:
-            stack.callback(line.close)
-            stack.enter_context(crashes_told())
-            stack.enter_context(unwinding_on_sigterm())
-            if job.spec.checkpoint is not None:
-                stack.enter_context(saving_on_signals([line]))
-            stack.enter_context(variables_set(job.plan.environment))
-            pace = Pace.of(len(job.plan.processes), job.plan.timeouts["silence"])
-            stack.enter_context(beating(line, list(channels.values()), pace.beat))
+        with _taking_part(job, line, list(channels.values())):
             supervisor = Supervisor([own, *others], job.plan.timeouts, on_event, let_begin)
             work.start()
-            try:
-                failure = supervisor.run()
-                if failure is not None:
-                    raise failure
-                supervisor.drain()
+            with _failing_together(meeting, supervisor, work):
+                _watch(supervisor)
                 work.join()
-                values = [
-                    *returned,
-                    *(each.returned for each in others if runs_the_loop(each.peer.role)),
-                ]
+                found = (each.returned for each in others if runs_the_loop(each.peer.role))
+                values = [*returned, *found]
                 plain, arrays = packed_value(values)
                 for channel in channels.values():
                     channel.send({"do": "leave", "returned": plain}, arrays)
-            except BaseException as error:
-                cause = None if isinstance(error, Exception) else supervisor.cause_of_end()
-                meeting.tell_end(cause or error)
-                if not work.end(END_SECONDS):
-                    limit_the_end()
-                if cause is not None:
-                    raise cause from error
-                raise
             meeting.close()
         return values
 
 
 @contextlib.contextmanager
-def beating(line: OwnLine, channels: Sequence[Channel], seconds: float) -> Any:
+def _taking_part(job: Job, line: OwnLine, channels: Sequence[Channel]) -> Iterator[None]:
+    """What holds in this process while it works and watches."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(line.close)
+        stack.enter_context(crashes_told())
+        stack.enter_context(unwinding_on_sigterm())
+        if job.spec.checkpoint is not None:
+            stack.enter_context(saving_on_signals([line]))
+        stack.enter_context(variables_set(job.plan.environment))
+        pace = Pace.of(len(job.plan.processes), job.plan.timeouts["silence"])
+        stack.enter_context(beating(line, channels, pace.beat))
+        yield
+
+
+@contextlib.contextmanager
+def _failing_together(meeting: Chair, supervisor: Supervisor, work: Working) -> Iterator[None]:
+    """Tells the others what its body raises, and ends this process's own work then."""
+    try:
+        yield
+    except BaseException as error:
+        cause = None if isinstance(error, Exception) else supervisor.cause_of_end()
+        meeting.tell_end(cause or error)
+        if not work.end(END_SECONDS):
+            limit_the_end()
+        if cause is not None:
+            raise cause from error
+        raise
+
+
+def _watch(supervisor: Supervisor) -> None:
+    """Returns once all are done; raises what one failed by."""
+    failure = supervisor.run()
+    if failure is not None:
+        raise failure
+    supervisor.drain()
+
+
+@contextlib.contextmanager
+def beating(line: OwnLine, channels: Sequence[Channel], seconds: float) -> Iterator[None]:
     """Within it, the others hear all the time that this process lives, and where it is.
 
     Args:

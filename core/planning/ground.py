@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import DeviceKind, ProcessPlan
@@ -32,9 +33,11 @@ class Ground(ABC):
 
     Attributes:
         engine: What starts them: a launcher, or what has started them with this one.
+        options: Of the launcher; None: an engine has started the processes, and they join.
     """
 
     engine: str
+    options: Mapping[str, Any] | None
 
     @abstractmethod
     def devices(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.allocation import Allocation
@@ -24,8 +25,15 @@ _NO_SECRET = (
 class OnLayout(Ground):
     """One process at each spot of a layout."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, options: Mapping[str, Any] | None = None) -> None:
+        """Takes the layout as it is.
+
+        Args:
+            layout: Of the processes.
+            options: Of the launcher that is going to start them; None: they have been started.
+        """
         self.engine = layout.engine
+        self.options = options
         self._layout = layout
 
     def devices(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import ChosenLauncher
@@ -15,7 +16,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
-from isotrain.core.planning.ground import Ground
+from isotrain.core.planning.ground import Devices, Ground
 from isotrain.core.planning.launchable import require_launchable
 from isotrain.core.planning.layouts import OnLayout, layout_of
 from isotrain.core.planning.starts import resolve_start
@@ -47,21 +48,35 @@ def make_plan(
         BackendUnavailableError: The backend cannot be used here.
     """
     spec, host = cast.with_model, cast.host
-    name, requested = split_backend(backend)
+    name, collective = split_backend(backend)
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
-    launcher = launcher or ChosenLauncher()
-    ground = OnLayout(layout) if layout else _ground(launcher, adapter, host)
+    ground = OnLayout(layout) if layout else _ground(launcher or ChosenLauncher(), adapter, host)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
-    strategy = cast.strategy
-    found = ground.devices(spec, adapter, strategy, replicas)
-    device, count = found.kind, found.replicas
-    _require_capabilities(strategy, adapter)
+    devices = ground.devices(spec, adapter, cast.strategy, replicas)
+    _require_capabilities(cast.strategy, adapter)
+    plan = _resolved(cast, adapter, ground, devices, collective)
+    return replace(plan, remarks=(*plan.remarks, *cast.strategy.planned(spec, plan)))
+
+
+def _resolved(
+    cast: Cast, adapter: Adapter, ground: Ground, devices: Devices, requested: str | None
+) -> Plan:
+    """The plan, but for what the strategy has to say of it.
+
+    Args:
+        cast: What to train, and what takes part.
+        adapter: Of the backend.
+        ground: Where the processes will be.
+        devices: What the replicas compute on.
+        requested: The collective that was asked for, if one was.
+    """
+    spec, strategy, count = cast.with_model, cast.strategy, devices.replicas
     options = adapter.check_options(spec, strategy.placement.name)
-    remarks = [*found.remarks, *_compiling(spec, strategy, adapter)]
+    remarks = [*devices.remarks, *_compiling(spec, strategy, adapter)]
     remarks += adapter.check(spec, options, replicas=count)
-    resolved = adapter.resolve_collective(requested, device=device, replicas=count)
+    resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     placement = strategy.placement.for_replicas(count)
     mesh = placement.mesh(count)
     collective = placement.collective(adapter, resolved) if mesh.places > 1 else "none"
@@ -70,38 +85,44 @@ def make_plan(
             f"{strategy.name}: {placement.name} runs exchange over {collective}, and not by {requested}"
         )
     threads = spec.threads or ground.cores(mesh.places)
-    global_batch = spec.resolve_global_batch(count)
-    factor = spec.scaling.factor(global_batch)
-    plan = Plan(
-        run=spec.name,
-        backend=name,
+    return Plan(
+        **_of_spec(spec, count),
+        backend=adapter.name,
         framework=adapter.framework,
         collective=collective,
         strategy=strategy.name,
-        strategy_options=spec.strategy.options,
         launcher=ground.engine,
-        launcher_options=None if layout else launcher.options,
-        device=device,
+        launcher_options=ground.options,
+        device=devices.kind,
         replicas=count,
         threads=threads,
         processes=ground.placed(_processes(placement.seats(adapter, count))),
-        start=resolve_start(adapter, ground.engine, spec, device),
-        environment=adapter.environment(device=device, threads=threads, replicas=count),
-        precision=spec.precision,
-        global_batch=global_batch,
-        local_batches=_local_batches(global_batch, count),
-        accumulate=spec.accumulate,
-        scaling=f"{spec.scaling.rule} (x {factor:g})",
-        learning_rate=spec.optimizer.lr * factor,
-        timeouts=spec.timeouts.model_dump(),
+        start=resolve_start(adapter, ground.engine, spec, devices.kind),
+        environment=adapter.environment(device=devices.kind, threads=threads, replicas=count),
         options=options,
-        loggers=tuple(chosen.name for chosen in spec.loggers),
+        remarks=tuple(remarks),
         placement=placement.name,
         mesh=mesh,
         doors=placement.doors,
     )
-    remarks += strategy.planned(spec, plan)
-    return replace(plan, remarks=tuple(remarks))
+
+
+def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
+    """The fields of a plan that hang on the spec and the number of replicas alone."""
+    global_batch = spec.resolve_global_batch(replicas)
+    factor = spec.scaling.factor(global_batch)
+    return {
+        "run": spec.name,
+        "strategy_options": spec.strategy.options,
+        "precision": spec.precision,
+        "global_batch": global_batch,
+        "local_batches": _local_batches(global_batch, replicas),
+        "accumulate": spec.accumulate,
+        "scaling": f"{spec.scaling.rule} (x {factor:g})",
+        "learning_rate": spec.optimizer.lr * factor,
+        "timeouts": spec.timeouts.model_dump(),
+        "loggers": tuple(chosen.name for chosen in spec.loggers),
+    }
 
 
 def _ground(launcher: ChosenLauncher, adapter: Adapter, host: PluginHost) -> Ground:
@@ -115,8 +136,8 @@ def _ground(launcher: ChosenLauncher, adapter: Adapter, host: PluginHost) -> Gro
     require_launchable(starting, adapter)
     allocation = starting.allocation()
     if allocation is None:
-        return ThisMachine(launcher.name)
-    return OnLayout(layout_of(launcher.name, allocation))
+        return ThisMachine(launcher)
+    return OnLayout(layout_of(launcher.name, allocation), launcher.options)
 
 
 def _require_usable(kind: str, name: str, found: Usability) -> None:

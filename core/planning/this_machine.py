@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import ProcessPlan
 from isotrain.core.contracts.strategy import Strategy
@@ -17,8 +18,9 @@ from isotrain.core.system import hardware
 class ThisMachine(Ground):
     """All processes here, started by a launcher."""
 
-    def __init__(self, launcher: str) -> None:
-        self.engine = launcher
+    def __init__(self, launcher: ChosenLauncher) -> None:
+        self.engine = launcher.name
+        self.options = launcher.options
 
     def devices(
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
