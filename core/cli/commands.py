@@ -31,8 +31,6 @@ def run(options: argparse.Namespace) -> None:
     from isotrain.core.cli import launching_commands
 
     spec = _spec_under(options)
-    if options.logger:
-        spec = spec.replace(loggers=[*spec.loggers, *options.logger])
     if options.dry_run:
         launching_commands.dry_run(spec, options)
         return
@@ -344,9 +342,16 @@ def _spec(options: argparse.Namespace) -> TrainingSpec:
 
 
 def _spec_under(options: argparse.Namespace) -> TrainingSpec:
-    """The same, under the one strategy that was asked for."""
-    spec = _spec(options)
-    return spec.under(options.strategy) if options.strategy else spec
+    """The same, under the one strategy and with the loggers that were asked for."""
+    from isotrain.core.spec.files import load_spec
+
+    look_here()
+    return load_spec(
+        options.spec,
+        options.set,
+        strategy=options.strategy,
+        loggers=getattr(options, "logger", ()),
+    )
 
 
 def _warn(host: PluginHost) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
-from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES
+from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, StrategyChoice, StrategyLike
 from isotrain.core.spec.problems import SpecModel, as_spec_error
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -38,7 +38,12 @@ _SHORTHANDS = {
 
 
 def load_spec(
-    source: SpecLike, overrides: Sequence[str] = (), *, check_imports: bool = True
+    source: SpecLike,
+    overrides: Sequence[str] = (),
+    *,
+    strategy: StrategyLike | None = None,
+    loggers: Sequence[Mapping[str, Any] | str] = (),
+    check_imports: bool = True,
 ) -> TrainingSpec:
     """Reads and validates a spec; imports nothing that the spec names.
 
@@ -46,6 +51,8 @@ def load_spec(
         source: A path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, a mapping of fields, or a
             spec. The script is imported; the name is a spec, a mapping, or a function that returns one.
         overrides: Changes like "optimizer.lr=0.05"; values are YAML, an empty one is null.
+        strategy: In the place of the spec's own, of which the bare name keeps its options.
+        loggers: Besides the spec's own.
         check_imports: Whether to look for the modules and names that references name.
 
     Returns:
@@ -56,16 +63,50 @@ def load_spec(
         SpecError: The file cannot be read, or lists every problem of the spec.
     """
     if isinstance(source, str) and _SCRIPT.search(source):
-        return load_spec(_of_script(source), overrides, check_imports=check_imports)
+        source = _of_script(source)
+    is_changed = bool(overrides or loggers) or strategy is not None
+    if not is_changed and _LOOKED_UP.get(id(source)) is source:
+        return source
+    fields, what, folder = _given(source)
+    for override in overrides:
+        fields = _override(fields, override)
+    if strategy is not None:
+        fields["strategy"] = _chosen(strategy, fields.get("strategy"))
+    if loggers:
+        fields["loggers"] = [*_in_list(fields.get("loggers")), *loggers]
+    fields.pop("$schema", None)
+    with as_spec_error(what):
+        spec = TrainingSpec.model_validate(
+            fields, context={"folder": folder, "check_imports": check_imports}
+        )
+    if check_imports:
+        _LOOKED_UP[id(spec)] = spec
+    return spec
+
+
+def _given(source: SpecLike) -> tuple[dict[str, Any], str, Path]:
+    """The fields of a spec as they were given, what messages call it, and where its files are."""
     if isinstance(source, str | PathLike):
         path = Path(source).expanduser()
-        return _build(_read(path), overrides, str(path), path.absolute().parent, check_imports)
+        return _read(path), str(path), path.absolute().parent
     if not isinstance(source, Mapping | TrainingSpec):
         kind = type(source).__name__
         raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
-    if not overrides and _LOOKED_UP.get(id(source)) is source:
-        return source
-    return _build(_as_fields(source), overrides, "the spec", Path.cwd(), check_imports)
+    return _as_fields(source), "the spec", Path.cwd()
+
+
+def _chosen(strategy: StrategyLike, own: Any) -> Any:
+    """A strategy in the place of a spec's own."""
+    choice = StrategyChoice.of(strategy)
+    name = own.get("name") if isinstance(own, Mapping) else own
+    return own if choice.name == name and not choice.options else _as_fields(choice)
+
+
+def _in_list(loggers: Any) -> Sequence[Any]:
+    """The loggers of a spec, of which one alone may be given without a list."""
+    if isinstance(loggers, list | tuple):
+        return loggers
+    return [] if loggers is None else [loggers]
 
 
 def _of_script(reference: str) -> TrainingSpec | Mapping[str, Any]:
@@ -119,20 +160,6 @@ def _with_shorthand(schema: dict[str, Any], choices: Sequence[str]) -> dict[str,
     if choices:
         name["enum"] = list(choices)
     return {**outer, "anyOf": [name, inner]}
-
-
-def _build(
-    fields: dict[str, Any], overrides: Sequence[str], what: str, folder: Path, check_imports: bool
-) -> TrainingSpec:
-    for override in overrides:
-        fields = _override(fields, override)
-    fields.pop("$schema", None)
-    context = {"folder": folder, "check_imports": check_imports}
-    with as_spec_error(what):
-        spec = TrainingSpec.model_validate(fields, context=context)
-    if check_imports:
-        _LOOKED_UP[id(spec)] = spec
-    return spec
 
 
 def _as_fields(value: Any) -> Any:

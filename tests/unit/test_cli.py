@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import psutil
@@ -37,6 +38,7 @@ from isotrain.core.errors import (
 )
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.showing.texts import PLAN_GROUPS, strategies
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.version import VERSION
 
 COMMANDS = (
@@ -441,7 +443,9 @@ def test_what_differs_between_plans(folder: Path) -> None:
 def test_a_plan_is_under_the_strategy_that_is_asked_for(folder: Path) -> None:
     command = ["plan", "small.json", "--no-measure", "--replicas", "2", "--json"]
     asked = ["--backend", "torch-ddp", "--strategy", "local-sgd,every=4"]
-    plan = json.loads(in_process(*command, *asked, folder=folder).stdout)["plan"]
+    with mock.patch.object(TrainingSpec, "rules", wraps=TrainingSpec.rules) as validated:
+        plan = json.loads(in_process(*command, *asked, folder=folder).stdout)["plan"]
+    assert validated.call_count == 1
     assert (plan["strategy"], plan["strategy_options"]) == ("local-sgd", {"every": 4})
     sides = ["--strategy", "gossip", "--diff", "torch-ddp", "torch-ddp@3 local-sgd,every=4"]
     found = json.loads(in_process(*command, *sides, folder=folder).stdout)

@@ -333,6 +333,21 @@ def test_overrides_apply_in_order_and_leave_the_source_alone() -> None:
     assert json.dumps(FIELDS) == before
 
 
+def test_a_strategy_and_loggers_that_come_with_the_source() -> None:
+    own = {"name": "local-sgd", "options": {"every": 4}}
+    fields = {**SMALL, "strategy": own, "loggers": "csv"}
+    asked: dict[str, Any] = {"name": "gossip", "options": {"graph": "ring"}}
+    for source in (fields, TrainingSpec(**fields)):
+        assert load_spec(source, strategy="local-sgd") == TrainingSpec(**fields)
+        found = load_spec(source, ["seed=3"], strategy=asked, loggers=["jsonl"])
+        assert found == TrainingSpec(
+            **{**fields, "seed": 3, "strategy": asked, "loggers": ["csv", "jsonl"]}
+        )
+    assert load_spec(SMALL, loggers=["csv"]).loggers == TrainingSpec(**fields).loggers
+    with pytest.raises(SpecError, match="loggers"):
+        load_spec({**SMALL, "loggers": 3}, loggers=["csv"])
+
+
 SCRIPT = """
 from helper_of_the_script import data
 def model(): return "built"
