@@ -14,7 +14,8 @@ class Logger:
 
     A logger lives in the process that launched the run, on a thread of its own, so that it can hold up
     neither the training nor the watch over it. An exception that it raises is warned about, and the
-    run goes on without it. Its options are the keyword arguments of its constructor. It imports what
+    run goes on without it; so are steps and epochs that it is not told of because too many wait for it
+    already. Its options are the keyword arguments of its constructor. It imports what
     it writes with in `started`, not when it is imported itself.
 
     Attributes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,10 +17,9 @@ from isotrain.core.contracts.events import (
     Steps,
 )
 from isotrain.core.contracts.logger import Logger
+from isotrain.core.loggers import writer
+from isotrain.core.loggers.writer import Writer
 from isotrain.core.plugins.host import PluginHost
-
-PATIENCE_SECONDS = 30.0
-"""How long the end of a run waits for loggers that still write."""
 
 
 class Audience:
@@ -42,7 +39,7 @@ class Audience:
         directory: Path,
     ) -> None:
         self._host = host
-        self._writers = [_Writer(logger) for logger in loggers]
+        self._writers = [Writer(logger) for logger in loggers]
         self._plan = plan
         self._directory = directory
         self._began = False
@@ -58,11 +55,12 @@ class Audience:
         if isinstance(event, Ready) and event.plan is not None:
             self._begin(event.plan)
         elif isinstance(event, Steps):
-            self._write("steps_done", event.first, event.losses, event.learning_rates)
+            facts = event.first, event.losses, event.learning_rates
+            self._write("steps_done", *facts, steps=len(event.losses))
         elif isinstance(event, EpochEnded):
             epoch, done, metrics = event.epoch, event.done, event.metrics
             self._tell("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
-            self._write("epoch_ended", epoch, done, metrics)
+            self._write("epoch_ended", epoch, done, metrics, steps=1)
         elif isinstance(event, CheckpointSaved):
             step, location = event.done, event.location
             self._tell("isotrain_checkpoint_saved", step=step, location=location)
@@ -102,58 +100,16 @@ class Audience:
     def _tell(self, hook: str, **facts: Any) -> None:
         self._host.tell(hook, **facts, run_directory=str(self._directory))
 
-    def _write(self, method: str, *facts: Any) -> None:
-        for writer in self._writers:
-            writer.put(method, *facts)
+    def _write(self, method: str, *facts: Any, steps: int = 0) -> None:
+        for each in self._writers:
+            each.put(method, *facts, steps=steps)
 
     def _close(self) -> None:
         """Waits for the loggers, and warns about those that went wrong."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        for writer in self._writers:
-            writer.end()
-        faults = [(writer.name, writer.wait(deadline)) for writer in self._writers]
+        deadline = time.monotonic() + writer.PATIENCE_SECONDS
+        for each in self._writers:
+            each.end()
+        faults = [(each.name, each.wait(deadline)) for each in self._writers]
         for name, fault in faults:
             if fault is not None:
                 warnings.warn(f"logger {name!r}: {fault}", stacklevel=3)
-
-
-class _Writer:
-    """A logger's thread, which calls its methods in order until one raises."""
-
-    def __init__(self, logger: Logger) -> None:
-        self.name = logger.name
-        self._logger = logger
-        self._calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
-        self._fault: str | None = None
-        self._thread = threading.Thread(
-            target=self._work, name=f"isotrain-logger-{self.name}", daemon=True
-        )
-
-    def put(self, method: str, *facts: Any) -> None:
-        """Has a method called when those before it have returned."""
-        if not self._thread.is_alive() and self._fault is None:
-            self._thread.start()
-        if self._fault is None:
-            self._calls.put((method, facts))
-
-    def end(self) -> None:
-        """Says that no further call will come."""
-        self._calls.put(None)
-
-    def wait(self, deadline: float) -> str | None:
-        """Waits for the last call; returns what went wrong, if anything did."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
-            return f"it has not finished within {PATIENCE_SECONDS:g} s, and is not waited for"
-        return self._fault
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            method, facts = call
-            try:
-                getattr(self._logger, method)(*facts)
-            except Exception as error:  # a logger may raise anything
-                self._fault = (
-                    f"{method}: {type(error).__name__}: {error}. The run went on without it"
-                )
-                return

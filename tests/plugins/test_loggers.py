@@ -18,7 +18,7 @@ import pytest
 from isotrain.core.contracts.events import EpochEnded, Event, Ready, Started, Steps
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.errors import IsotrainError
-from isotrain.core.loggers import audience
+from isotrain.core.loggers import writer
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.loggers.csv import CsvLogger
 from isotrain.core.loggers.jsonl import JsonLinesLogger
@@ -116,7 +116,7 @@ class Hanging(Logger):
 def test_one_that_raises_or_hangs_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audience, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.2)
     good = Noting()
     with pytest.warns(UserWarning, match="logger") as warned:
         run(tmp_path, Raising(), Hanging(), good)
@@ -125,6 +125,41 @@ def test_one_that_raises_or_hangs_is_named_and_the_others_go_on(
     assert said[0].startswith("logger 'hanging': it has not finished within 0.2 s")
     assert said[1].startswith("logger 'raising': epoch_ended: OSError: no room left.")
     assert good.calls[-1][0] == "finished"
+
+
+class Slow(Noting):
+    """Is told of nothing more before it may go on."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def _note(self, *call: Any) -> None:
+        assert self.go_on.wait(60)
+        super()._note(*call)
+
+
+def test_no_more_than_so_many_steps_wait_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_STEPS_WAITING", 10)
+    logger, told = Slow(), [0.5] * 4
+
+    def run_past_it() -> None:
+        with Audience(PluginHost(entry_points=False), [logger], PLAN, tmp_path) as listening:
+            listening.hear(Ready(plan=PLAN))
+            for first in range(0, 4 * 998, 4):
+                listening.hear(Steps(first=first, losses=told, learning_rates=told))
+            listening.hear(EpochEnded(epoch=0, done=3992, loss=0.5, metrics={}))
+            logger.go_on.set()
+
+    with pytest.warns(UserWarning, match="'slow': it was too slow: 10 .* and 3984 were left out"):
+        run_past_it()
+    steps = [("steps_done", first, told, told) for first in (0, 4)]
+    ended = ("epoch_ended", 0, 3992, {})
+    assert logger.calls[1:] == [*steps, ended, ("finished", None)]
 
 
 def test_csv(tmp_path: Path) -> None:
