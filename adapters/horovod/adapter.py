@@ -14,6 +14,7 @@ from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
+    TENSORFLOW_LINES,
     tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
@@ -278,6 +279,7 @@ class HorovodTF(_Horovod):
     name = "horovod-tf"
     framework = "tensorflow"
     packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
+    usual_lines = TENSORFLOW_LINES
     exports = TENSORFLOW_EXPORTS
     compiler = "XLA"
     summary = "Horovod under TensorFlow, one process per replica"

@@ -39,6 +39,12 @@ EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-mod
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
+TENSORFLOW_LINES = (
+    "WARNING: All log messages before absl",
+    "To enable the following instructions",
+    r"([0-9: .-]+)?[IW]([0-9]{4} [0-9:. ]+)? ",
+)
+"""Remarks and warnings that TensorFlow writes whatever it does; see `Adapter.usual_lines`."""
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 _UNSTAGED = Capabilities.none("micro-batches are not sent from worker to worker yet")
@@ -65,6 +71,7 @@ _REPLICATED = Capabilities(
 class _TensorFlowAdapter(Adapter):
     framework = "tensorflow"
     packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
+    usual_lines = TENSORFLOW_LINES
     exports = EXPORTS
     compiler = "XLA"
     replicated_options = frozenset({_BUCKET_OPTION})

@@ -36,6 +36,8 @@ class Adapter(ABC):
         capabilities: By the name of a placement, what its replica groups can do, and why not the rest; it
             has no runs of a placement of which it declares nothing.
         packages: The distributions whose installed versions a run's record has.
+        usual_lines: Patterns of how lines begin that its libraries write to logs of healthy runs too: they
+            explain no failure.
         options: The names of `backend_options` it knows, with their meaning.
         replicated_options: Those of them that say nothing to groups of any placement but `replicated`.
         synchronised_statistics: The devices on which a layer that asks for statistics of the global
@@ -54,6 +56,7 @@ class Adapter(ABC):
     replicas_per_process: ClassVar[Literal["one", "all"]]
     capabilities: ClassVar[Mapping[str, Capabilities]]
     packages: ClassVar[tuple[str, ...]] = ()
+    usual_lines: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     replicated_options: ClassVar[frozenset[str]] = frozenset()
     synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()

@@ -25,6 +25,7 @@ class Job:
         key: A secret of this run's processes.
         plugins: Those that were asked for where the run was.
         resume: The checkpoint to go on from: its folder or URL.
+        usual_lines: Of the backend's logs; see `Adapter`.
     """
 
     work: Work
@@ -33,3 +34,4 @@ class Job:
     key: bytes = field(repr=False)
     plugins: PluginChoice
     resume: str | None = None
+    usual_lines: tuple[str, ...] = ()

@@ -70,7 +70,9 @@ class First:
                 channel.send({"do": "begin"})
 
         with _taking_part(job, line, list(channels.values())):
-            supervisor = Supervisor([own, *others], job.plan.timeouts, on_event, let_begin)
+            supervisor = Supervisor(
+                [own, *others], job.plan.timeouts, on_event, let_begin, job.usual_lines
+            )
             work.start()
             with _failing_together(meeting, supervisor, work):
                 _watch(supervisor)

@@ -16,11 +16,8 @@ from isotrain.core.launching.watched_process import WatchedProcess
 from isotrain.core.system.last_words import signal_name
 
 _LOG_LINES = 30
-_NOISE = re.compile(
-    r"WARNING: All log messages before absl|To enable the following instructions|"
-    r"([0-9: .-]+)?[IW]([0-9]{4} [0-9:. ]+)? |.*:[0-9]+: [A-Za-z]*Warning: |  (warnings\.|self\.|return )"
-)
-"""Lines that libraries write in healthy runs too: TensorFlow's remarks, and Python's warnings."""
+_WARNINGS = r".*:[0-9]+: [A-Za-z]*Warning: |  (warnings\.|self\.|return )"
+"""What Python's warnings look like, and the line of source below each."""
 _EFFORT_SECONDS = 0.05
 _AMBIGUOUS_EXITS = (1, -signal.SIGABRT)
 """How frameworks end a process whose peers are gone, and how one can end by its own fault."""
@@ -46,6 +43,7 @@ class Watched:
         samples: That it has loaded to train on; None for a stream.
         finished: Whether it reported the end of its work.
         lost: In words, why it is taken for lost though it lives.
+        usual_lines: See `Adapter`.
     """
 
     process: WatchedProcess
@@ -59,6 +57,7 @@ class Watched:
     samples: int | None = None
     finished: bool = False
     lost: str | None = None
+    usual_lines: Sequence[str] = ()
 
     @property
     def rank(self) -> int:
@@ -203,7 +202,8 @@ def evidence(culprit: Watched) -> str:
         text = culprit.process.log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return f"its log cannot be read: {error}"
-    tail = [line for line in text.splitlines() if line.strip() and not _NOISE.match(line)]
+    usual = re.compile("|".join([_WARNINGS, *culprit.usual_lines]))
+    tail = [line for line in text.splitlines() if line.strip() and not usual.match(line)]
     return "\n".join(["the end of its log:", *tail[-_LOG_LINES:]]) if tail else ""
 
 

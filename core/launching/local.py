@@ -61,7 +61,7 @@ class LocalLauncher(Launcher):
 
 
 def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> None:
-    supervisor = Supervisor(processes, job.plan.timeouts, on_event)
+    supervisor = Supervisor(processes, job.plan.timeouts, on_event, usual_lines=job.usual_lines)
     failure = supervisor.run()
     if failure is not None:
         raise failure

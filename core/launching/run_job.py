@@ -52,7 +52,7 @@ def run_job(
         work: Called on every process with its session.
         spec: What to train.
         plan: How; its launcher starts the processes.
-        host: Knows the launcher.
+        host: Knows the backend and the launcher.
         directory: Where the run keeps its files, its events in `events.jsonl`.
         on_event: Called here with every event, as it arrives.
         first_port: Use this port and those after it.
@@ -68,7 +68,8 @@ def run_job(
         IsotrainError: The job cannot be sent to other processes.
     """
     plugins = asked.for_workers(asked.current())
-    job = Job(work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume)
+    usual_lines = host.backend(plan.backend).usual_lines
+    job = Job(work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, usual_lines)
 
     def record(event: Event) -> None:
         _keep(event, directory)

@@ -59,6 +59,7 @@ class Supervisor:
         timeouts: Mapping[str, float],
         on_event: OnEvent,
         on_ready: Callable[[], None] = _nothing,
+        usual_lines: Sequence[str] = (),
     ) -> None:
         """Watches started processes.
 
@@ -67,9 +68,13 @@ class Supervisor:
             timeouts: Seconds: `silence`, `start`, `progress`.
             on_event: Called with every event but heartbeats, and with rank 0's output.
             on_ready: Called when all that have a session are ready, with data of equal length.
+            usual_lines: Of the backend's logs; see `Adapter`.
         """
         now = time.monotonic()
-        self._watched = [Watched(process, heard=now, active=now) for process in processes]
+        self._watched = [
+            Watched(process, heard=now, active=now, usual_lines=usual_lines)
+            for process in processes
+        ]
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_ready = on_ready

@@ -15,27 +15,36 @@ import pytest
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.launching.diagnosis import Watched, error_of, evidence
 from isotrain.core.launching.effort import effort
+from isotrain.core.plugins.host import plugin_host
 
-NOISE = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
-I0000 00:00:1795311387.036603   21687 port.cc:153] oneDNN custom operations are on.
-2026-11-22 01:34:00.1: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary
-To enable the following instructions: AVX2 AVX512F, in other operations, rebuild TensorFlow
-/venv/torch/nn/parallel/distributed.py:799: FutureWarning: broadcast_buffers is deprecated
+WARNING = """/venv/torch/nn/parallel/distributed.py:799: FutureWarning: broadcast_buffers is deprecated
   warnings.warn(
 
 """
+REMARKS = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795311387.036603   21687 port.cc:153] oneDNN custom operations are on.
+2026-11-22 01:34:00.1: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary
+To enable the following instructions: AVX2 AVX512F, in other operations, rebuild TensorFlow
+"""
 
 
-def evidence_of(folder: Path, text: str) -> str:
+def evidence_of(folder: Path, text: str, backend: str = "tf-multiworker") -> str:
     log = folder / "rank-1.log"
     log.write_text(text)
     process: Any = SimpleNamespace(log=log)
-    return evidence(Watched(process, heard=0.0, active=0.0))
+    usual_lines = plugin_host().backend(backend).usual_lines
+    return evidence(Watched(process, heard=0.0, active=0.0, usual_lines=usual_lines))
 
 
-@pytest.mark.parametrize("text", ["", NOISE])
-def test_what_libraries_always_say_is_no_evidence(tmp_path: Path, text: str) -> None:
-    assert evidence_of(tmp_path, text) == ""
+@pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
+@pytest.mark.parametrize("text", ["", WARNING + REMARKS])
+def test_what_libraries_always_say_is_no_evidence(tmp_path: Path, text: str, backend: str) -> None:
+    assert evidence_of(tmp_path, text, backend) == ""
+
+
+def test_what_the_libraries_of_another_backend_say_is(tmp_path: Path) -> None:
+    assert evidence_of(tmp_path, WARNING, "torch-ddp") == ""
+    assert REMARKS.strip() in evidence_of(tmp_path, WARNING + REMARKS, "torch-ddp")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +57,7 @@ def test_what_libraries_always_say_is_no_evidence(tmp_path: Path, text: str) -> 
     ],
 )
 def test_what_a_process_said_itself_is(tmp_path: Path, line: str) -> None:
-    assert evidence_of(tmp_path, NOISE + line + "\n") == f"the end of its log:\n{line}"
+    assert evidence_of(tmp_path, WARNING + REMARKS + line + "\n") == f"the end of its log:\n{line}"
 
 
 def at(rank: int, step: int | None, call: str) -> Watched:

@@ -62,6 +62,7 @@ class JaxMesh(ServedOverTcp):
     }
     replicas_per_process = "one"
     packages = ("jax", "jaxlib", "keras")
+    usual_lines = ("WARNING: All log messages before absl", r"[IW][0-9]{4} [0-9:. ]+ ")
     exports = frozenset({"keras", "keras-weights"})
     capabilities = {
         "replicated": _REPLICATED,
