@@ -23,7 +23,7 @@ from shared import FOLDER  # noqa: E402  # found by the path above
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-OF_THIS_PROGRAM.most = 8  # every backend in turn, with one thread or with two
+OF_THIS_PROGRAM.most = 16  # every backend, portable and native, with one, two or three threads
 OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
 
 # Elsewhere every run tries other examples; what continuous integration says must not depend on luck.
@@ -90,6 +90,14 @@ def variables_as_before() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_keras_here() -> Iterator[None]:
+    """Keras runs on one framework per process: a file that imports it here decides what others can ask."""
+    was_there = "keras" in sys.modules
+    yield
+    assert was_there or "keras" not in sys.modules, "imported here: let `alone.alone` do that"
 
 
 @pytest.fixture(scope="module")
