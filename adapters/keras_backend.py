@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -11,6 +12,8 @@ from typing import Any, Literal
 from isotrain.plugin import PlanError, Usability
 
 VARIABLE = "KERAS_BACKEND"
+DEFERRED = "isotrain.adapters.keras_deferred"
+"""To be imported before Keras, and before TensorFlow, which imports it: they then start sooner."""
 
 
 def is_installed() -> bool:
@@ -36,7 +39,7 @@ def changed() -> Usability | None:
 
 
 def claim(framework: str) -> None:
-    """Makes this process's Keras run on `framework`; call before anything imports Keras.
+    """Makes this process's Keras run on `framework`, and start soon; call before anything imports Keras.
 
     Raises:
         PlanError: Keras already runs on another framework here, which cannot be changed.
@@ -52,6 +55,7 @@ def claim(framework: str) -> None:
             )
         return
     os.environ[VARIABLE] = framework
+    importlib.import_module(DEFERRED)
 
 
 def is_a(value: Any, kind: Literal["Layer", "Loss", "Metric"]) -> bool:

@@ -86,6 +86,7 @@ class _TensorFlowAdapter(Adapter):
         return tensorflow_usability()
 
     def examine(self) -> Examination:
+        keras_backend.claim("tensorflow")
         import keras
         import tensorflow as tf
 
@@ -305,7 +306,8 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> Start:
     """What a process with TensorFlow replicas imports, `modules` besides; GPUs are left to fresh ones."""
     if device == "gpu":
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
-    return Start(("tensorflow", "keras", "isotrain.adapters.tensorflow.group", *modules))
+    own = ("isotrain.adapters.tensorflow.group", *modules)
+    return Start((keras_backend.DEFERRED, "tensorflow", "keras", *own))
 
 
 def tensorflow_usability() -> Usability:

@@ -108,6 +108,7 @@ class TorchDDP(ServedOverTcp):
         return torch_usability()
 
     def examine(self) -> Examination:
+        keras_backend.claim("torch")
         import torch
         import torch.distributed as dist
 
@@ -269,7 +270,8 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
     own = ("torch._dynamo", "isotrain.adapters.torch.group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
         return Start(("torch", *own))
-    return Start(("torch", "keras", *own, "isotrain.adapters.torch.keras_program"))
+    of_keras = (*own, "isotrain.adapters.torch.keras_program")
+    return Start((keras_backend.DEFERRED, "torch", "keras", *of_keras))
 
 
 def torch_usability() -> Usability:

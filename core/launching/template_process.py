@@ -14,6 +14,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from isotrain.core.contracts.process import VARIABLE
@@ -227,12 +228,20 @@ def _show(place: bytes) -> None:
 
 def _changeable_files() -> dict[str, Any]:
     """The imported files that lie in no environment, and may change while this process lives."""
-    found = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    found = map(_file_of, list(sys.modules.values()))
     return {
         name: _stamp(name)
         for name in map(os.path.abspath, filter(None, found))
         if not is_of_environment(name)
     }
+
+
+def _file_of(module: Any) -> str | None:
+    """Where it comes from; a module that waits to be used is not asked, for that would execute it."""
+    if isinstance(module, ModuleType):
+        file: str | None = object.__getattribute__(module, "__dict__").get("__file__")
+        return file
+    return getattr(module, "__file__", None)
 
 
 def _stamp(name: str) -> tuple[int, int] | None:

@@ -45,10 +45,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Variables:
 
 
 @pytest.fixture(scope="module")
-def with_jax(installed: Variables) -> Variables:
-    """The same with JAX; XLA optimises nothing: there are many shapes, and little to compute."""
+def with_jax(installed: Variables, tmp_path_factory: pytest.TempPathFactory) -> Variables:
+    """The same with JAX, which keeps what it compiles for the next run, and optimises nothing.
+
+    There are many shapes, and little to compute.
+    """
     assert JAX.is_dir(), f"{JAX} is missing: `make environment` installs JAX there"
-    return {**with_path(installed, JAX), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    kept = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    return {**with_path(installed, JAX), **kept}
 
 
 def with_path(variables: Variables, folder: Path) -> Variables:

@@ -18,6 +18,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from alone import alone
 
 import isotrain
 from isotrain.core.comparison.measure import Measurement
@@ -503,3 +504,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
+
+
+def what_keras_left(session: isotrain.Session) -> list[bool]:
+    """Whether two parts of Keras and what they need were imported: first, and once they were used."""
+    import keras
+
+    needed = ("sklearn", "matplotlib.pyplot")
+    found = [name in sys.modules for name in needed]
+    assert keras.wrappers.SKLearnClassifier.__module__.startswith("keras")
+    assert callable(keras.visualization.plot_image_gallery)
+    return [*found, *(name in sys.modules for name in needed)]
+
+
+@pytest.mark.slow
+def test_keras_imports_what_few_need_when_they_use_it(tmp_path: Path) -> None:
+    left = alone(what_keras_left, spec(model=portable), "torch-ddp", tmp_path / "run")
+    assert left == [False, False, True, True]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isotrain.adapters import keras_backend
 from isotrain.adapters.horovod import build
 from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
@@ -50,7 +51,7 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
     start = resolve_start(adapter(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("forked", None)
-    assert start.imports[:2] == (adapter.framework, "keras")
+    assert start.imports[:3] == (keras_backend.DEFERRED, adapter.framework, "keras")
     assert "GPU" in str(resolve_start(adapter(), LOCAL, SPEC, "gpu").why_fresh)
 
 

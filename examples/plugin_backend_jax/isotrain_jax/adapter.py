@@ -80,6 +80,7 @@ class JaxMesh(ServedOverTcp):
         return Usability(True, metadata.version("jax"))
 
     def examine(self) -> Examination:
+        keras_backend.claim("jax")
         import jax
         import jaxlib
         import keras
