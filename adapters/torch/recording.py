@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from isotrain.adapters import keras_private
@@ -157,7 +159,7 @@ def record(
     tensors = [variable.value for variable in variables]
     trace = _Trace(compute, variables, inputs, targets)
     given = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
-    with _torch_unmoved(given), _python_unmoved(state):
+    with _torch_unmoved(given), _python_unmoved(state), _described_once():
         try:
             graph = make_fx(trace, pre_dispatch=True)(*given)
         except Exception as error:
@@ -167,6 +169,11 @@ def record(
     moved = [tensors[index] for index in trace.moved]
     predictions = emptied(trace.predictions)
     return Recording(graph, tensors, constants, moved, predictions, trace.masked, graph.forward)
+
+
+def _described_once() -> AbstractContextManager[Any]:
+    """Torch notes the shape of each result by a mode for that: by one, where it would make one for each."""
+    return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
 
 
 def _why(error: Exception) -> str:
