@@ -20,7 +20,7 @@ BACKENDS = (
     *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),
     "jax-mesh",
 )
-REPLICAS = {"first": 2, "rest": 3}
+REPLICAS = {"first": 1, "rest": 2}
 """Of the two parts."""
 STOP, STEPS = 5, 9
 """The second epoch has begun."""
