@@ -15,12 +15,14 @@ from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
     TENSORFLOW_LINES,
+    tensorflow_changed,
     tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
 )
 from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
+    torch_changed,
     torch_environment,
     torch_preload,
     torch_usability,
@@ -118,6 +120,9 @@ class _Horovod(ServedOverTcp):
     def _framework_usability(self) -> Usability:
         raise NotImplementedError
 
+    def _framework_changed(self) -> Usability | None:
+        raise NotImplementedError
+
     def _has_gpu_build(self) -> bool:
         found = build.installed(self.framework)
         return bool(found and found.extension and build.has_collective(found.extension, "nccl"))
@@ -161,11 +166,11 @@ class _Horovod(ServedOverTcp):
         return Examination(cheap, self._collectives(built), self._versions())
 
     def _changed(self, built: Mapping[str, bool], version: str) -> Usability | None:
-        """Which private parts of Keras and Horovod are no longer as they were; Horovod runs."""
+        """Which private parts of libraries are no longer as they were; Horovod runs."""
         from isotrain.adapters import private_parts
         from isotrain.adapters.horovod import private
 
-        found = keras_backend.changed()
+        found = self._framework_changed() or keras_backend.changed()
         own = private.parts(self.framework, built)
         return found or private_parts.changed("Horovod", version, own)
 
@@ -250,6 +255,9 @@ class HorovodTorch(_Horovod):
     def _framework_usability(self) -> Usability:
         return torch_usability()
 
+    def _framework_changed(self) -> Usability | None:
+        return torch_changed()
+
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return torch_environment(device, threads)
 
@@ -286,6 +294,9 @@ class HorovodTF(_Horovod):
 
     def _framework_usability(self) -> Usability:
         return tensorflow_usability()
+
+    def _framework_changed(self) -> Usability | None:
+        return tensorflow_changed()
 
     def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return tensorflow_environment(device, threads)

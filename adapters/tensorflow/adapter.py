@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.adapters import keras_backend, keras_names
+from isotrain.adapters import keras_backend, keras_names, private_parts
 from isotrain.adapters.tensorflow.build import is_cuda_build
 from isotrain.plugin import (
     NOT_REPLICATED,
@@ -90,12 +90,8 @@ class _TensorFlowAdapter(Adapter):
         import keras
         import tensorflow as tf
 
-        from isotrain.adapters import keras_private, private_parts
-        from isotrain.adapters.tensorflow import private
-
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        fault = private_parts.changed("TensorFlow", tf.__version__, private.PARTS)
-        fault = fault or private_parts.changed("Keras", keras.__version__, keras_private.PARTS)
+        fault = tensorflow_changed() or keras_backend.changed()
         if fault:
             return Examination(fault, versions=versions)
         gpus = len(tf.config.list_physical_devices("GPU"))
@@ -308,6 +304,15 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> Start:
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
     own = ("isotrain.adapters.tensorflow.group", *modules)
     return Start((keras_backend.DEFERRED, "tensorflow", "keras", *own))
+
+
+def tensorflow_changed() -> Usability | None:
+    """Which private parts of TensorFlow are no longer as they were, if any; imports TensorFlow."""
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow import private
+
+    return private_parts.changed("TensorFlow", tf.__version__, private.PARTS)
 
 
 def tensorflow_usability() -> Usability:

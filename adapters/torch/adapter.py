@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters import keras_backend, keras_names
+from isotrain.adapters import keras_backend, keras_names, private_parts
 from isotrain.plugin import (
     NOT_REPLICATED,
     SERVED_GROUP,
@@ -116,7 +116,7 @@ class TorchDDP(ServedOverTcp):
         if not dist.is_available():
             reason = "this build of torch has no torch.distributed"
             return Examination(Usability(False, torch.__version__, reason, INSTALL_HINT))
-        fault = keras_backend.changed()
+        fault = torch_changed() or keras_backend.changed()
         if fault:
             return Examination(fault, versions=versions)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -272,6 +272,15 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
         return Start(("torch", *own))
     of_keras = (*own, "isotrain.adapters.torch.keras_program")
     return Start((keras_backend.DEFERRED, "torch", "keras", *of_keras))
+
+
+def torch_changed() -> Usability | None:
+    """Which private parts of torch are no longer as they were, if any; imports torch."""
+    import torch
+
+    from isotrain.adapters.torch import powersgd, private
+
+    return private_parts.changed("torch", torch.__version__, (*private.PARTS, *powersgd.PARTS))
 
 
 def torch_usability() -> Usability:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._inductor import config
 
+from isotrain.adapters.torch import private
 from isotrain.plugin import UnsupportedError
 
 _VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -32,5 +32,5 @@ def compiled(function: Callable[..., Any], *, any_shape: bool = True) -> Any:
             " name it in the variable CXX, or leave compile out."
         )
     if _VARIABLE not in os.environ:
-        config.compile_threads = 1  # others would be processes that outlive the run
+        private.compile_in_this_process()
     return torch.compile(function, dynamic=None if any_shape else False)

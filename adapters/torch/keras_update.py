@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from isotrain.adapters import keras_private
+from isotrain.adapters.torch import private
 from isotrain.plugin import CustomOptimizer, TrainingSpec
 
 _NUMBERS: dict[torch.dtype, type[np.floating[Any]]] = {
@@ -86,7 +87,7 @@ class KerasUpdate:
         decay = self._options.weight_decay
         clipped = _clipped([gradient.contiguous() for gradient in gradients], self._options)
         if decay:
-            torch._foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
+            private.foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
         self._kernel(
             _Step(
                 self._options,
@@ -124,43 +125,43 @@ def keras_update(
 def _clipped(gradients: list[torch.Tensor], options: Any) -> list[torch.Tensor]:
     """Gradients as Keras clips them: each by its norm, all by their global norm, or by value."""
     if options.clipnorm:
-        norms = torch.stack(torch._foreach_norm(gradients))
+        norms = torch.stack(private.foreach_norm(gradients))
         factors = options.clipnorm / norms.clamp(min=options.clipnorm)
-        return list(torch._foreach_mul(gradients, list(factors.unbind())))
+        return list(private.foreach_mul(gradients, list(factors.unbind())))
     if options.global_clipnorm:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norm = torch.linalg.vector_norm(torch.stack(private.foreach_norm(gradients)))
         return clipped_by(norm, gradients, options.global_clipnorm)
     if options.clipvalue:
-        below = torch._foreach_clamp_max(gradients, options.clipvalue)
-        return list(torch._foreach_clamp_min(below, -options.clipvalue))
+        below = private.foreach_clamp_max(gradients, options.clipvalue)
+        return list(private.foreach_clamp_min(below, -options.clipvalue))
     return gradients
 
 
 def clipped_by(norm: torch.Tensor, gradients: list[Any], bound: float) -> list[Any]:
     """Gradients as Keras clips them by the norm of all."""
-    return list(torch._foreach_mul(gradients, bound * torch.clamp(1 / norm, max=1 / bound)))
+    return list(private.foreach_mul(gradients, bound * torch.clamp(1 / norm, max=1 / bound)))
 
 
 def _sgd(step: _Step) -> None:
     momentum = step.options.momentum
     if not momentum:
-        torch._foreach_add_(step.weights, step.gradients, alpha=-step.rate)
+        private.foreach_add_(step.weights, step.gradients, alpha=-step.rate)
         return
     momenta = step.slots["momentum"]
-    torch._foreach_mul_(momenta, momentum)
-    torch._foreach_add_(momenta, step.gradients, alpha=-step.rate)
+    private.foreach_mul_(momenta, momentum)
+    private.foreach_add_(momenta, step.gradients, alpha=-step.rate)
     if step.options.nesterov:
-        torch._foreach_add_(step.weights, step.gradients, alpha=-step.rate)
-        torch._foreach_add_(step.weights, momenta, alpha=momentum)
+        private.foreach_add_(step.weights, step.gradients, alpha=-step.rate)
+        private.foreach_add_(step.weights, momenta, alpha=momentum)
     else:
-        torch._foreach_add_(step.weights, momenta)
+        private.foreach_add_(step.weights, momenta)
 
 
 def _adam(step: _Step) -> None:
     first, second = step.corrections()
     options, weights = step.options, step.weights
     late = torch.tensor(_LATE, device=weights[0].device)
-    torch._fused_adam_(
+    private.fused_adam_(
         weights,
         step.gradients,
         step.slots["momentum"],
@@ -179,47 +180,47 @@ def _adam(step: _Step) -> None:
 
 def _rmsprop(step: _Step) -> None:
     options, squares = step.options, step.slots["velocity"]
-    torch._foreach_mul_(squares, options.rho)
-    torch._foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.rho)
-    scales = torch._foreach_add(squares, options.epsilon)
+    private.foreach_mul_(squares, options.rho)
+    private.foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.rho)
+    scales = private.foreach_add(squares, options.epsilon)
     if options.centered:
         means = step.slots["average_gradient"]
-        torch._foreach_lerp_(means, step.gradients, 1 - options.rho)
-        torch._foreach_addcmul_(scales, means, means, -1)
-    torch._foreach_sqrt_(scales)
+        private.foreach_lerp_(means, step.gradients, 1 - options.rho)
+        private.foreach_addcmul_(scales, means, means, -1)
+    private.foreach_sqrt_(scales)
     if options.momentum > 0:
         momenta = step.slots["momentum"]
-        torch._foreach_mul_(momenta, options.momentum)
-        torch._foreach_addcdiv_(momenta, step.gradients, scales, step.rate)
-        torch._foreach_sub_(step.weights, momenta)
+        private.foreach_mul_(momenta, options.momentum)
+        private.foreach_addcdiv_(momenta, step.gradients, scales, step.rate)
+        private.foreach_sub_(step.weights, momenta)
     else:
-        torch._foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
+        private.foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
 
 
 def _adagrad(step: _Step) -> None:
     sums = step.slots["accumulator"]
-    torch._foreach_addcmul_(sums, step.gradients, step.gradients)
-    scales = torch._foreach_add(sums, step.options.epsilon)
-    torch._foreach_sqrt_(scales)
-    torch._foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
+    private.foreach_addcmul_(sums, step.gradients, step.gradients)
+    scales = private.foreach_add(sums, step.options.epsilon)
+    private.foreach_sqrt_(scales)
+    private.foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
 
 
 def _lamb(step: _Step) -> None:
     options, (first, second) = step.options, step.corrections()
     means, squares = step.slots["momentum"], step.slots["velocity"]
-    torch._foreach_lerp_(means, step.gradients, 1 - options.beta_1)
-    torch._foreach_mul_(squares, options.beta_2)
-    torch._foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.beta_2)
-    scales = torch._foreach_div(squares, float(second))
-    torch._foreach_sqrt_(scales)
-    torch._foreach_add_(scales, options.epsilon)
-    torch._foreach_mul_(scales, float(first))
-    directions = torch._foreach_div(means, scales)
-    lengths = torch.stack(torch._foreach_norm(step.weights))
-    others = torch.stack(torch._foreach_norm(directions))
+    private.foreach_lerp_(means, step.gradients, 1 - options.beta_1)
+    private.foreach_mul_(squares, options.beta_2)
+    private.foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.beta_2)
+    scales = private.foreach_div(squares, float(second))
+    private.foreach_sqrt_(scales)
+    private.foreach_add_(scales, options.epsilon)
+    private.foreach_mul_(scales, float(first))
+    directions = private.foreach_div(means, scales)
+    lengths = torch.stack(private.foreach_norm(step.weights))
+    others = torch.stack(private.foreach_norm(directions))
     ratios = torch.where((lengths > 0) & (others > 0), lengths / others, 1.0)
-    torch._foreach_mul_(directions, list((ratios * -step.rate).unbind()))
-    torch._foreach_add_(step.weights, directions)
+    private.foreach_mul_(directions, list((ratios * -step.rate).unbind()))
+    private.foreach_add_(step.weights, directions)
 
 
 _KERNELS: dict[str, Callable[[_Step], None]] = {

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+from isotrain.adapters.private_parts import PrivatePart, require
 from isotrain.plugin import IsotrainError, unknown_name
 
 _SEED = 0
@@ -73,3 +74,18 @@ class PowerSGD:
             yield
         finally:
             self.state.iter = steps
+
+
+def _remembers() -> None:
+    memory = PowerSGD(1, 2)
+    require(int(memory.read()[_STEPS]) == 0, "its steps in `iter`, from 0 on")
+    for kind in _MEMORIES:
+        memory.write(f"{kind}/0", torch.ones(1), torch.device("cpu"))
+    require(len(memory.read()) == 1 + len(_MEMORIES), "what it remembers of each bucket")
+    memory.write(_STEPS, torch.tensor(1), torch.device("cpu"))
+    require(len(memory.read()) == 1, "nothing that it remembers before it begins")
+    require(isinstance(memory.state.rng, np.random.RandomState), "NumPy's generator in `rng`")
+
+
+PARTS = (PrivatePart("PowerSGDState's attributes", _remembers),)
+"""Parts of torch that it does not document, besides those of `private`."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode
 
+from isotrain.adapters.torch import private
 from isotrain.adapters.torch.graph_nodes import aten
 
 BY_VALUE = "Python depends on the value of a tensor"
@@ -56,11 +56,10 @@ class ValuesStay(TorchFunctionMode):
 
 def _is_recorded(tensor: torch.Tensor) -> bool:
     """Whether another step may have another value here."""
-    mode = get_proxy_mode()
-    if isinstance(tensor, torch.nn.Parameter) or mode is None:
+    if isinstance(tensor, torch.nn.Parameter) or not private.is_tracing():
         return True
-    found = get_proxy_slot(tensor, mode.tracer, None)
-    return found is not None and _follows_from_what_is_given(found.proxy.node)
+    node = private.node_of(tensor)
+    return node is not None and _follows_from_what_is_given(node)
 
 
 def _follows_from_what_is_given(node: Node) -> bool:

@@ -11,12 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.torch import exact_passes, fast_passes
+from isotrain.adapters.torch import exact_passes, fast_passes, private
 from isotrain.adapters.torch.outcome import Snapshot
 from isotrain.adapters.torch.python_state import PythonState
 from isotrain.adapters.torch.recordable import (
@@ -82,7 +79,7 @@ class Recording:
         given = self.forward(*self.variables, *self.constants, *leaves(inputs), *leaves(targets))
         if self.moved:
             with torch.no_grad():
-                torch._foreach_copy_(self.moved, given[-len(self.moved) :])
+                private.foreach_copy_(self.moved, given[-len(self.moved) :])
         return given[0], self._predictions(given)
 
     def _predictions(self, given: Sequence[torch.Tensor]) -> Any:
@@ -159,9 +156,9 @@ def record(
     tensors = [variable.value for variable in variables]
     trace = _Trace(compute, variables, inputs, targets)
     given = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
-    with _torch_unmoved(given), _python_unmoved(state), _described_once():
+    with _torch_unmoved(given), _python_unmoved(state):
         try:
-            graph = make_fx(trace, pre_dispatch=True)(*given)
+            graph = private.traced(trace, *given)
         except Exception as error:
             raise UnrecordableError(_why(error)) from error
         require_fixed_shapes(graph.graph)
@@ -171,16 +168,11 @@ def record(
     return Recording(graph, tensors, constants, moved, predictions, trace.masked, graph.forward)
 
 
-def _described_once() -> AbstractContextManager[Any]:
-    """Torch notes the shape of each result by a mode for that: by one, where it would make one for each."""
-    return tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
-
-
 def _why(error: Exception) -> str:
     """The reason that a computation cannot be recorded, in a line."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     where = keras_private.layer_of_error(str(error))
-    if BY_VALUE in str(error) or "get value out of a tracing tensor" in str(error):
+    if BY_VALUE in str(error) or private.VALUE_LEAVES in str(error):
         reason = BY_VALUE
     elif isinstance(error, UnrecordableError):
         reason = lines[0]

@@ -11,6 +11,7 @@ import torch
 from isotrain.adapters import keras_losses, portable
 from isotrain.adapters.keras_stages import StagedModel
 from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.torch import private
 from isotrain.adapters.torch.exchange import flat_mean
 from isotrain.adapters.torch.group import TorchReplicaGroup, kept
 from isotrain.adapters.torch.keras_program import KerasProgram
@@ -121,7 +122,7 @@ class StagedGroup(TorchReplicaGroup):
         norm = None
         if self._spec.clip is not None and self._spec.clip.global_norm is not None:
             nothing = torch.zeros_like(self.program.updated[0].flatten()[0])
-            norms = torch.stack([nothing, *torch._foreach_norm(gradients)])
+            norms = torch.stack([nothing, *private.foreach_norm(gradients)])
             norm = self.exchange.over_stages(torch.linalg.vector_norm(norms) ** 2).sqrt()
         self.program.apply(norm)
 

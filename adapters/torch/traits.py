@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
+from isotrain.adapters.torch import private
 from isotrain.plugin import LayerTrait, Trait
 
 _FOR_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
@@ -28,15 +27,15 @@ def model_traits(model: nn.Module) -> list[LayerTrait]:
 def _of_module(module: nn.Module) -> Iterator[Trait]:
     if isinstance(module, nn.SyncBatchNorm):
         yield Trait.GLOBAL_STATISTICS
-    elif isinstance(module, _BatchNorm):
+    elif private.normalises(module):
         yield Trait.LOCAL_STATISTICS
     if _draws(module):
         yield Trait.RANDOM
 
 
 def _draws(module: nn.Module) -> bool:
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
+    if private.drops_out(module):
+        return True
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     if isinstance(module, nn.MultiheadAttention):

@@ -172,9 +172,16 @@ class ChangedHorovod(HorovodTorch):
         hvd.nccl_built = lambda: True
         return super().examine()
 
+class ChangedTorch(TorchDDP):
+    name = "changed-torch"
+    def examine(self):
+        from torch.fx.experimental import proxy_tensor
+        proxy_tensor.get_proxy_slot = lambda *given: None
+        return super().examine()
+
 @hookimpl
 def isotrain_register_backends(register):
-    for adapter in (ChangedKeras, ChangedTensorFlow, ChangedHorovod):
+    for adapter in (ChangedKeras, ChangedTensorFlow, ChangedHorovod, ChangedTorch):
         register.add(adapter)
 """
 
@@ -182,6 +189,7 @@ def isotrain_register_backends(register):
 CHANGED_PARTS = {
     "changed-horovod": "Horovod .* has changed parts .*: the names in its library",
     "changed-keras": "Keras .* has changed parts .*: Layer._flatten_layers .AttributeError",
+    "changed-torch": "torch .* has changed parts .*: fx.experimental.proxy_tensor.* .AttributeError",
     "changed-tensorflow": "TensorFlow .* has changed parts .*: Module._flatten .RuntimeError",
 }
 """Backend to what must be said of it."""
@@ -200,7 +208,10 @@ json.dump(found, open(target, "w"))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "names"),
-    [("torch", ["changed-horovod", "changed-keras"]), ("tensorflow", ["changed-tensorflow"])],
+    [
+        ("torch", ["changed-horovod", "changed-keras", "changed-torch"]),
+        ("tensorflow", ["changed-tensorflow"]),
+    ],
 )
 def test_a_private_part_that_has_changed_is_named(
     framework: str, names: list[str], tmp_path: Path

@@ -51,11 +51,15 @@ def test_private_parts_of_libraries_are_used_in_one_place_each() -> None:
         "keras.src": "adapters/keras_private",
         "tensorflow.python": "adapters/tensorflow/private.py",
         "horovod.runner": "adapters/horovod/private.py",
+        "torch.fx.experimental": "adapters/torch/private.py",
+        r"torch\._(inductor|guards|subclasses)": "adapters/torch/private.py",
+        r"torch\._(foreach|fused)\w*": "adapters/torch/private.py",
+        r"import _[A-Z]\w*": "adapters/torch/private.py",
     }
     for path in modules("adapters"):
         for private, home in homes.items():
-            used = any(name.startswith(private) for name in imported(path))
-            named = re.search(rf"\b{re.escape(private)}\b", path.read_text(encoding="utf-8"))
+            used = any(re.match(private, name) for name in imported(path))
+            named = re.search(rf"\b{private}\b", path.read_text(encoding="utf-8"))
             at_home = path == names_only or path.is_relative_to(ROOT / home)
             assert at_home or not (used or named), f"{path}: {private}"
 

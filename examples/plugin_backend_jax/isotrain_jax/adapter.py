@@ -86,16 +86,16 @@ class JaxMesh(ServedOverTcp):
         import keras
 
         from isotrain.plugin import keras_private, private_parts
-        from isotrain_jax import attention
+        from isotrain_jax import attention, private
 
         versions = {
             "jax": jax.__version__,
             "jaxlib": jaxlib.__version__,
             "keras": keras.__version__,
         }
-        fault = private_parts.changed(
-            "Keras", keras.__version__, (*keras_private.PARTS, *attention.PARTS)
-        )
+        of_keras = (*keras_private.PARTS, *attention.PARTS)
+        fault = private_parts.changed("JAX", jax.__version__, private.PARTS)
+        fault = fault or private_parts.changed("Keras", keras.__version__, of_keras)
         if fault:
             return Examination(fault, versions=versions)
         on_gpus = jax.default_backend() == "gpu"

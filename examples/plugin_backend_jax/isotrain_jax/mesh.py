@@ -7,9 +7,8 @@ arrays of shape `[1]`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib import _jax
 
 from isotrain.plugin import Parts, ProcessContext, ReduceOp, Setting, TrainingSpec
+from isotrain_jax import private
 
 Tree: TypeAlias = Any
 """Arrays in tuples, lists and dicts."""
@@ -61,19 +60,8 @@ def join(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> None:
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
-    with _gloo_listening_on(context.own.address):
+    with private.gloo_listening_on(context.own.address):
         jax.devices()  # connects everybody
-
-
-@contextlib.contextmanager
-def _gloo_listening_on(host: str) -> Iterator[None]:
-    """Makes gloo listen on one address; it would take the one that the host's name stands for."""
-    original = _jax.make_gloo_tcp_collectives
-    _jax.make_gloo_tcp_collectives = functools.partial(original, hostname=host)
-    try:
-        yield
-    finally:
-        _jax.make_gloo_tcp_collectives = original
 
 
 class Number(NamedTuple):

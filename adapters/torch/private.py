@@ -1,0 +1,194 @@
+"""The parts of torch that it does not document and isotrain uses; nothing else touches such parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from isotrain.adapters.private_parts import PrivatePart, require
+
+foreach_add = torch._foreach_add
+foreach_add_ = torch._foreach_add_
+foreach_addcdiv_ = torch._foreach_addcdiv_
+foreach_addcmul_ = torch._foreach_addcmul_
+foreach_clamp_max = torch._foreach_clamp_max
+foreach_clamp_min = torch._foreach_clamp_min
+foreach_copy_ = torch._foreach_copy_
+foreach_div = torch._foreach_div
+foreach_lerp_ = torch._foreach_lerp_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sqrt_ = torch._foreach_sqrt_
+foreach_sub_ = torch._foreach_sub_
+fused_adam_ = torch._fused_adam_
+
+VALUE_LEAVES = "get value out of a tracing tensor"
+"""What an error says, among other things, when a value is asked for of what `traced` writes down."""
+
+
+_OF_LISTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "add, a number": (lambda a, b, c: foreach_add(a, 0.5), lambda a, b, c: a + 0.5),
+    "add_, a number": (lambda a, b, c: foreach_add_(a, 0.5), lambda a, b, c: a + 0.5),
+    "add_": (lambda a, b, c: foreach_add_(a, b), lambda a, b, c: a + b),
+    "add_, alpha": (lambda a, b, c: foreach_add_(a, b, alpha=-0.5), lambda a, b, c: a - b / 2),
+    "addcdiv_": (lambda a, b, c: foreach_addcdiv_(a, b, c, -0.5), lambda a, b, c: a - b / c / 2),
+    "addcmul_": (lambda a, b, c: foreach_addcmul_(a, b, c, -0.5), lambda a, b, c: a - b * c / 2),
+    "clamp_max": (lambda a, b, c: foreach_clamp_max(a, 2.0), lambda a, b, c: a.clamp(max=2.0)),
+    "clamp_min": (lambda a, b, c: foreach_clamp_min(a, 2.0), lambda a, b, c: a.clamp(min=2.0)),
+    "copy_": (lambda a, b, c: foreach_copy_(a, b), lambda a, b, c: b),
+    "div, a number": (lambda a, b, c: foreach_div(a, 2.0), lambda a, b, c: a / 2),
+    "div": (lambda a, b, c: foreach_div(a, b), lambda a, b, c: a / b),
+    "lerp_": (lambda a, b, c: foreach_lerp_(a, b, 0.25), lambda a, b, c: a + (b - a) / 4),
+    "mul, a scalar": (lambda a, b, c: foreach_mul(a, b[0][0]), lambda a, b, c: a * 4),
+    "mul, scalars": (lambda a, b, c: foreach_mul(a, [b[0][0]] * 2), lambda a, b, c: a * 4),
+    "mul_, a number": (lambda a, b, c: foreach_mul_(a, 0.5), lambda a, b, c: a / 2),
+    "norm": (lambda a, b, c: foreach_norm(a), lambda a, b, c: torch.linalg.vector_norm(a)),
+    "sqrt_": (lambda a, b, c: foreach_sqrt_(a), lambda a, b, c: a.sqrt()),
+    "sub_": (lambda a, b, c: foreach_sub_(a, b), lambda a, b, c: a - b),
+}
+"""By name, what is done to lists of tensors, and the same to one of each."""
+
+
+def _computes_with_lists() -> None:
+    for name, (on_lists, on_each) in _OF_LISTS.items():
+        rows = [[1.0, 4.0], [4.0, 2.0], [2.0, 8.0]]
+        lists = [[torch.tensor(row), torch.tensor(row[:1])] for row in rows]
+        expected = [on_each(*each) for each in zip(*lists, strict=True)]
+        found = on_lists(*lists)
+        if name.partition(",")[0].endswith("_"):
+            found = lists[0]
+        pairs = zip(found, expected, strict=True)
+        require(all(torch.allclose(*pair) for pair in pairs), f"_foreach_{name}, as for each")
+
+
+def _updates_as_adam() -> None:
+    weight, gradient = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.5])
+    first, second = torch.zeros(2), torch.zeros(2)
+    fused_adam_(
+        *([weight], [gradient], [first], [second], [], [torch.tensor(1.0)]),
+        lr=0.25,
+        beta1=0.5,
+        beta2=0.5,
+        weight_decay=0.0,
+        eps=0.0,
+        amsgrad=False,
+        maximize=False,
+    )
+    require(torch.allclose(first, gradient / 2), "the mean of gradients in the third argument")
+    require(torch.allclose(second, gradient**2 / 2), "that of their squares in the fourth")
+    require(torch.allclose(weight, torch.tensor([0.75, 2.25])), "a step of Adam")
+
+
+def normalises(module: nn.Module) -> bool:
+    """Whether it is a batch normalisation, of any rank."""
+    return isinstance(module, _BatchNorm)
+
+
+def drops_out(module: nn.Module) -> bool:
+    """Whether it is a dropout of any kind, with a chance above 0."""
+    return isinstance(module, _DropoutNd) and module.p > 0
+
+
+def _tells_modules_apart() -> None:
+    normal = (nn.BatchNorm1d(1), nn.BatchNorm3d(1), nn.SyncBatchNorm(1), nn.LazyBatchNorm2d())
+    dropping = (nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
+    require(all(map(normalises, normal)), "every batch normalisation is a _BatchNorm")
+    require(all(map(drops_out, dropping)), "every dropout is a _DropoutNd, its chance in `p`")
+    others = (*dropping, nn.LayerNorm(1), nn.Dropout(0.0))
+    require(not any(map(normalises, others)), "nothing else is a _BatchNorm")
+    require(not any(map(drops_out, (*normal, nn.Dropout(0.0)))), "nothing else is a _DropoutNd")
+
+
+def compile_in_this_process() -> None:
+    """Has torch's compiler start no processes of its own, which would outlive the run."""
+    from torch._inductor import config
+
+    config.compile_threads = 1
+
+
+def _compiles_in_this_process() -> None:
+    from torch._inductor import config
+
+    before = config.compile_threads
+    require(isinstance(before, int), "a number of threads to compile with")
+    try:
+        compile_in_this_process()
+        require(config.compile_threads == 1, "that number can be set")
+    finally:
+        config.compile_threads = before
+
+
+def traced(function: Callable[..., Any], *given: torch.Tensor) -> GraphModule:
+    """Writes down what a function does to tensors, in operations as they are called.
+
+    What each gives is described by one mode for that; torch would make one for each.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        return make_fx(function, pre_dispatch=True)(*given)
+
+
+def is_tracing() -> bool:
+    """Whether `traced` is writing down what is done."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+def node_of(tensor: torch.Tensor) -> Node | None:
+    """The operation that gave a tensor, while `traced` writes; None where it wrote none down."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    found = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if found is None else found.proxy.node
+
+
+def _writes_operations_down() -> None:
+    constant = torch.ones(1, 2)
+    seen: list[Any] = []
+
+    def function(given: torch.Tensor) -> torch.Tensor:
+        seen.extend([is_tracing(), node_of(given), node_of(constant)])
+        return nn.functional.linear(given, constant).relu()
+
+    graph = traced(function, torch.ones(3, 2)).graph
+    tracing, node, none = seen
+    require(tracing and not is_tracing(), "a mode while make_fx traces")
+    require(node.op == "placeholder" and none is None, "the node of what is traced, and no other")
+    called = [each for each in graph.nodes if each.op == "call_function"]
+    expected = [torch.ops.aten.linear.default, torch.ops.aten.relu.default]
+    require([each.target for each in called] == expected, "operations as they are called")
+    modes = {each.meta["val"].fake_mode for each in called}
+    require(len(modes) == 1, "the results described by one mode in `val`")
+    shapes = [tuple(each.meta["tensor_meta"].shape) for each in called]
+    require(shapes == [(3, 1)] * 2, "the shapes of results in `tensor_meta`")
+
+
+def _lets_no_value_out() -> None:
+    said = ""
+    try:
+        traced(lambda given: given * float(given.sum()), torch.ones(2))
+    except RuntimeError as error:
+        said = str(error)
+    require(VALUE_LEAVES in said, f"an error of make_fx that says {VALUE_LEAVES!r}")
+
+
+PARTS = (
+    PrivatePart("_foreach_*", _computes_with_lists),
+    PrivatePart("_fused_adam_", _updates_as_adam),
+    PrivatePart("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
+    PrivatePart("_inductor.config.compile_threads", _compiles_in_this_process),
+    PrivatePart("fx.experimental.proxy_tensor, _guards and _subclasses", _writes_operations_down),
+    PrivatePart("fx.experimental.proxy_tensor's error", _lets_no_value_out),
+)
