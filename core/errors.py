@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class IsotrainError(Exception):
@@ -86,6 +86,12 @@ def unknown_name(kind: str, name: str, available: Iterable[str]) -> str:
     known = sorted(available)
     listed = ", ".join(known) or "none"
     return f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {listed}."
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Names in a line: no more than so many, and how many others there are."""
+    others = len(names) - most
+    return ", ".join(names[:most]) + (f" and {others} more" if others > 0 else "")
 
 
 def error_named(name: str, text: str) -> IsotrainError:

@@ -10,6 +10,7 @@ from typing import Any
 from isotrain.core.check.codes import RULES, is_silenced
 from isotrain.core.check.rule import Rule, Severity
 from isotrain.core.check.subject import Hit
+from isotrain.core.errors import first_of
 from isotrain.core.json_text import FORMAT, json_page
 from isotrain.core.showing.html import html_table
 
@@ -47,9 +48,7 @@ class Finding:
         """Detail and layers in one line; of many layers, the first."""
         if not self.layers:
             return self.detail
-        shown = ", ".join(self.layers[:_SHOWN_LAYERS])
-        more = len(self.layers) - _SHOWN_LAYERS
-        return f"{self.detail}: {shown}{f' and {more} more' if more > 0 else ''}"
+        return f"{self.detail}: {first_of(self.layers, _SHOWN_LAYERS)}"
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain JSON values."""

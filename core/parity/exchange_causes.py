@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from isotrain.core.parity import fingerprints
@@ -28,10 +26,10 @@ def clipped_before_reduction(case: Case) -> Cause | None:
     replicas = case.here.copies["gradient"]
     if clip is None or case.first.stage not in ("reduced", "weight") or len(replicas) < 2:
         return None
-    predicted = _mean_of([clipped(own, clip) for own in replicas])
+    predicted = fingerprints.means([clipped(own, clip) for own in replicas])
     actual = case.here.update
     left = _misfit(actual, predicted)
-    right = _misfit(actual, _mean_of(replicas))
+    right = _misfit(actual, fingerprints.means(replicas))
     if left > max(FITS, 0.1 * right):
         return None
     kind = next(
@@ -48,10 +46,6 @@ def clipped_before_reduction(case: Case) -> Cause | None:
         ],
         "reduce first, then clip; an optimizer that clips must be given gradients that are reduced.",
     )
-
-
-def _mean_of(replicas: Sequence[Tensors]) -> Tensors:
-    return {name: fingerprints.mean([own[name] for own in replicas]) for name in replicas[0]}
 
 
 def _misfit(actual: Tensors, predicted: Tensors) -> float:

@@ -11,7 +11,7 @@ relative standard deviation of at most sqrt(2 / BUCKETS), which is 25 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,11 @@ def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fin
         sketch=sketch,
         sample=sample,
     )
+
+
+def means(replicas: Sequence[Mapping[str, Fingerprint]]) -> dict[str, Fingerprint]:
+    """Of each tensor the fingerprint of the mean of what the replicas have."""
+    return {name: mean([own[name] for own in replicas]) for name in replicas[0]}
 
 
 def mean(tensors: Sequence[Fingerprint]) -> Fingerprint:

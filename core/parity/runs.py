@@ -100,7 +100,7 @@ def put_together(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
         steps=[_step([process["steps"][i] for process in returned]) for i in _indices(main)],
         start={stage: _tensors(main["start"][stage]) for stage in _OF_PROCESSES},
         own_start={stage: _tensors(main["own_start"][stage]) for stage in _OF_PROCESSES},
-        again=_mean(again),
+        again=fingerprints.means(again),
         evaluation_loss=main["probe"]["evaluation_loss"],
         plan=main["plan"],
         remarks=main["remarks"],
@@ -127,16 +127,12 @@ def _step(parts: Sequence[Mapping[str, Any]]) -> StepTrace:
         loss=main["loss"],
         learning_rate=main["learning_rate"],
         copies=copies,
-        tensors=tensors | {"gradient": _mean(copies["gradient"])},
+        tensors=tensors | {"gradient": fingerprints.means(copies["gradient"])},
     )
 
 
 def _tensors(prints: Mapping[str, Any]) -> Tensors:
     return {name: fingerprints.from_list(fields) for name, fields in prints.items()}
-
-
-def _mean(replicas: Sequence[Tensors]) -> Tensors:
-    return {name: fingerprints.mean([own[name] for own in replicas]) for name in replicas[0]}
 
 
 def differences(run: StepTrace, reference: StepTrace) -> Differences:

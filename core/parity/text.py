@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from isotrain.core.errors import first_of
 from isotrain.core.parity.records import STAGES, Cause, ParityRecord, RunRecord, Stage, StepRecord
 from isotrain.core.showing import tables
 
@@ -40,7 +41,7 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
         ]
         others = [parting.name for parting in run.parted if parting != run.first]
         if others:
-            found.append(("also there", _some(others)))
+            found.append(("also there", first_of(others, _TENSORS_SHOWN)))
     if run.confirmed is not None:
         found.append(("in float64", f"{run.confirmed:.2g} is left of the difference"))
     return found + [("note", remark) for remark in run.remarks]
@@ -49,11 +50,6 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
 def measure(difference: float, floor: float) -> str:
     """A relative difference beside its floor."""
     return f"{difference:.2g} relative; rounding explains {floor:.2g}"
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _TENSORS_SHOWN
-    return ", ".join(names[:_TENSORS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _cause(cause: Cause) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.errors import SpecError, UnsupportedError
+from isotrain.core.errors import SpecError, UnsupportedError, first_of
 from isotrain.core.running.weight_sources import Weights, weights_at
 from isotrain.core.running.weights_file import WEIGHTS
 from isotrain.core.spec import references
@@ -56,7 +56,7 @@ class LoadReport:
             (self.frozen, "are frozen"),
         ):
             if names:
-                lines.append(f"{len(names)} {what}: {_shown(names)}")
+                lines.append(f"{len(names)} {what}: {first_of(names, _SHOWN)}")
         return [f"initial_weights: {line}" for line in lines]
 
 
@@ -150,7 +150,7 @@ def _require_frozen(group: ReplicaGroup, frozen: Sequence[str], backend: str) ->
     trained = [name for name in frozen if name in trainable]
     if trained:
         raise UnsupportedError(
-            f"initial_weights.freeze: backend {backend!r} cannot freeze {_shown(trained)}."
+            f"initial_weights.freeze: backend {backend!r} cannot freeze {first_of(trained, _SHOWN)}."
         )
     if not trainable:
         raise SpecError("initial_weights.freeze: every weight is frozen; nothing is left to train.")
@@ -158,8 +158,3 @@ def _require_frozen(group: ReplicaGroup, frozen: Sequence[str], backend: str) ->
 
 def _called(wanted: InitialWeights) -> str:
     return references.describe(wanted.source)
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
