@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import code_of
-from isotrain.core.system.environments import is_of_environment
+from isotrain.core.system.own_interpreter import is_of_interpreter
 
 _OWN_IMPORTS = (
     "isotrain.core.running.worker",
@@ -232,7 +232,7 @@ def _changeable_files() -> dict[str, Any]:
     return {
         name: _stamp(name)
         for name in map(os.path.abspath, filter(None, found))
-        if not is_of_environment(name)
+        if not is_of_interpreter(name)
     }
 
 

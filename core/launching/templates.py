@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 from isotrain.core.launching.template import Template, TemplateError
-from isotrain.core.system.environments import is_of_environment
+from isotrain.core.system.own_interpreter import is_of_interpreter
 
 _REFUSED_SECONDS = 60.0
 """One that could not import is not tried again at once: it may have taken long to fail."""
@@ -132,7 +132,7 @@ def _circumstances(environment: Mapping[str, str]) -> Hashable:
         tuple(resource.getrlimit(each) for each in limits if each >= 0),
         os.getpriority(os.PRIO_PROCESS, 0),
         _mask(),
-        tuple(map(_changed, filter(is_of_environment, sys.path))),
+        tuple(map(_changed, filter(is_of_interpreter, sys.path))),
     )
 
 

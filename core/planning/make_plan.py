@@ -18,7 +18,7 @@ from isotrain.core.data import order
 from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
 from isotrain.core.planning.ground import Devices, Ground
 from isotrain.core.planning.launchable import require_launchable
-from isotrain.core.planning.layouts import OnLayout, layout_of
+from isotrain.core.planning.on_layout import OnLayout, layout_of
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.planning.this_machine import ThisMachine
 from isotrain.core.plugins.cast import Cast

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from isotrain.core.system.environments import is_of_environment
 from isotrain.core.system.last_words import last_words, signal_name
+from isotrain.core.system.own_interpreter import is_of_interpreter
 from isotrain.core.system.whole_file import write_whole
 
 END_SECONDS = 10.0
@@ -172,7 +172,7 @@ def _ending(code: int) -> str:
 
 def _own_folders() -> Sequence[str]:
     """Where this program finds modules that belong to no environment: a person's own."""
-    return [each for each in map(os.path.abspath, sys.path) if not is_of_environment(each)]
+    return [each for each in map(os.path.abspath, sys.path) if not is_of_interpreter(each)]
 
 
 def main(call: Mapping[str, Any]) -> NoReturn:

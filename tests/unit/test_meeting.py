@@ -29,7 +29,7 @@ from isotrain.core.joining.own_ports import OwnPorts
 from isotrain.core.joining.sight import marked, token_of
 from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import Ports
-from isotrain.core.planning.layouts import replicas_for
+from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.served.wire import Wire
 

@@ -1,4 +1,4 @@
-"""What belongs to the environment of this interpreter, and not to a person."""
+"""What belongs to this interpreter: Python itself, and the packages installed for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-def is_of_environment(path: str) -> bool:
-    """Whether a file or folder lies in it."""
+def is_of_interpreter(path: str) -> bool:
+    """Whether a file or folder is part of it, and not of what a person wrote."""
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return any(Path(os.path.abspath(path)).is_relative_to(folder) for folder in folders)
