@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters import portable
+from isotrain.adapters import own_slots, portable
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.tensorflow import exports
 from isotrain.adapters.tensorflow.exchange import Exchange
@@ -36,8 +36,6 @@ from isotrain.plugin import (
     TrainingSpec,
     map_tree,
 )
-
-_OPTIMIZER = "optimizer/"
 
 
 class TensorFlowReplicaGroup(ReplicaGroup):
@@ -337,12 +335,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.place_of(replica)
-        found = self._program.state.describe(kinds)
-        return {name: self._placed(name, info) for name, info in found.items()}
-
-    def _placed(self, name: str, info: StateInfo) -> StateInfo:
-        slot = name.removeprefix(_OPTIMIZER)
-        return info.held_alone() if slot != name and self._program.update.is_alone(slot) else info
+        return own_slots.as_held(self._program.state.describe(kinds), self._program.update.is_alone)
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -353,8 +346,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         place = None if replica is None else self.place_of(replica)
-        elsewhere = self._program.update.is_elsewhere
-        state = {n: v for n, v in state.items() if not elsewhere(n.removeprefix(_OPTIMIZER))}
+        state = own_slots.held_here(state, self._program.update.is_elsewhere)
         late = part_of(state, self._program.measures.late)
         if late:
             self._late.append((late, place))

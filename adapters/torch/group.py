@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from isotrain.adapters import own_slots
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.torch.bucketed import BucketedGradients
 from isotrain.adapters.torch.build import build_program
@@ -39,8 +40,6 @@ from isotrain.plugin import (
     TrainingSpec,
     map_tree,
 )
-
-_OPTIMIZER = "optimizer/"
 
 
 def replica_device(setting: Setting, context: ProcessContext) -> torch.device:
@@ -324,13 +323,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.place_of(replica)
-        return {
-            name: self._placed(name, info) for name, info in self._state.describe(kinds).items()
-        }
-
-    def _placed(self, name: str, info: StateInfo) -> StateInfo:
-        slot = name.removeprefix(_OPTIMIZER)
-        return info.held_alone() if slot != name and self.program.is_alone(slot) else info
+        return own_slots.as_held(self._state.describe(kinds), self.program.is_alone)
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -350,10 +343,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)
-        elsewhere = self.program.is_elsewhere
-        self._state.write(
-            {n: v for n, v in state.items() if not elsewhere(n.removeprefix(_OPTIMIZER))}
-        )
+        self._state.write(own_slots.held_here(state, self.program.is_elsewhere))
         self._rate = None  # the optimizer may have been given another
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:

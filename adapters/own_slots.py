@@ -1,0 +1,46 @@
+"""Optimizer slots in named state, where a replica has those of some weights only; imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from isotrain.plugin import StateInfo
+
+_KIND = "optimizer/"
+
+
+def as_held(
+    described: Mapping[str, StateInfo], is_alone: Callable[[str], bool]
+) -> dict[str, StateInfo]:
+    """A description of state that says which slots are here and on no other replica.
+
+    Args:
+        described: As if all replicas had all of it.
+        is_alone: Tells of a slot whether it is of a weight that this replica alone updates.
+    """
+    return {
+        name: info.held_alone() if name.startswith(_KIND) and is_alone(_slot(name)) else info
+        for name, info in described.items()
+    }
+
+
+def held_here(
+    state: Mapping[str, np.ndarray], is_elsewhere: Callable[[str], bool]
+) -> dict[str, np.ndarray]:
+    """State without the slots that only other replicas have.
+
+    Args:
+        state: Of all of them.
+        is_elsewhere: Tells of a slot whether it is of a weight that only another replica updates.
+    """
+    return {
+        name: value
+        for name, value in state.items()
+        if not (name.startswith(_KIND) and is_elsewhere(_slot(name)))
+    }
+
+
+def _slot(name: str) -> str:
+    return name.removeprefix(_KIND)
