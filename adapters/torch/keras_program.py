@@ -18,8 +18,8 @@ from isotrain.adapters.torch import exports, keras_metrics
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
-from isotrain.adapters.torch.recording import Compute
-from isotrain.adapters.torch.replayed import Replayed, told
+from isotrain.adapters.torch.replaying.recording import Compute
+from isotrain.adapters.torch.replaying.replayed import Replayed, told
 from isotrain.adapters.torch.state import Section, State, in_place
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import (

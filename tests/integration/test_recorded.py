@@ -182,7 +182,7 @@ UPDATED: dict[str, dict[str, Any]] = {
 
 def compared() -> dict[str, Any]:
     """The uses at which a record is compared; which are next and were last, there and when resumed."""
-    from isotrain.adapters.torch.replayed import _Record
+    from isotrain.adapters.torch.replaying.replayed import _Record
 
     (known, resumed), later = (_Record(None, True) for _ in range(2)), 9000  # type: ignore[arg-type]
     at = []
@@ -284,7 +284,7 @@ def test_rounding_that_grows_is_told_from_another_computation() -> None:
     """By inputs that are rounded otherwise: deep networks may lose as many digits as these do."""
     import torch
 
-    from isotrain.adapters.torch.outcome import Outcome
+    from isotrain.adapters.torch.replaying.outcome import Outcome
 
     def outcome(loss: float) -> Outcome:
         return Outcome(torch.tensor(loss), [], [], [], [])

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from isotrain.adapters.torch.holders import holders_in, refill
-from isotrain.adapters.torch.outcome import Outcome
-from isotrain.adapters.torch.recordable import (
+from isotrain.adapters.torch.replaying.holders import holders_in, refill
+from isotrain.adapters.torch.replaying.outcome import Outcome
+from isotrain.adapters.torch.replaying.recordable import (
     BY_VALUE,
     UnrecordableError,
     ValuesStay,
     require_fixed_shapes,
 )
-from isotrain.adapters.torch.rounding import rounded, weights_rounded
+from isotrain.adapters.torch.replaying.rounding import rounded, weights_rounded
 from isotrain.adapters.torch.trees import rolled
 
 Compute = Callable[[torch.Tensor], Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from isotrain.adapters.torch.exact_passes import replace
-from isotrain.adapters.torch.graph_nodes import (
+from isotrain.adapters.torch.replaying.exact_passes import replace
+from isotrain.adapters.torch.replaying.graph_nodes import (
     aten,
     call,
     dtype_of,

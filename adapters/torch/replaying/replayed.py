@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import torch
 
-from isotrain.adapters.torch.outcome import Outcome
-from isotrain.adapters.torch.python_state import PythonState
-from isotrain.adapters.torch.recordable import UnrecordableError
-from isotrain.adapters.torch.recording import UNCOMPILED, Compute, Recording, record
-from isotrain.adapters.torch.rounding import rounded, weights_rounded
+from isotrain.adapters.torch.replaying.outcome import Outcome
+from isotrain.adapters.torch.replaying.python_state import PythonState
+from isotrain.adapters.torch.replaying.recordable import UnrecordableError
+from isotrain.adapters.torch.replaying.recording import UNCOMPILED, Compute, Recording, record
+from isotrain.adapters.torch.replaying.rounding import rounded, weights_rounded
 from isotrain.adapters.torch.trees import digest, rolled, signature
 
 _CHECKED_AGAIN = 16

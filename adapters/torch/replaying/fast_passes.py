@@ -11,10 +11,16 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
-from isotrain.adapters.torch.exact_passes import drop_unused, replace
-from isotrain.adapters.torch.graph_nodes import aten, call, is_call, is_only_used_by, shape_of
-from isotrain.adapters.torch.normalising import normalise_at_once
-from isotrain.adapters.torch.products import (
+from isotrain.adapters.torch.replaying.exact_passes import drop_unused, replace
+from isotrain.adapters.torch.replaying.graph_nodes import (
+    aten,
+    call,
+    is_call,
+    is_only_used_by,
+    shape_of,
+)
+from isotrain.adapters.torch.replaying.normalising import normalise_at_once
+from isotrain.adapters.torch.replaying.products import (
     add_in_convolution,
     add_in_product,
     pad_in_convolution,

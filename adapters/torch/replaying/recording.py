@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.torch import exact_passes, fast_passes, private
-from isotrain.adapters.torch.outcome import Snapshot
-from isotrain.adapters.torch.python_state import PythonState
-from isotrain.adapters.torch.recordable import (
+from isotrain.adapters.torch import private
+from isotrain.adapters.torch.replaying import exact_passes, fast_passes
+from isotrain.adapters.torch.replaying.outcome import Snapshot
+from isotrain.adapters.torch.replaying.python_state import PythonState
+from isotrain.adapters.torch.replaying.recordable import (
     BY_VALUE,
     UnrecordableError,
     ValuesStay,

@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 
 from torch.fx import Node
 
-from isotrain.adapters.torch.exact_passes import replace
-from isotrain.adapters.torch.graph_nodes import aten, call, is_call, is_only_used_by, shape_of
+from isotrain.adapters.torch.replaying.exact_passes import replace
+from isotrain.adapters.torch.replaying.graph_nodes import (
+    aten,
+    call,
+    is_call,
+    is_only_used_by,
+    shape_of,
+)
 
 
 class _Normalisation(NamedTuple):

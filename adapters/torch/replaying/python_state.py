@@ -11,7 +11,7 @@ import keras
 import torch
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.torch.holders import Holder, holders_in, look_at, refill, values_of
+from isotrain.adapters.torch.replaying.holders import Holder, holders_in, look_at, refill, values_of
 
 
 class PythonState:

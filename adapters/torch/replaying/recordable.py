@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
 from isotrain.adapters.torch import private
-from isotrain.adapters.torch.graph_nodes import aten
+from isotrain.adapters.torch.replaying.graph_nodes import aten
 
 BY_VALUE = "Python depends on the value of a tensor"
 _EXITS: set[Any] = {

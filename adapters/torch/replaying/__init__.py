@@ -1,0 +1,1 @@
+"""Steps of portable models: recorded as torch operations when they come again, and replayed from then on."""
