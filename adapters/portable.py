@@ -7,17 +7,17 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from isotrain.adapters import keras_losses, keras_private
-from isotrain.adapters.chosen import called_as, select
+from isotrain.adapters.chosen import select
 from isotrain.adapters.initial_weights import seeded_initial_weights
 from isotrain.adapters.keras_losses import mean_over_samples
+from isotrain.adapters.keras_optimizers import build_optimizer, loss_scale_variables
 from isotrain.adapters.keras_parts import (
     build_losses,
     build_metrics,
@@ -32,7 +32,7 @@ from isotrain.adapters.keras_parts import (
 )
 from isotrain.adapters.keras_recompute import Recomputed, recompute
 from isotrain.adapters.outputs import Outputs, batch_of
-from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
+from isotrain.plugin import SpecError, TrainingSpec
 
 __all__ = [
     "ObjectiveLayer",
@@ -67,8 +67,6 @@ _POLICIES = {
 }
 SEED_STRIDE = 0x9E3779B1
 """Odd, so that adding multiples of it to a 32-bit seed keeps replicas' seeds apart."""
-_CLIPPING = {"value": "clipvalue", "norm": "clipnorm", "global_norm": "global_clipnorm"}
-_SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
 
 
 def configure_precision(precision: str) -> None:
@@ -157,92 +155,6 @@ def _require_built(model: keras.Layer) -> None:
             f" {', '.join(unbuilt[:5])}. Give the model an input shape (keras.Input), or call it on"
             " a sample before you return it, so that every weight exists when training starts."
         )
-
-
-def build_optimizer(
-    spec: TrainingSpec, framework: str, name: str | None = None
-) -> keras.optimizers.Optimizer:
-    """Makes the spec's Keras optimizer, with its clipping and, in float16, its loss scaling.
-
-    It must be given gradients that are already reduced over the replicas: it clips what it is given.
-    In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
-    numbers through float32 and the frameworks would part there.
-
-    Args:
-        spec: Names it.
-        framework: For which a person's own is chosen.
-        name: By which its state is named; left out, Keras gives it one that no other has.
-    """
-    settings = spec.optimizer
-    number = float if spec.precision != "float64" else _through_float32
-    if isinstance(settings, CustomOptimizer):
-        factory = select(settings.custom, framework, "optimizer.custom")
-        form = "(learning_rate, **args)"
-        rate = number(settings.lr)
-        optimizer = called_as(form, factory, "optimizer.custom", rate, **settings.args)
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            raise SpecError(
-                f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
-                f" return a Keras optimizer, from {form}."
-            )
-        if isinstance(optimizer.get_config().get("learning_rate"), Mapping):
-            raise SpecError(
-                "optimizer.custom: its optimizer has a Keras learning-rate schedule. The rate of each step"
-                " is the spec's, the same on every backend: give the optimizer the learning_rate that it"
-                " is called with, and the spec a `schedule`."
-            )
-    else:
-        optimizer = _named_optimizer(spec, number)
-    if name is not None:
-        optimizer = optimizer.from_config({**optimizer.get_config(), "name": name})
-    if spec.clip is not None:
-        for field, attribute in _CLIPPING.items():
-            bound = getattr(spec.clip, field)
-            setattr(optimizer, attribute, None if bound is None else number(bound))
-    if spec.loss_scaling is not None:
-        return keras.optimizers.LossScaleOptimizer(
-            optimizer,
-            initial_scale=spec.loss_scaling.initial,
-            dynamic_growth_steps=spec.loss_scaling.growth_steps,
-        )
-    return optimizer
-
-
-def _named_optimizer(
-    spec: TrainingSpec, number: Callable[[float], float]
-) -> keras.optimizers.Optimizer:
-    classes = {
-        cls.__name__.lower(): cls
-        for cls in (
-            keras.optimizers.SGD,
-            keras.optimizers.Adam,
-            keras.optimizers.AdamW,
-            keras.optimizers.RMSprop,
-            keras.optimizers.Adagrad,
-            keras.optimizers.Lamb,
-        )
-    }
-    settings = spec.optimizer
-    options = {
-        name: number(value) if isinstance(value, float) else value
-        for name, value in settings.model_dump(exclude=_SPEC_ONLY_FIELDS).items()
-    }
-    if (
-        not settings.decay_is_decoupled
-    ):  # Keras' AdamW takes 0 but not None, the others None but not 0
-        options["weight_decay"] = options["weight_decay"] or None
-    return classes[settings.name](learning_rate=number(settings.lr), **options)
-
-
-def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The variables of a loss scale as its state names them; none without one, or before it is built."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
-        return {}
-    return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
-
-
-def _through_float32(value: float) -> float:
-    return float(np.float32(value))
 
 
 class ObjectiveLayer(keras.layers.Layer):

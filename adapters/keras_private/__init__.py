@@ -35,7 +35,7 @@ from isotrain.adapters.keras_private.layers import (
 )
 from isotrain.adapters.keras_private.losses import counting_losses, is_built, plain_losses, reduced
 from isotrain.adapters.keras_private.masks import mask_of, set_mask
-from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of
+from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of, take_rate
 from isotrain.adapters.keras_private.promotion import keep_64_bits
 
 PARTS = (
@@ -79,5 +79,6 @@ __all__ = [
     "slots_of",
     "standardised_inputs",
     "surroundings",
+    "take_rate",
     "uncast",
 ]

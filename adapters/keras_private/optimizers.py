@@ -39,6 +39,38 @@ def _reduces_where_expected() -> None:
     require(len(summed) == 1, "gradients are summed over replicas by this method alone")
 
 
+def take_rate(optimizer: keras.optimizers.Optimizer) -> Any | None:
+    """Takes the schedule or function that gives an optimizer's rate, and leaves a variable in its place.
+
+    Returns:
+        It; None for an optimizer whose rate is a variable already.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = inner._learning_rate
+    if isinstance(rate, keras.Variable):
+        return None
+    with keras.name_scope(inner.name, caller=inner):
+        inner._learning_rate = keras.Variable(
+            0.0, name="learning_rate", trainable=False, aggregation="only_first_replica"
+        )
+    inner._track_variable(inner._learning_rate)
+    return rate
+
+
+def _gives_its_rate_away() -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(8.0, 1, 0.5)
+    optimizer, weight = keras.optimizers.SGD(schedule), keras.Variable([1.0])
+    require(take_rate(optimizer) is schedule, "an optimizer keeps its schedule")
+    require(take_rate(optimizer) is None, "a rate that is a variable")
+    optimizer.build([weight])
+    paths = [variable.path for variable in optimizer.variables]
+    own = keras.optimizers.SGD(0.5, name=optimizer.name)
+    require(paths == [variable.path for variable in own.variables], "the variables of a plain one")
+    optimizer.learning_rate.assign(0.5)
+    optimizer.apply([keras.ops.ones(1)], [weight])
+    require(float(weight.value[0]) == 0.5, "an update at the rate of the variable")
+
+
 _SLOTS = {
     "momentum": ("momentums", "_momentums"),
     "velocity": ("_velocities",),
@@ -80,6 +112,7 @@ def _keeps_slots() -> None:
 
 
 PARTS = (
+    PrivatePart("Optimizer._learning_rate", _gives_its_rate_away),
     PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
     PrivatePart("slots of optimizers", _keeps_slots),
 )

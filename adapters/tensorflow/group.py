@@ -86,6 +86,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def place(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
 
+    def own_rates(self) -> Callable[[int], float] | None:
+        return self._program.update.own_rates
+
     def synchronised_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
         if learning_rate != self._rate:
             self._set_rate(learning_rate)

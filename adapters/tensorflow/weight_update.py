@@ -25,6 +25,7 @@ class WeightUpdate:
     """Turns reduced gradients into new weights.
 
     Attributes:
+        own_rates: The schedule that the optimizer came with; None where it has none.
         kept: Where `apply` leaves the gradients it was given; empty unless `keep_gradients` was called.
     """
 
@@ -47,7 +48,8 @@ class WeightUpdate:
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer without slots."""
-        self._optimizer = portable.build_optimizer(self._spec, "tensorflow", name)
+        built = portable.build_optimizer(self._spec, "tensorflow", name)
+        self._optimizer, self.own_rates = built
         self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
         self._rate_variable = self._optimizer.learning_rate
         self._shared_slots = set(self.slots())

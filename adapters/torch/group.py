@@ -125,6 +125,9 @@ class TorchReplicaGroup(ReplicaGroup):
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
+    def own_rates(self) -> Callable[[int], float] | None:
+        return self.program.own_rates
+
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         program, exchange = self.program, self.exchange

@@ -71,7 +71,7 @@ class KerasProgram(Program):
         """Makes an optimizer of the variables that are updated here."""
         spec, variables = self._spec, self._updated_variables
         self.updated = [variable.value for variable in variables]
-        self.optimizer = portable.build_optimizer(spec, "torch", name)
+        self.optimizer, self.own_rates = portable.build_optimizer(spec, "torch", name)
         self._shared_slots = set(portable.canonical_names(self.optimizer.variables))
         self.optimizer.build(variables)
         self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)

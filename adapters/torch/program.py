@@ -53,10 +53,12 @@ class Program(ABC):
         frozen: Every other tensor of the model by canonical name.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
         updated: The trainable parameters that `apply` updates: all, unless others keep slots of some.
+        own_rates: The schedule that the optimizer came with; None where it has none.
     """
 
     model: Any
     objective: Objective
+    own_rates: Callable[[int], float] | None = None
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]

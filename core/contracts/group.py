@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,14 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def place(self, arrays: Any) -> Any:
         """Moves one slice's arrays (a tree of NumPy arrays) to the framework. Local; any thread."""
+
+    def own_rates(self) -> Callable[[int], float] | None:
+        """The schedule that the spec's own optimizer came with; None where it has none. Local.
+
+        Returns:
+            A function from the number of steps done to the rate of the next one, equal on every process.
+        """
+        return None
 
     @abstractmethod
     def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:

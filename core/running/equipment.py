@@ -22,6 +22,11 @@ from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.collector import collection_paused
 from isotrain.core.system.versions import versions
 
+_SCHEDULED = (
+    "optimizer.custom: the rate of each step is that of the optimizer's own learning-rate schedule; `lr` is"
+    " only what the function is called with"
+)
+
 
 @dataclass(frozen=True)
 class Equipment:
@@ -118,7 +123,9 @@ def remarks(
 ) -> list[str]:
     """What became of initial weights and data, and how the group uses the model in its own way. Local."""
     of_weights = [] if initial is None else initial.remarks()
-    return [*of_weights, *loaders.remarks(), *group.remarks(), *state_remarks(spec, group)]
+    of_rates = [] if group.own_rates() is None else [_SCHEDULED]
+    own = [*of_weights, *loaders.remarks(), *of_rates, *group.remarks()]
+    return [*own, *state_remarks(spec, group)]
 
 
 def state_remarks(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:

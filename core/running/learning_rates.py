@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec.parts import CosineSchedule, PolynomialSchedule, StepSchedule
+from isotrain.core.spec.parts import (
+    ConstantSchedule,
+    CosineSchedule,
+    PolynomialSchedule,
+    StepSchedule,
+)
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -17,18 +23,35 @@ class LearningRates:
     """
 
     def __init__(
-        self, spec: TrainingSpec, *, global_batch: int, steps_per_epoch: int, total_steps: int
+        self,
+        spec: TrainingSpec,
+        own: Callable[[int], float] | None = None,
+        *,
+        global_batch: int,
+        steps_per_epoch: int,
+        total_steps: int,
     ) -> None:
         """Fixes the run's lengths.
 
         Args:
             spec: Gives the optimizer's rate, the schedule and the scaling rule.
+            own: The schedule that the spec's own optimizer came with; gives all rates, before scaling.
             global_batch: Samples of one step over all replicas.
             steps_per_epoch: Steps of one epoch.
             total_steps: Steps of the whole run.
+
+        Raises:
+            SpecError: There are two schedules, or the rate grows beyond all numbers.
         """
-        self.peak = spec.optimizer.lr * spec.scaling.factor(global_batch)
+        self._scale = spec.scaling.factor(global_batch)
+        self.peak = spec.optimizer.lr * self._scale
+        self._own = own
         self._schedule = spec.schedule
+        if own is not None and self._schedule != ConstantSchedule():
+            raise SpecError(
+                f"schedule: {self._schedule.name}, and the optimizer that optimizer.custom returned has a"
+                " learning-rate schedule too. Leave one of the two out."
+            )
         self._steps_per_epoch = steps_per_epoch
         self._warmup = self._schedule.warmup_steps or (
             (self._schedule.warmup_epochs or 0) * steps_per_epoch
@@ -48,7 +71,7 @@ class LearningRates:
             rate = math.inf
         if not math.isfinite(rate):
             raise SpecError(
-                f"schedule: the rate of the last step ({last}) is too large for a number. Give a factor"
+                f"schedule: the rate of the last step ({last}) is {rate}, which is no rate. Give a factor"
                 " below 1, or fewer decays."
             )
 
@@ -58,6 +81,8 @@ class LearningRates:
         During the warm-up the rate rises linearly and reaches the peak with the last warm-up step
         (Goyal et al. 2017, section 2.2).
         """
+        if self._own is not None:
+            return self._own(step) * self._scale
         if step < self._warmup:
             start = self._schedule.warmup_from_fraction
             return self.peak * (start + (1 - start) * (step + 1) / self._warmup)

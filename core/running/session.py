@@ -86,6 +86,7 @@ class Session:
         self._course = Course(self._training.steps_per_epoch, self._training.total_steps)
         self._rates = LearningRates(
             spec,
+            self.group.own_rates(),
             global_batch=plan.global_batch,
             steps_per_epoch=self._training.steps_per_epoch,
             total_steps=self._training.total_steps,
@@ -331,9 +332,10 @@ class Session:
             return self.group.collect_metrics("train")
 
     def try_metrics(self, batch: Batch) -> None:
-        """Finds out whether the spec's own metrics give numbers, before anything is trained for them.
+        """Finds out whether the spec's metrics give numbers, before anything is trained for them.
 
-        Keras' own do. For loops of your own: call it with the first batch, before its step.
+        Named ones do where targets and predictions fit them: they are tried only where evaluation is made
+        ready anyway. For loops of your own: call it with the first batch, before its step.
 
         Args:
             batch: Is evaluated, of which nothing remains.
@@ -341,7 +343,8 @@ class Session:
         Raises:
             SpecError: One does not.
         """
-        if any(metric.is_reference for metric in self.spec.metrics):
+        metrics = self.spec.metrics
+        if any(each.is_reference for each in metrics) or (metrics and self.can_evaluate):
             self._evaluation.try_metrics(batch)
 
     def evaluate(self, data: Any = None) -> dict[str, float]:

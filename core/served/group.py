@@ -232,6 +232,9 @@ class ServedGroup(ReplicaGroup):
     def traits(self) -> list[LayerTrait]:
         return self._own.traits()
 
+    def own_rates(self) -> Callable[[int], float] | None:
+        return self._own.own_rates()
+
     def remarks(self) -> list[str]:
         return self._own.remarks()
 

@@ -37,6 +37,13 @@ def two_outputs() -> Any:
     return Model(pixels, {name: layers.Dense(3, name=name)(hidden) for name in ("near", "far")})
 
 
+def falling(learning_rate: float) -> Any:
+    from keras import optimizers
+
+    schedule = optimizers.schedules.InverseTimeDecay(learning_rate, 3, 0.5)
+    return optimizers.Adam(schedule)
+
+
 def two_targets() -> tuple[np.ndarray, dict[str, np.ndarray]]:
     inputs, targets = images()
     return inputs, {"near": targets, "far": targets * 2}

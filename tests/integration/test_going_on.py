@@ -32,7 +32,8 @@ NATIVE: dict[str, dict[str, Any]] = {
 PORTABLE: dict[str, dict[str, Any]] = {
     "convolutions": {},
     "a metric that is made late": {"metrics": ["r2_score", "mean_absolute_error"]},
-    "two outputs": {
+    "two outputs, at a falling rate": {
+        "optimizer": {"custom": portable_going_on.falling, "lr": 2.0**-5},
         "model": portable_going_on.two_outputs,
         "data": portable_going_on.two_targets,
         "loss": dict.fromkeys(("near", "far"), "mean_squared_error"),

@@ -37,7 +37,7 @@ def described(fields):
     given = {"model": dict, "data": dict, "loss": "mse", "global_batch": 1, "steps": 1}
     spec = load_spec({**given, "optimizer": fields})
     weight = keras.Variable([1.0, 2.0], name="w")
-    optimizer = portable.build_optimizer(spec, "torch")
+    optimizer, _ = portable.build_optimizer(spec, "torch")
     optimizer.build([weight])
     named = [v.path.rpartition("/w_")[2] for v in optimizer.variables if "/w_" in v.path]
     own = torch.nn.Parameter(torch.ones(2))

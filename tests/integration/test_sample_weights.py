@@ -1,4 +1,4 @@
-"""Sample weights, class weights, losses and metrics of several outputs: as in Keras' own `fit`, to 1e-12."""
+"""Weights of samples and classes, losses and metrics of several outputs, schedules: as `fit`, to 1e-12."""
 
 from __future__ import annotations
 
@@ -68,6 +68,14 @@ def absolute(targets: Any, predictions: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(predictions - targets), axis=-1)
 
 
+def halving(learning_rate: float) -> Any:
+    """Rates that float32 has too, in which TensorFlow computes schedules."""
+    import keras
+
+    schedule = keras.optimizers.schedules.ExponentialDecay(learning_rate, 1, 0.5)
+    return keras.optimizers.SGD(schedule, momentum=0.5)
+
+
 ONE_HOT = np.eye(3)[CLASSES]
 BOTH = {
     "loss": {"number": "mean_squared_error", "kind": CROSS_ENTROPY},
@@ -91,6 +99,11 @@ CASES: dict[str, dict[str, Any]] = {
         "data": (X, ONE_HOT),
         "class_weight": {1: 3.0},
         "loss": {"name": "categorical_crossentropy", "from_logits": True},
+    },
+    "at a falling rate": {
+        "data": (X, CLASSES),
+        "optimizer": {"custom": halving, "lr": 0.25},
+        "scaling": {"rule": "linear", "base_batch": 16},
     },
     "split": {"data": (X, CLASSES, WEIGHTS), "validation_split": 0.3},
     "outputs": {"model": named, "data": (X, {"number": NUMBERS, "kind": CLASSES}), **BOTH},
@@ -156,7 +169,7 @@ def by_keras(built: Any, case: str) -> list[float]:
     by_output = isinstance(loss, dict) and "number" in loss
     losses = {k: as_keras(v) for k, v in loss.items()} if by_output else as_keras(loss)
     model.compile(
-        optimizer=keras.optimizers.SGD(0.125),
+        optimizer=halving(0.125) if case == "at a falling rate" else keras.optimizers.SGD(0.125),
         loss=losses,
         loss_weights=given.get("loss_weights"),
         metrics=_counting(given.get("metrics", []), weighted=False),

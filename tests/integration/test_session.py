@@ -241,10 +241,10 @@ def no_optimizer(learning_rate: float) -> object:
     return object()
 
 
-def scheduled(learning_rate: float) -> Any:
+def by_a_function(learning_rate: float) -> Any:
     import keras
 
-    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(learning_rate, 9, 0.5))
+    return keras.optimizers.SGD(lambda: learning_rate)
 
 
 def of_parameters(parameters: Any, lr: float) -> Any:
@@ -275,7 +275,7 @@ def on_keras(session: isotrain.Session) -> dict[str, Any]:
         refusal(portable.build_metrics, metrics=["mse_of_nothing"]),
         refusal(portable.build_metrics, metrics=twice),
         refusal(portable.build_optimizer, optimizer={"custom": no_optimizer, "lr": 0.5}),
-        refusal(portable.build_optimizer, optimizer={"custom": scheduled, "lr": 0.5}),
+        refusal(portable.build_optimizer, optimizer={"custom": by_a_function, "lr": 0.5}),
         refusal(portable.build_optimizer, optimizer={"custom": of_parameters, "lr": 0.5}),
     ]
     compute = portable.loss_computer(session.spec, net(), "torch", training=True)
@@ -322,9 +322,9 @@ def test_metrics_have_the_same_names_in_training_and_evaluation(
 
 
 def test_what_only_the_process_can_refuse(portable_run: dict[str, Any]) -> None:
-    metric, twice, optimizer, schedule, call, inputs = portable_run["refusals"]
+    metric, twice, optimizer, rate, call, inputs = portable_run["refusals"]
     assert "of_parameters' cannot be called as (learning_rate, **args)" in call
-    assert "has a Keras learning-rate schedule" in schedule
+    assert "its optimizer is a 'function', which does not know the step" in rate
     assert "the inputs are a dict, and the model is a keras.Sequential" in inputs
     assert "unknown Keras metrics name 'mse_of_nothing'" in metric
     assert "more than one result would be called mean_squared_error" in twice

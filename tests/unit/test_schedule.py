@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
-def rates(total: int = 20, per_epoch: int = 5, batch: int = 64, **fields: Any) -> list[float]:
+def rates(
+    total: int = 20,
+    per_epoch: int = 5,
+    batch: int = 64,
+    own: Callable[[int], float] | None = None,
+    **fields: Any,
+) -> list[float]:
     spec = TrainingSpec(
         **{
             "model": dict,
@@ -24,13 +31,26 @@ def rates(total: int = 20, per_epoch: int = 5, batch: int = 64, **fields: Any) -
             **fields,
         }
     )
-    given = LearningRates(spec, global_batch=batch, steps_per_epoch=per_epoch, total_steps=total)
+    given = LearningRates(
+        spec, own, global_batch=batch, steps_per_epoch=per_epoch, total_steps=total
+    )
     return [given(step) for step in range(total)]
 
 
 def test_a_rate_that_grows_beyond_all_numbers_is_refused_before_the_first_step() -> None:
     with pytest.raises(SpecError, match=r"schedule: the rate of the last step \(19\)"):
         rates(schedule={"name": "step", "every_steps": 1, "factor": 1e200})
+
+
+def test_an_optimizer_s_own_schedule_gives_the_rates_which_are_scaled() -> None:
+    found = rates(own=lambda step: 0.125 * step, scaling={"rule": "sqrt", "base_batch": 16})
+    assert found[:4] == [0.0, 0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", {"name": "constant", "warmup_steps": 2}])
+def test_two_schedules_are_refused(schedule: Any) -> None:
+    with pytest.raises(SpecError, match=r"schedule: (cosine|constant), and the optimizer .* too"):
+        rates(own=float, schedule=schedule)
 
 
 def test_constant() -> None:

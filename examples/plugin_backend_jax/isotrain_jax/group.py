@@ -97,6 +97,9 @@ class JaxReplicaGroup(ReplicaGroup):
     def place(self, arrays: Any) -> Any:
         return map_tree(self._mesh.place, arrays)
 
+    def own_rates(self) -> Callable[[int], float] | None:
+        return self._program.own_rates
+
     def synchronised_step(self, batch: Batch, learning_rate: float) -> jax.Array:
         pieces, weights, rate = _pieces(batch), self._weights(batch), self._rate(learning_rate)
         if batch.even:

@@ -65,6 +65,7 @@ class Program:
         model: The model as the person's function built it.
         variables: The Keras variables, where `State` has their values.
         statistics: Which of the other weights forward passes move.
+        own_rates: The schedule that the optimizer came with; None where it has none.
         loss_scale: Those of the optimizer's variables that are the loss scale's, by what they are.
     """
 
@@ -82,7 +83,7 @@ class Program:
                 f"model: the function returned {type(self.model).__name__!r}; jax-mesh trains a Keras"
                 " model."
             )
-        self._optimizer = portable.build_optimizer(spec, "jax")
+        self._optimizer, self.own_rates = portable.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
         self.loss_scale = portable.loss_scale_variables(self._optimizer)
         if any(metric.output or metric.weighted for metric in spec.metrics):

@@ -1,0 +1,122 @@
+"""The Keras optimizer of a spec, and the schedule that one of a person's own came with.
+
+Imported by adapters only after `keras_backend.claim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from isotrain.adapters import keras_private
+from isotrain.adapters.chosen import called_as, select
+from isotrain.adapters.keras_schedule import KerasSchedule
+from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
+
+_CLIPPING = {"value": "clipvalue", "norm": "clipnorm", "global_norm": "global_clipnorm"}
+_SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
+
+
+def build_optimizer(
+    spec: TrainingSpec, framework: str, name: str | None = None
+) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
+    """Makes the spec's Keras optimizer, with its clipping and, in float16, its loss scaling.
+
+    It must be given gradients that are already reduced over the replicas: it clips what it is given.
+    In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
+    numbers through float32 and the frameworks would part there.
+
+    Args:
+        spec: Names it.
+        framework: For which a person's own is chosen.
+        name: By which its state is named; left out, Keras gives it one that no other has.
+
+    Returns:
+        The optimizer, whose rate is a variable; and the schedule that it came with, for
+        `ReplicaGroup.own_rates`.
+    """
+    settings = spec.optimizer
+    number = float if spec.precision != "float64" else _through_float32
+    schedule = None
+    if isinstance(settings, CustomOptimizer):
+        optimizer, schedule = _own_optimizer(settings, framework, number)
+    else:
+        optimizer = _named_optimizer(spec, number)
+    if name is not None:
+        optimizer = optimizer.from_config({**optimizer.get_config(), "name": name})
+    if spec.clip is not None:
+        for field, attribute in _CLIPPING.items():
+            bound = getattr(spec.clip, field)
+            setattr(optimizer, attribute, None if bound is None else number(bound))
+    if spec.loss_scaling is not None:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer,
+            initial_scale=spec.loss_scaling.initial,
+            dynamic_growth_steps=spec.loss_scaling.growth_steps,
+        )
+    return optimizer, schedule
+
+
+def _own_optimizer(
+    settings: CustomOptimizer, framework: str, number: Callable[[float], float]
+) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
+    """Calls a person's function.
+
+    Raises:
+        SpecError: It returned something else, or an optimizer whose rate is a function.
+    """
+    factory = select(settings.custom, framework, "optimizer.custom")
+    form = "(learning_rate, **args)"
+    optimizer = called_as(form, factory, "optimizer.custom", number(settings.lr), **settings.args)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise SpecError(
+            f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
+            f" return a Keras optimizer, from {form}."
+        )
+    rate = keras_private.take_rate(optimizer)
+    if rate is not None and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        raise SpecError(
+            f"optimizer.custom: the learning_rate of its optimizer is a {type(rate).__name__!r}, which does"
+            " not know the step. Give a number, or a keras.optimizers.schedules.LearningRateSchedule."
+        )
+    return optimizer, None if rate is None else KerasSchedule(rate)
+
+
+def _named_optimizer(
+    spec: TrainingSpec, number: Callable[[float], float]
+) -> keras.optimizers.Optimizer:
+    classes = {
+        cls.__name__.lower(): cls
+        for cls in (
+            keras.optimizers.SGD,
+            keras.optimizers.Adam,
+            keras.optimizers.AdamW,
+            keras.optimizers.RMSprop,
+            keras.optimizers.Adagrad,
+            keras.optimizers.Lamb,
+        )
+    }
+    settings = spec.optimizer
+    options = {
+        name: number(value) if isinstance(value, float) else value
+        for name, value in settings.model_dump(exclude=_SPEC_ONLY_FIELDS).items()
+    }
+    if (
+        not settings.decay_is_decoupled
+    ):  # Keras' AdamW takes 0 but not None, the others None but not 0
+        options["weight_decay"] = options["weight_decay"] or None
+    return classes[settings.name](learning_rate=number(settings.lr), **options)
+
+
+def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The variables of a loss scale as its state names them; none without one, or before it is built."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
+        return {}
+    return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
+
+
+def _through_float32(value: float) -> float:
+    return float(np.float32(value))
