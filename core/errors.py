@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+_WORD = re.compile(r"[^\W_]+")
 
 
 class IsotrainError(Exception):
@@ -69,10 +72,29 @@ class PeerLostError(RunFailedError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The `known` name that `name` was probably meant to be, whatever its case; None: none is near."""
+    """The `known` name that `name` was probably meant to be, whatever its case; None: none is near.
+
+    Where all words of `name` are in several (`mean` in `mean_squared_error`), it has too few to tell.
+    """
     by_lower_case = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+    wanted = name.lower()
+    near = _with_its_words(wanted, by_lower_case)
+    if near is None:
+        same_letters = (each for each in by_lower_case if sorted(each) == sorted(wanted))
+        near = difflib.get_close_matches(wanted, by_lower_case, n=1) or [*same_letters]
     return by_lower_case[near[0]] if near else None
+
+
+def _with_its_words(name: str, known: Iterable[str]) -> list[str] | None:
+    """The one with all words of a name and the fewest others, none where several have; None: no such one."""
+    words = set(_WORD.findall(name))
+    parts = {each: set(_WORD.findall(each)) for each in known}
+    joined = "".join(_WORD.findall(name))
+    others = {n: len(p) - len(words) for n, p in parts.items() if words <= p or joined in p}
+    if not others:
+        return None
+    fewest = [each for each, count in others.items() if count == min(others.values())]
+    return fewest if len(fewest) == 1 else []
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

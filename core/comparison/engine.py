@@ -28,7 +28,7 @@ from isotrain.core.comparison.settings import (
 )
 from isotrain.core.comparison.verdict import decide
 from isotrain.core.contracts.plan import split_backend
-from isotrain.core.errors import PlanError, unknown_name
+from isotrain.core.errors import PlanError, did_you_mean, unknown_name
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plain_records import value
 from isotrain.core.planning.own_place import require_alone
@@ -207,7 +207,8 @@ def _backends(request: Request, spec: TrainingSpec) -> list[str]:
     names = {split_backend(backend)[0] for backend in request.backends}
     for backend in request.interpreters:
         if backend not in request.backends and backend not in names:
-            raise PlanError(f"--python {backend}=...: that backend is not compared.")
+            meant = did_you_mean(backend, [*request.backends, *names])
+            raise PlanError(f"--python {backend}=...: that backend is not compared.{meant}")
     elsewhere = {split_backend(backend)[0] for backend in request.interpreters}
     for name in sorted(names - elsewhere):
         if name not in host.backends.names():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from isotrain.core.data.arrays import Array, ArraySource
-from isotrain.core.errors import DataError
+from isotrain.core.errors import DataError, unknown_name
 
 _LOCAL_HEADER_BYTES = 30  # of a zip member, before its name and extra field
 
@@ -49,9 +49,7 @@ def _npz_member(path: Path, name: str) -> Array:
         with zipfile.ZipFile(path) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
             if name not in names:
-                raise DataError(
-                    f"{path}: no array named {name!r}. Available: {', '.join(names) or 'none'}."
-                )
+                raise DataError(f"{path}: {unknown_name('array', name, names)}")
             entry = archive.getinfo(f"{name}.npy")
             if entry.compress_type != zipfile.ZIP_STORED:
                 with archive.open(entry) as member:

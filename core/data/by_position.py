@@ -9,7 +9,7 @@ import numpy as np
 
 from isotrain.core.data.arrays import Array, Parts, as_array, as_parts
 from isotrain.core.data.trees import same_kind
-from isotrain.core.errors import DataError
+from isotrain.core.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
     from isotrain.core.data.order import Indices
@@ -65,7 +65,7 @@ def _columns(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
     if not isinstance(names, str):
         return {name: _columns(batch, name) for name in names}
     if names not in batch:
-        raise DataError(f"no column {names!r} in the data set. Available: {', '.join(batch)}.")
+        raise DataError(f"the data set: {unknown_name('column', names, batch)}")
     values = batch[names]
     if isinstance(values, list):
         return _stacked([as_array(value, names) for value in values], range(len(values)), names)

@@ -8,7 +8,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.start import Start
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import forking
 
@@ -24,7 +24,7 @@ def resolve_start(adapter: Adapter, engine: str, spec: TrainingSpec, device: Dev
     """
     asked = os.environ.get(VARIABLE) or "forked"
     if asked not in _WAYS:
-        raise PlanError(f"{VARIABLE}: expected one of {', '.join(_WAYS)}, received {asked!r}.")
+        raise PlanError(f"{VARIABLE}: {unknown_name('way to start processes', asked, _WAYS)}")
     if asked == "fresh":
         return Start(why_fresh=f"{VARIABLE}=fresh")
     if engine != LOCAL:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from isotrain import sources
 from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.running.evaluation import Evaluation
 from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
 
@@ -386,6 +388,17 @@ def test_nothing_remains_of_a_metric_that_was_tried() -> None:
                 session.step(batch)
             ends.append((session.metrics(), session.evaluate(), session.last_loss))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_named_metrics_are_tried_where_the_run_evaluates_anyway(validates: bool) -> None:
+    given = spec() if validates else spec(data=data().train)
+    with (
+        isotrain.open_session(given, backend="reference") as session,
+        mock.patch.object(Evaluation, "try_metrics") as tried,
+    ):
+        session.try_metrics(next(session.batches()))
+    assert tried.called is validates
 
 
 def no_room(session: isotrain.Session) -> list[float]:

@@ -91,7 +91,9 @@ def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     start = resolve_start(TorchDDP(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("fresh", "ISOTRAIN_START=fresh")
     monkeypatch.setenv("ISOTRAIN_START", "slowly")
-    with pytest.raises(PlanError, match="expected one of forked, fresh, received 'slowly'"):
+    with pytest.raises(
+        PlanError, match=r"way to start processes 'slowly'\. Available: forked, fresh"
+    ):
         resolve_start(TorchDDP(), LOCAL, SPEC, "cpu")
 
 

@@ -33,6 +33,7 @@ WITHOUT_CAPABILITY = {
         "collect_metrics",
         "traits",
         "remarks",
+        "own_rates",
         "step_remarks",
         "compress",
         "take_metrics",

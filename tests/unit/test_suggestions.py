@@ -1,0 +1,42 @@
+"""Which right name a wrong one is answered with."""
+
+from __future__ import annotations
+
+import pytest
+
+from isotrain.core.errors import nearest
+
+METRICS = (
+    *("accuracy", "binary_crossentropy", "categorical_crossentropy", "f1_score", "mean_io_u"),
+    *("mean_absolute_error", "mean_squared_error", "pearson_correlation", "poisson", "r2_score"),
+    *("sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "false_positives"),
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("accurracy", "accuracy"),
+        ("Accuracy", "accuracy"),
+        ("mean_square_error", "mean_squared_error"),
+        ("MeanSquaredError", "mean_squared_error"),
+        ("pearson", "pearson_correlation"),
+        ("sparse_accuracy", "sparse_categorical_accuracy"),
+        ("f1", "f1_score"),
+    ],
+)
+def test_what_is_spelled_or_shortened_otherwise_leads_to_the_right_name(
+    wrong: str, meant: str
+) -> None:
+    assert nearest(wrong, METRICS) == meant
+
+
+@pytest.mark.parametrize(
+    "wrong", ["mean", "error", "cross_entropy", "crossentropy", "mse_loss", "loss", "rmse", ""]
+)
+def test_what_may_be_several_names_or_is_like_none_leads_nowhere(wrong: str) -> None:
+    assert nearest(wrong, METRICS) is None
+
+
+def test_letters_in_another_order_are_near_enough() -> None:
+    assert nearest("rl", ("lr", "momentum")) == "lr"
