@@ -4,61 +4,31 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.plan import Plan, split_backend
-from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.launching.run_job import run_job
-from isotrain.core.parity import trace as tracing
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.parity.judge import judge, step_records
 from isotrain.core.parity.noise import Floor, Noise, scale_between
 from isotrain.core.parity.parity import Parity
 from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
-from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared, put_together
-from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared
+from isotrain.core.parity.tracer import Say, Tracer
+from isotrain.core.parity.wanted import Wanted, all_wanted
 from isotrain.core.planning.own_place import require_alone
-from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import SpecLike, load_spec
-from isotrain.core.spec.name_maps import MapLike, NameMap, read_maps
-from isotrain.core.spec.parts import StrategyChoice, StrategyLike
+from isotrain.core.spec.name_maps import MapLike, read_maps
+from isotrain.core.spec.parts import StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 from isotrain.core.system.versions import versions
 
-Say = Callable[[str], None]
-NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
-"""The last one, as it compares all slots, which a replica that does not update all weights has not."""
 DEFAULT_STEPS = 10
 SAME_START = 1e-6
 """Initial weights that are further apart are told of."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A run that was asked for.
-
-    Attributes:
-        backend: `NAME[:COLLECTIVE]`.
-        replicas: How many.
-        strategy: `NAME[,OPTION=VALUE...]`.
-        name: What it is called; has the strategy where there are several.
-        spec: What it trains.
-    """
-
-    backend: str
-    replicas: int
-    strategy: str
-    name: str
-    spec: TrainingSpec
 
 
 def parity(
@@ -98,77 +68,37 @@ def parity(
         RunFailedError: The reference failed. Other runs that fail are told in their records.
     """
     require_alone("parity")
+    if steps < 1:
+        raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
     given = load_spec(spec)
-    wanted = _wanted(given, backends, replicas, strategies or [given.strategy.name])
-    return _Check(given, wanted, steps, map, output, say).run()
-
-
-def _wanted(
-    spec: TrainingSpec,
-    backends: Sequence[str],
-    replicas: Sequence[int],
-    strategies: Sequence[StrategyLike],
-) -> list[Wanted]:
-    """Every run, each once, the reference first."""
-    found = {}
-    for choice in map(StrategyChoice.of, strategies):
-        for count in replicas:
-            for backend in backends:
-                name = f"{backend}@{count}" + (f" {choice.label}" if len(strategies) > 1 else "")
-                own = spec.under(choice)
-                found[name] = Wanted(backend, count, own.strategy.label, name, own)
-    if len(found) < 2:
-        raise PlanError(
-            "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
-            " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
-        )
-    return list(found.values())
+    wanted = all_wanted(given, backends, replicas, strategies or [given.strategy.name])
+    host = plugin_host(given.plugins)
+    tracer = Tracer(host, wanted[0], steps, read_maps(map), output, say)
+    for each in wanted:
+        tracer.plan(each, each.spec)
+    with tracer.running():
+        found = _Check(given, host, wanted, tracer).made()
+    tracer.keep(PARITY_FILE, found.to_json())
+    return found
 
 
 class _Check:
-    """One check of parity."""
+    """One check of parity: which runs it takes, and what follows from them."""
 
     def __init__(
-        self,
-        spec: TrainingSpec,
-        wanted: Sequence[Wanted],
-        steps: int,
-        map: MapLike | None,
-        output: str | os.PathLike[str] | None,
-        say: Say | None,
+        self, spec: TrainingSpec, host: PluginHost, wanted: Sequence[Wanted], tracer: Tracer
     ) -> None:
-        if steps < 1:
-            raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
         self._spec = spec
-        self._host = plugin_host(spec.plugins)
-        self._maps = read_maps(map)
-        self._count = steps
-        self._say = say or (lambda line: None)
-        self._created = time.time()
+        self._host = host
         self._wanted = wanted
-        for each in wanted:
-            self._plan(each, each.spec)
-        self._output = None if output is None else _made(Path(output))
-        self._initial: str | None = None
-        self._launched = 0
-        self._failed = False
-
-    def run(self) -> Parity:
-        """Makes every run."""
-        self._folder = Path(tempfile.mkdtemp(prefix="isotrain-parity-"))
-        try:
-            result = self._compared()
-        finally:
-            if not self._failed:  # the logs of a failed run are there
-                shutil.rmtree(self._folder, ignore_errors=True)
-        if self._output is not None:
-            _write(self._output / PARITY_FILE, result.to_json())
-        return result
-
-    def _compared(self) -> Parity:
-        first, *others = self._wanted
-        self._reference = self._traced(first, first.spec, "the reference")
+        self._trace = tracer.trace
+        self._created = time.time()
         self._noise_records: list[NoiseRecord] = []
+
+    def made(self) -> Parity:
+        """Makes every run, and judges."""
+        first, *others = self._wanted
+        self._reference = self._trace(first, first.spec, "the reference")
         self._other = self._noise(first, "other precision", _other_precision(first.spec))
         threads = self._noise(first, "other threads", self._other_threads(first.spec))
         floor = Floor(self._reference, _noises(self._reference, self._other, threads))
@@ -201,7 +131,7 @@ class _Check:
         threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
         about = spec.precision if source == "other precision" else threads
         try:
-            found = self._traced(wanted, spec, f"the reference with {about}")
+            found = self._trace(wanted, spec, f"the reference with {about}")
         except IsotrainError as error:
             self._noise_records.append(NoiseRecord(source, about, failed=str(error)))
             return None
@@ -227,7 +157,7 @@ class _Check:
             name: getattr(wanted, name) for name in ("name", "backend", "replicas", "strategy")
         }
         try:
-            run = self._traced(wanted, wanted.spec, "")
+            run = self._trace(wanted, wanted.spec, "")
         except IsotrainError as error:
             return RunRecord(**common, status="failed", reason=str(error))
         remarks: list[str] = []
@@ -258,7 +188,7 @@ class _Check:
             remarks.append("the reference has no float64 run to confirm the difference with.")
             return None
         try:
-            clearer = self._traced(wanted, _in_float64(wanted.spec), "in float64, to be sure")
+            clearer = self._trace(wanted, _in_float64(wanted.spec), "in float64, to be sure")
         except IsotrainError as error:
             remarks.append(f"it could not be confirmed in float64: {error}")
             return None
@@ -279,39 +209,6 @@ class _Check:
             "not meant to train as data-parallel does: what parts there is no fault of a backend"
         )
         return [*(f"{label} is {promise}." for label in own_way), *run.remarks]
-
-    def _plan(self, wanted: Wanted, spec: TrainingSpec) -> Plan:
-        plan = make_plan(Cast(spec, self._host), backend=wanted.backend, replicas=wanted.replicas)
-        _require_capabilities(plan, self._host)
-        return plan
-
-    def _traced(self, wanted: Wanted, spec: TrainingSpec, note: str) -> RunTrace:
-        """Makes one run in processes of its own.
-
-        Raises:
-            RunFailedError: It failed; says which run it was.
-        """
-        self._launched += 1
-        label = f"{wanted.name}{f' ({note})' if note else ''}"
-        self._say(f"run {self._launched}: {label}")
-        plan = self._plan(wanted, spec)
-        folder = self._folder / str(self._launched)
-        folder.mkdir()
-        names = self._maps.get(plan.backend) or self._maps.get(plan.framework) or NameMap({})
-        asks = wanted.spec.strategy != self._wanted[0].spec.strategy
-        request = tracing.Request(self._count, names, self._initial, asks)
-        work = functools.partial(tracing.trace, request=request)
-        try:
-            returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
-        except RunFailedError as error:
-            self._failed = True
-            raise RunFailedError(f"the run {label} failed: {error}") from error
-        if self._initial is None:
-            self._initial = str(folder / tracing.INITIAL_FILE)
-        if self._output is not None:
-            kept = RunDirectory(_made(self._output / "fingerprints"))
-            kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
-        return put_together(wanted.name, returned)
 
 
 def _other_precision(spec: TrainingSpec) -> TrainingSpec:
@@ -372,28 +269,3 @@ def _remarks(run: RunTrace, reference: RunTrace, floor: Floor) -> list[str]:
             " nothing more can be told there."
         )
     return found
-
-
-def _require_capabilities(plan: Plan, host: PluginHost) -> None:
-    missing = host.backend(plan.backend).can(plan.placement).missing(NEEDED)
-    if missing:
-        raise PlanError(f"parity needs what {plan.backend!r} lacks: it has {', '.join(missing)}.")
-
-
-def _file_name(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-@." else "-" for c in label).strip("-")
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlanError(f"the output folder cannot be made: {error}.") from error
-    return folder
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise IsotrainError(f"{file} cannot be written: {error}.") from error

@@ -1,0 +1,143 @@
+"""Makes the runs of a check of parity, one after the other, each in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.launching.run_job import run_job
+from isotrain.core.parity import trace as tracing
+from isotrain.core.parity.runs import RunTrace, put_together
+from isotrain.core.parity.wanted import Wanted
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
+from isotrain.core.plugins.host import PluginHost
+from isotrain.core.spec.name_maps import NameMap
+from isotrain.core.spec.training_spec import TrainingSpec
+
+Say = Callable[[str], None]
+NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
+"""The last one, as it compares all slots, which a replica that does not update all weights has not."""
+
+
+class Tracer:
+    """Every run that it makes starts from the initial weights of the first, which is the reference."""
+
+    def __init__(
+        self,
+        host: PluginHost,
+        reference: Wanted,
+        steps: int,
+        maps: Mapping[str, NameMap],
+        output: str | os.PathLike[str] | None,
+        say: Say | None,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            host: Knows the backends.
+            reference: The first run.
+            steps: How many to trace.
+            maps: Which tensor is which, by backend or framework.
+            output: A folder for what is kept; None: nothing is.
+            say: Called with a line before each run.
+        """
+        self._host = host
+        self._reference = reference
+        self._count = steps
+        self._maps = maps
+        self._output = None if output is None else Path(output)
+        self._say = say or (lambda line: None)
+        self._initial: str | None = None
+        self._launched = 0
+        self._failed = False
+
+    def plan(self, wanted: Wanted, spec: TrainingSpec) -> Plan:
+        """The plan of a run, under a spec of its own.
+
+        Raises:
+            PlanError: It cannot be made, or the backend does not show what is compared.
+        """
+        plan = make_plan(Cast(spec, self._host), backend=wanted.backend, replicas=wanted.replicas)
+        missing = self._host.backend(plan.backend).can(plan.placement).missing(NEEDED)
+        if missing:
+            raise PlanError(
+                f"parity needs what {plan.backend!r} lacks: it has {', '.join(missing)}."
+            )
+        return plan
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it, runs can be made; their directories go with it, but for those of a failed check."""
+        if self._output is not None:
+            _made(self._output)
+        self._folder = Path(tempfile.mkdtemp(prefix="isotrain-parity-"))
+        try:
+            yield
+        finally:
+            if not self._failed:  # the logs of a failed run are there
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def trace(self, wanted: Wanted, spec: TrainingSpec, note: str) -> RunTrace:
+        """Makes one run in processes of its own.
+
+        Args:
+            wanted: The run.
+            spec: What it trains, if in another way than was wanted.
+            note: Which way that is; may be empty.
+
+        Raises:
+            RunFailedError: It failed; says which run it was.
+        """
+        self._launched += 1
+        label = f"{wanted.name}{f' ({note})' if note else ''}"
+        self._say(f"run {self._launched}: {label}")
+        plan = self.plan(wanted, spec)
+        folder = self._folder / str(self._launched)
+        folder.mkdir()
+        names = self._maps.get(plan.backend) or self._maps.get(plan.framework) or NameMap({})
+        asks = wanted.spec.strategy != self._reference.spec.strategy
+        request = tracing.Request(self._count, names, self._initial, asks)
+        work = functools.partial(tracing.trace, request=request)
+        try:
+            returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
+        except RunFailedError as error:
+            self._failed = True
+            raise RunFailedError(f"the run {label} failed: {error}") from error
+        if self._initial is None:
+            self._initial = str(folder / tracing.INITIAL_FILE)
+        if self._output is not None:
+            kept = RunDirectory(_made(self._output / "fingerprints"))
+            kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
+        return put_together(wanted.name, returned)
+
+    def keep(self, file: str, text: str) -> None:
+        """Writes a file beside the fingerprints, if these are kept."""
+        if self._output is None:
+            return
+        path = self._output / file
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise IsotrainError(f"{path} cannot be written: {error}.") from error
+
+
+def _file_name(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-@." else "-" for c in label).strip("-")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"the output folder cannot be made: {error}.") from error
+    return folder
