@@ -232,34 +232,31 @@ def parity(options: argparse.Namespace) -> ExitCode:
 def backends(options: argparse.Namespace) -> None:
     """Lists the backends."""
     from isotrain.core.planning import listings
-    from isotrain.core.plugins.host import plugin_host
 
-    host = plugin_host()
-    found = listings.backends(host)
-    if options.json:
-        faults = {"plugin_faults": dict(host.faults)}
-        print(json_page({"format": FORMAT, "backends": found, **faults}))
-        return
-    from isotrain.core.showing import texts
-
-    sys.stdout.write(texts.backends(found))
-    _warn(host)
+    _list("backends", listings.backends, options)
 
 
 def strategies(options: argparse.Namespace) -> None:
     """Lists the strategies and the backends they fit."""
     from isotrain.core.planning import listings
+
+    _list("strategies", listings.strategies, options)
+
+
+def _list(
+    kind: str, listed: Callable[[PluginHost], list[dict[str, Any]]], options: argparse.Namespace
+) -> None:
     from isotrain.core.plugins.host import plugin_host
 
     host = plugin_host()
-    found = listings.strategies(host)
+    found = listed(host)
     if options.json:
         faults = {"plugin_faults": dict(host.faults)}
-        print(json_page({"format": FORMAT, "strategies": found, **faults}))
+        print(json_page({"format": FORMAT, kind: found, **faults}))
         return
     from isotrain.core.showing import texts
 
-    sys.stdout.write(texts.strategies(found))
+    sys.stdout.write({"backends": texts.backends, "strategies": texts.strategies}[kind](found))
     _warn(host)
 
 
