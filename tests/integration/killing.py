@@ -1,30 +1,79 @@
-"""How a process of a run is killed in the middle of it."""
+"""How the processes of a run are killed in the middle of it, one after the other."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+Moment = tuple[str, int]
+"""`batch` or `write`, and how many of them a process is let: writes are files and folders that it syncs."""
+
+
+def moments(seed: str, kills: int) -> list[Moment]:
+    """Random ones, each early in the life of a process; every other is while a checkpoint is written."""
+    draw = random.Random(seed)
+    return [
+        ("write", draw.randrange(14)) if place % 2 else ("batch", draw.randrange(1, 6))
+        for place in range(kills)
+    ]
 
 
 @dataclasses.dataclass
 class Killer:
-    """A transform that changes no sample, and kills the process that first finds a file.
+    """A transform that changes no sample, and kills the process in which a moment has come.
+
+    The processes of one start have the same moment, and the first to come there is killed; those of the next
+    start have the next one.
 
     Attributes:
-        flag: The file, which is gone afterwards.
-        after: So many calls are let pass.
+        folder: With a file for each moment that is to come.
+        due: The moment of this process, of which the first call reads.
+        calls: So many batches were seen.
+        writes: So many files and folders were synced.
     """
 
-    flag: Path
-    after: int
+    folder: Path
+    due: Path | None = None
     calls: int = 0
+    writes: int = 0
+
+    @classmethod
+    def at(cls, moments: Sequence[Moment], folder: Path) -> Killer:
+        """Makes the files."""
+        folder.mkdir(parents=True)
+        for number, (what, count) in enumerate(moments):
+            (folder / f"{number}-{what}-{count}").touch()
+        return cls(folder)
 
     def __call__(self, inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
+        if not self.calls:
+            self._read()
+        self._look("batch", self.calls)
         self.calls += 1
-        if self.calls > self.after and self.flag.exists():
-            self.flag.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
         return inputs, targets
+
+    def _read(self) -> None:
+        self.due = next(iter(sorted(self.folder.iterdir())), None)
+        sync = os.fsync
+
+        def watched(descriptor: int) -> None:
+            self._look("write", self.writes)
+            self.writes += 1
+            sync(descriptor)
+
+        os.fsync = watched
+
+    def _look(self, what: str, count: int) -> None:
+        """Kills this process if the moment has come, and no other process was killed in it."""
+        if self.due is None or not self.due.name.endswith(f"-{what}-{count}"):
+            return
+        try:
+            self.due.unlink()
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)

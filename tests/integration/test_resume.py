@@ -5,27 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from integration.killing import Killer
+from integration.killing import Killer, Moment, moments
 from interrupts import heed_signals
 
 import isotrain
 from isotrain import sources
 from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.evaluation import Evaluation
 from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
@@ -66,14 +65,12 @@ def run(folder: Path, replicas: int = 2, **options: Any) -> isotrain.RunResult:
     return isotrain.run(spec(**changes), replicas=replicas, run_directory=folder, **given)
 
 
-def killed(folder: Path, after: int, **options: Any) -> isotrain.RunResult:
-    """The same, with a process that is killed once and started again."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    flag = folder.with_name(f"{folder.name}-kill")
-    flag.touch()
-    changes = options.pop("changes", {}) | {"transform": Killer(flag, after)}
-    result = run(folder, max_restarts=1, changes=changes, **options)
-    assert not flag.exists(), "nobody was killed"
+def killed(folder: Path, moments: Sequence[Moment], **options: Any) -> isotrain.RunResult:
+    """The same, with processes that are killed at each moment in turn, and all started again."""
+    killer = Killer.at(moments, folder.with_name(f"{folder.name}-kills"))
+    changes = options.pop("changes", {}) | {"transform": killer}
+    result = run(folder, max_restarts=len(moments), changes=changes, **options)
+    assert len(result.restarts) == len(moments), sorted(killer.folder.iterdir())
     return result
 
 
@@ -86,27 +83,47 @@ def assert_same(found: isotrain.RunResult, expected: isotrain.RunResult) -> None
     assert found.metrics == expected.metrics
 
 
-EVERYDAY = ["data-parallel", {"name": "local-sgd", "options": {"every": 4}}]
-OTHERS = [
-    *("gossip", "elastic-averaging", "hierarchical", "parameter-server"),
-    {"name": "compressed", "options": {"method": "topk", "ratio": 0.25}},
-]
-SLOW = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in OTHERS]
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "data-parallel": {},
+    "local-sgd": {"every": 4},
+    "gossip": {},
+    "compressed": {"method": "topk", "ratio": 0.25},
+    "hierarchical": {},
+    "parameter-server": {},
+    "elastic-averaging": {"every": 3},
+    "sharded": {},
+}
+KILLS = 3
 
 
-@pytest.mark.parametrize("strategy", [*EVERYDAY, *SLOW], ids=str)
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, strategy: Any) -> None:
-    after = random.Random(str(strategy)).randrange(4, STEPS - 2)
-    changes = {"strategy": strategy}
+def chosen(name: str) -> dict[str, Any]:
+    return {"name": name, "options": STRATEGIES[name]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "local-sgd" else pytest.mark.slow)
+        for name in STRATEGIES
+    ],
+)
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
+    tmp_path: Path, name: str
+) -> None:
+    changes = {"strategy": chosen(name)}
     whole = run(tmp_path / "whole", 3, changes=changes)
-    found = killed(tmp_path / "killed", after, replicas=3, changes=changes)
+    found = killed(tmp_path / "killed", moments(name, KILLS), replicas=3, changes=changes)
     assert_same(found, whole)
-    (restart,) = found.restarts
-    assert restart["from_step"] % 3 == 0
-    at = re.search(r"(?:at|after) step (\d+)", restart["failure"])
-    assert at is not None
-    assert restart["from_step"] <= int(at[1]) <= restart["after_step"] < STEPS
-    assert restart["replicas"] == 3
+    for restart in found.restarts:
+        assert restart["from_step"] % 3 == 0
+        assert restart["from_step"] <= restart["after_step"] < STEPS
+        assert restart["replicas"] == 3
+
+
+def test_every_strategy_goes_on_or_says_why_not() -> None:
+    for name in plugin_host().strategies.entries().keys() - STRATEGIES.keys():
+        with pytest.raises(UnsupportedError, match=f"{name}.*staged-step"):
+            isotrain.plan(spec(strategy=name), backend="reference", replicas=3)
 
 
 def test_more_and_fewer_replicas_lose_nothing_that_matters(tmp_path: Path) -> None:
@@ -144,7 +161,7 @@ def at_the_start(session: isotrain.Session) -> Any:
             2,
             "local-sgd: each replica's own weights",
         ),
-        (OTHERS[-1], 3, "compressed: starts with nothing held back"),
+        (chosen("compressed"), 3, "compressed: starts with nothing held back"),
     ],
     ids=["replicas", "strategy"],
 )
@@ -153,7 +170,11 @@ def test_what_a_strategy_cannot_take_along_is_told(
 ) -> None:
     """Replicas that had weights of their own go on from the mean of them."""
     policy = {"every_steps": 3, "keep_last": None}
-    run(tmp_path / "run", 3, changes={"strategy": EVERYDAY[1], "checkpoint": policy, "steps": 6})
+    run(
+        tmp_path / "run",
+        3,
+        changes={"strategy": chosen("local-sgd"), "checkpoint": policy, "steps": 6},
+    )
     saved = tmp_path / "run/checkpoints/step-000000003"
     told: list[Any] = []
     found = isotrain.launch(
@@ -445,7 +466,7 @@ def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> No
 def test_who_dies_before_a_first_checkpoint_goes_on_from_where_it_began(tmp_path: Path) -> None:
     whole = run(tmp_path / "first", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
     older = tmp_path / "first/checkpoints/step-000000005"
-    found = killed(tmp_path / "second", 3, resume=older, changes={"checkpoint": None})
+    found = killed(tmp_path / "second", [("batch", 3)], resume=older, changes={"checkpoint": None})
     assert found.restarts[0]["from_step"] == 5
     assert found.history.loss == whole.history.loss[5:]
 

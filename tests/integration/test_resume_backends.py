@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -11,17 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration import pair_runs
+from integration import killed_in_turn, pair_runs
 from integration.killing import Killer
 from integration.pair_runs import EXACT
 
 import isotrain
 from isotrain.core.launching.returned import load_value
 from isotrain.core.running.result import read_history
+from isotrain.testing.bench import assert_same
+from isotrain.testing.series import PATIENT
 
 pytestmark = pytest.mark.slow
 
-BACKENDS = ["torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"]
+ALONE = [
+    *(("tf-mirrored", "data-parallel"), ("horovod-torch", "data-parallel")),
+    *(("horovod-tf", "data-parallel"), ("torch-ddp", "parameter-server")),
+]
+"""Backends of which only the plain strategy is tried, and one with processes that only it has."""
 
 
 def data() -> isotrain.DataSet:
@@ -70,19 +77,71 @@ def run(folder: Path, **options: Any) -> isotrain.RunResult:
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, backend: str) -> None:
-    changes: dict[str, Any] = {"model": moody}
+@pytest.mark.parametrize(("backend", "strategy"), ALONE)
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, backend: str, strategy: str) -> None:
+    changes: dict[str, Any] = {"strategy": strategy}
+    if strategy == "data-parallel":  # what workers of a server draw is their own
+        changes["model"] = moody
     whole = run(tmp_path / "whole", backend=backend, replicas=2, changes=changes)
-    flag = tmp_path / "kill"
-    flag.touch()
-    changes["transform"] = Killer(flag, 7)
+    changes["transform"] = Killer.at([("batch", 7)], tmp_path / "kills")
     found = run(tmp_path / "killed", backend=backend, replicas=2, changes=changes, max_restarts=1)
     assert len(found.restarts) == 1
     assert found.history == whole.history
     assert found.metrics == whole.metrics
-    for name, weight in whole.weights.items():
-        assert np.array_equal(found.weights[name], weight), name
+    assert_same(dict(found.weights), dict(whole.weights), "weights")
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "data-parallel": {},
+    "local-sgd": {"every": 4, "start": 1, "average_momenta": True},
+    "gossip": {},
+    "compressed": {"method": "topk", "ratio": 0.25},
+    "hierarchical": {},
+    "elastic-averaging": {"every": 3},
+    "sharded": {"stage": 2},
+}
+
+
+def of_strategies(**others: dict[str, Any]) -> dict[str, Any]:
+    """The specs; the name of another begins with its strategy's."""
+    return {
+        name: spec(
+            model=moody,
+            strategy={"name": name.partition("_")[0], "options": options},
+        )
+        for name, options in (STRATEGIES | others).items()
+    }
+
+
+EVERYWHERE = {
+    "torch-ddp": {"compressed_powersgd": {"method": "powersgd", "start": 2}},
+    "tf-multiworker": {},
+}
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+def test_killed_runs_of_every_strategy_end_as_those_that_were_not(
+    tmp_path: Path, backend: str
+) -> None:
+    """One launch, whose processes start again after each kill."""
+    specs = of_strategies(**EVERYWHERE[backend])
+    killed_in_turn.killers(specs, tmp_path)
+    given = {**spec(model=moody, checkpoint=None), "timeouts": PATIENT}
+    told: list[Any] = []
+    isotrain.launch(
+        functools.partial(killed_in_turn.trained, specs=specs, folder=tmp_path),
+        given,
+        backend=backend,
+        replicas=2,
+        run_directory=tmp_path / "run",
+        max_restarts=len(specs),
+        on_event=told.append,
+    )
+    assert sum(event["event"] == "restarted" for event in told) == len(specs)
+    for name, rank in itertools.product(specs, range(2)):
+        whole, killed = killed_in_turn.ends(tmp_path, name, rank)
+        assert_same(killed.pop("state"), whole.pop("state"), f"{name}, rank {rank}")
+        assert killed == whole, name
 
 
 def begun(session: isotrain.Session) -> None:
@@ -126,7 +185,7 @@ def with_jax(part: str, backend: str, folder: Path) -> None:
     variables = {"PYTHONPATH": path, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     program = f"""
 from pathlib import Path
-from integration import pair_runs
+from integration import killed_in_turn, pair_runs
 pair_runs.run({part!r}, {backend!r}, Path({str(folder)!r}), plugins=["isotrain_jax"])
 """
     done = subprocess.run(
