@@ -2,10 +2,14 @@
 
 A random process of the run is killed with SIGKILL at a random moment, also while checkpoints are written and
 while the run starts again. `reference` is the NumPy backend of the test kit. A kill may cost the steps since
-the newest checkpoint that was complete: the interval, and what was trained while the next one was written;
-none may cost a checkpoint of which the run had told that it is complete. Seconds of a restart are from the
-kill, those of a start from the call, until every process is ready for its next step.
-`python -m benchmarks.kills [--backend NAME] [--kills N] [--steps N] [--seed N]`: so many steps for each kill.
+the newest checkpoint that was complete: the interval, and what was trained while the next one was written,
+which is less than another interval; none may cost a checkpoint of which the run had told that it is complete.
+Seconds of a restart are from the kill, those of a start from the call, until every process is ready for its
+next step.
+
+`python -m benchmarks.kills [--backend NAME ...] [--kills N] [--steps N] [--seed N]`: so many steps for each
+kill. Many kills can be had in parts, each with a seed of its own. One line is printed for each backend; the
+exit code is 1 if any lost more than it may, ended as another run, or failed.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +71,17 @@ class Killer:
     """Kills a process of the run now and then, until it has done so often enough.
 
     Attributes:
+        made: So many processes were killed.
         starts: The seconds from each kill until all processes were ready; of a run that nobody kills, from
             the call.
         forgotten: How often a restart went on before a checkpoint that had been called complete.
     """
 
     def __init__(self, kills: int, seed: int, processes: int) -> None:
+        self.made = 0
         self.starts: list[float] = []
         self.forgotten = 0
-        self._left = kills
+        self._wanted = kills
         self._processes = processes
         self._draw = random.Random(seed)
         self._pids: list[int] = []
@@ -101,19 +109,70 @@ class Killer:
         """The kill is due some time after the processes have begun, ready or not."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._left:
+        if self.made < self._wanted:
             mean = _SECONDS + (statistics.median(self.starts) if self.starts else 0)
             self._timer = threading.Timer(self._draw.expovariate(1 / mean), self._kill)
             self._timer.start()
 
     def _kill(self) -> None:
-        self._left -= 1
         self._began, self._ready = time.time(), 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._draw.choice(self._pids), signal.SIGKILL)
+            self.made += 1
+
+    def stop(self) -> None:
+        """Kills nobody any more: the run has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
-def main(backend: str, kills: int, steps: int, seed: int) -> None:
+@dataclass(frozen=True)
+class Drill:
+    """How a run with kills went, beside one without.
+
+    Attributes:
+        killer: Who killed it.
+        first_start: The seconds that the other took to start.
+        found: The run.
+        weights_equal: Whether its weights are those of the other, to the bit.
+        history_equal: Whether its history is.
+    """
+
+    killer: Killer
+    first_start: float
+    found: isotrain.RunResult
+    weights_equal: bool
+    history_equal: bool
+
+    @property
+    def lost(self) -> list[int]:
+        """Steps that each restart took again."""
+        return [each["after_step"] - each["from_step"] for each in self.found.restarts]
+
+    def faults(self) -> Iterator[str]:
+        """What must not be."""
+        if not self.weights_equal:
+            yield "WEIGHTS NOT EQUAL"
+        if not self.history_equal:
+            yield "HISTORY NOT EQUAL"
+        if max(self.lost, default=0) >= 2 * _EVERY:
+            yield "LOST MORE THAN AN INTERVAL AND WHAT WAS TRAINED WHILE WRITING"
+        if self.killer.forgotten:
+            yield f"{self.killer.forgotten} COMPLETE CHECKPOINTS LOST"
+
+    def summary(self) -> str:
+        """All of it in one line."""
+        lost, again = self.lost or [0], self.killer.starts
+        seconds = f"{statistics.median(again):.2f} s" if again else "none measured"
+        return (
+            f"{self.killer.made} kills, {len(self.lost)} restarts; a checkpoint every {_EVERY} steps;"
+            f" steps lost: most {max(lost)}, median {statistics.median(lost):g}, more than {_EVERY} in"
+            f" {sum(each > _EVERY for each in lost)}; to the next step: restart {seconds}, first start"
+            f" {self.first_start:.2f} s; {', '.join(self.faults()) or 'bit-equal'}"
+        )
+
+
+def drill(backend: str, kills: int, steps: int, seed: int) -> Drill:
     """Runs once undisturbed and once with kills, and compares."""
     spec = {
         "model": {"reference": network, "torch": portable, "tensorflow": portable},
@@ -124,47 +183,46 @@ def main(backend: str, kills: int, steps: int, seed: int) -> None:
         "optimizer": {"name": "adam", "lr": 0.001},
         "global_batch": 8,
         "steps": steps * kills,
+        "threads": 1,
         "checkpoint": {"every_steps": _EVERY},
         "plugins": ["isotrain.testing.reference"],
     }
+    options: dict[str, Any] = {"backend": backend, "replicas": _REPLICAS}
+    processes = len(isotrain.plan(spec, **options).processes)
+    watcher, killer = Killer(0, seed, processes), Killer(kills, seed, processes)
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"backend": backend, "replicas": _REPLICAS}
-        processes = len(isotrain.plan(spec, **options).processes)
-        watcher, killer = Killer(0, seed, processes), Killer(kills, seed, processes)
-        whole = isotrain.run(
-            spec, run_directory=Path(folder, "whole"), on_event=watcher.hear, **options
-        )
-        found = isotrain.run(
-            spec,
-            run_directory=Path(folder, "killed"),
-            on_event=killer.hear,
-            max_restarts=2 * kills,
-            **options,
-        )
+        options["run_directory"] = Path(folder, "whole")
+        whole = isotrain.run(spec, on_event=watcher.hear, **options)
+        options["run_directory"] = Path(folder, "killed")
+        try:
+            found = isotrain.run(spec, on_event=killer.hear, max_restarts=2 * kills, **options)
+        finally:
+            killer.stop()
         same = all(np.array_equal(found.weights[n], w) for n, w in whole.weights.items())
         history = found.history == whole.history
-    _print(backend, watcher.starts[0], killer, found)
-    print(
-        f"weights {'equal' if same else 'NOT EQUAL'}, history {'equal' if history else 'NOT EQUAL'}"
-    )
+    return Drill(killer, watcher.starts[0], found, same, history)
 
 
-def _print(backend: str, start: float, killer: Killer, found: isotrain.RunResult) -> None:
-    lost = [each["after_step"] - each["from_step"] for each in found.restarts]
-    print(
-        f"{backend}: {len(lost)} restarts, a checkpoint every {_EVERY} steps; steps lost: median"
-        f" {statistics.median(lost):g}, most {max(lost)}, more than {_EVERY} in"
-        f" {sum(each > _EVERY for each in lost)}; complete checkpoints lost: {killer.forgotten}"
-    )
-    again = statistics.median(killer.starts)
-    print(f"seconds to the next step: first start {start:.2f}, restart {again:.2f}")
+def main(backends: list[str], kills: int, steps: int, seed: int) -> int:
+    """Drills each backend; gives the exit code."""
+    code = 0
+    for backend in backends:
+        try:
+            done = drill(backend, kills, steps, seed)
+        except isotrain.IsotrainError as error:
+            print(f"{backend}, seed {seed}: FAILED: {error}", flush=True)
+            code = 1
+            continue
+        print(f"{backend}, seed {seed}: {done.summary()}", flush=True)
+        code = max(code, int(any(done.faults())))
+    return code
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="reference")
+    parser.add_argument("--backend", nargs="+", default=["reference"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150)
     given = parser.parse_args()
-    main(given.backend, given.kills, given.steps, given.seed)
+    sys.exit(main(given.backend, given.kills, given.steps, given.seed))
