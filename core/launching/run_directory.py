@@ -19,6 +19,7 @@ from isotrain.core.json_text import json_page
 from isotrain.core.plain_records import read_json, value
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
+from isotrain.core.system.urls import is_url
 from isotrain.core.system.whole_file import rewrite_lines, write_whole
 
 SPEC_FILE = "spec.json"
@@ -45,8 +46,13 @@ class RunDirectory:
         """Makes a new directory: `path`, or `runs/<name>-<time>` where no other run has it.
 
         Raises:
-            PlanError: It holds files already, or cannot be made.
+            PlanError: It holds files already, cannot be made, or is no path of this machine.
         """
+        if path is not None and is_url(os.fspath(path)):
+            raise PlanError(
+                "the run directory: expected a folder of this machine, where records are written step by"
+                f" step, received {path}. Only checkpoints lie behind a URL: `checkpoint.folder` in the spec."
+            )
         try:
             return cls(_exactly(Path(path)) if path is not None else _fresh(name))
         except OSError as error:

@@ -45,10 +45,15 @@ def held_directory(
         resume: What it goes on from; None: it begins anew.
 
     Raises:
-        PlanError: The directory is taken, or another run is in it; or nobody can know which checkpoint is
-            meant.
+        PlanError: The directory is taken, or another run is in it; nobody can know which checkpoint is
+            meant; or checkpoints would be lost with the processes.
     """
     own_folder = None if spec.checkpoint is None else spec.checkpoint.folder
+    if own_folder is not None and own_folder.startswith("memory:"):
+        raise PlanError(
+            f"checkpoint.folder: {own_folder} is in the memory of one process, and is gone when a run's"
+            " processes end. Name a folder or a bucket; only `open_session` can save there."
+        )
     if resume is None and own_folder is not None:
         _require_no_checkpoints(own_folder)
     if resume == AUTO and run_directory is None and own_folder is None:

@@ -10,14 +10,17 @@ from typing import Any
 
 import fsspec
 import pytest
+from integration import test_resume
+from integration.killing import Killer
 from moto.server import ThreadedMotoServer
 from unit.saving import newest, save
 
+import isotrain
 from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
-from isotrain.core.errors import CheckpointError
+from isotrain.core.errors import CheckpointError, PlanError
 
 pytestmark = pytest.mark.slow  # the library for S3 alone takes seconds to load
 
@@ -124,3 +127,51 @@ def test_a_url_that_leads_nowhere_is_told(url: str) -> None:
         save(url, 1, 1, "t")
     with pytest.raises(CheckpointError, match=url):
         CheckpointFolder(url).save(1, sections={}, run={})
+
+
+@pytest.mark.parametrize("location", ["s3"], indirect=True)
+@pytest.mark.usefixtures("reference")
+def test_a_run_that_saves_in_a_bucket_is_killed_and_goes_on(location: str, tmp_path: Path) -> None:
+    """By itself, in its directory for longer, and from the bucket alone with other replicas."""
+    spec, run = test_resume.spec, test_resume.run
+    whole = run(tmp_path / "whole", changes={"steps": 15})
+    changes = {"checkpoint": {"every_steps": 3, "folder": location}, "steps": 10}
+    killer = {"transform": Killer.at([("batch", 9)], tmp_path / "kills")}
+    killed = run(tmp_path / "killed", changes=changes | killer, max_restarts=1)
+    (restart,) = killed.restarts
+    assert restart["from_step"] in (3, 6)
+    assert not (tmp_path / "killed/checkpoints").exists()
+    with pytest.raises(PlanError, match=r"has checkpoints of another run, up to step 10"):
+        run(tmp_path / "second", changes=changes)
+    changes["steps"] = 15
+    found = isotrain.resume(tmp_path / "killed", spec=spec(**changes), on_event=lambda event: None)
+    test_resume.assert_same(found, whole)
+    changes["steps"] = 17
+    other = run(tmp_path / "other", 3, resume=location, changes=changes)
+    assert len(other.history.loss) == 2
+    assert checkpoint_at(location).step == 17
+
+
+def test_a_bucket_holds_checkpoints_and_no_directory_of_a_run(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"received s3://bucket/run.*checkpoint\.folder"):
+        test_resume.run("s3://bucket/run")  # type: ignore[arg-type]
+    memory = {"checkpoint": {"folder": "memory://run"}}
+    with pytest.raises(PlanError, match="in the memory of one process"):
+        test_resume.run(tmp_path / "run", changes=memory)
+
+
+@pytest.mark.parametrize("location", ["memory"], indirect=True)
+@pytest.mark.usefixtures("reference")
+def test_a_session_of_one_process_saves_in_its_memory(location: str) -> None:
+    spec = test_resume.spec(checkpoint={"every_steps": 3, "folder": location})
+    ends = []
+    for steps in (6, None):
+        with isotrain.open_session(spec, backend="reference") as session:
+            if ends:
+                session.restore()
+                assert session.steps_done == 6
+            for batch in itertools.islice(session.batches(), steps):
+                session.step(batch)
+                session.save_if_due()
+            ends.append(session.steps_done)
+    assert ends == [6, test_resume.STEPS]
