@@ -49,6 +49,7 @@ from isotrain.core.contracts.replica import Tensor as Tensor
 from isotrain.core.contracts.replica import TensorFunctions as TensorFunctions
 from isotrain.core.contracts.replica import own_part as own_part
 from isotrain.core.contracts.service import Service as Service
+from isotrain.core.contracts.slot_forms import SlotForms as SlotForms
 from isotrain.core.contracts.start import Start as Start
 from isotrain.core.contracts.state import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.state import MODEL_STATE as MODEL_STATE

@@ -20,6 +20,7 @@ from isotrain.adapters.tensorflow.adapter import (
     tensorflow_preload,
     tensorflow_usability,
 )
+from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
     torch_changed,
@@ -28,6 +29,7 @@ from isotrain.adapters.torch.adapter import (
     torch_usability,
     weight_decay_remarks,
 )
+from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
     NOT_REPLICATED,
     SERVED_GROUP,
@@ -250,6 +252,7 @@ class HorovodTorch(_Horovod):
     packages = (build.DISTRIBUTION, "torch", "keras")
     exports = TORCH_EXPORTS
     compiler = "torch.compile"
+    slot_forms = TorchSlotForms()
     summary = "Horovod under PyTorch, one process per replica"
 
     def _framework_usability(self) -> Usability:
@@ -290,6 +293,7 @@ class HorovodTF(_Horovod):
     usual_lines = TENSORFLOW_LINES
     exports = TENSORFLOW_EXPORTS
     compiler = "XLA"
+    slot_forms = KerasSlotForms()
     summary = "Horovod under TensorFlow, one process per replica"
 
     def _framework_usability(self) -> Usability:

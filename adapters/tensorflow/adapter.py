@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
 from isotrain.adapters.tensorflow.build import is_cuda_build
+from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.plugin import (
     NOT_REPLICATED,
     SERVED_GROUP,
@@ -74,6 +75,7 @@ class _TensorFlowAdapter(Adapter):
     usual_lines = TENSORFLOW_LINES
     exports = EXPORTS
     compiler = "XLA"
+    slot_forms = KerasSlotForms()
     replicated_options = frozenset({_BUCKET_OPTION})
     options = {
         _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
+from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
     NOT_REPLICATED,
     SERVED_GROUP,
@@ -87,6 +88,7 @@ class TorchDDP(ServedOverTcp):
     packages = ("torch", "keras")
     exports = EXPORTS
     compiler = "torch.compile"
+    slot_forms = TorchSlotForms()
     capabilities = {
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,

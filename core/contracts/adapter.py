@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
     from isotrain.core.contracts.plan import Plan, Setting
     from isotrain.core.contracts.service import Service
+    from isotrain.core.contracts.slot_forms import SlotForms
     from isotrain.core.contracts.usability import Examination, Usability
     from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -47,6 +48,7 @@ class Adapter(ABC):
         exports: The forms in which its groups write models to files, but for `safetensors`, which needs none.
         kit_models: Where it trains no portable models, the module that has the conformance kit's models in
             its own words: `probe_model`, `probe_objective` and `digits_model`.
+        slot_forms: How optimizers of its native models keep slots, for who goes on in another framework.
     """
 
     name: ClassVar[str]
@@ -64,6 +66,7 @@ class Adapter(ABC):
     served_over: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     kit_models: ClassVar[str | None] = None
+    slot_forms: ClassVar[SlotForms | None] = None
 
     @abstractmethod
     def usability(self) -> Usability:

@@ -14,8 +14,9 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plain_records import record
+from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.saving import FORMAT, OWN_STATE, SHARED_STATE, Identity, Position
-from isotrain.core.running.translation import LOST, Translation
+from isotrain.core.running.translation import LOST, LOST_SLOTS, Translation
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _MEANING = (
@@ -118,10 +119,13 @@ def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
     )
 
 
-def load(
-    saved: Saved, group: ReplicaGroup, strategy: Strategy, plan: Plan, spec: TrainingSpec
-) -> list[str]:
+def load(saved: Saved, own: Equipment, rate: float) -> list[str]:
     """Sets all state of this process's replicas, and the strategy's.
+
+    Args:
+        saved: The checkpoint.
+        own: Whose state is set.
+        rate: Of the next step.
 
     Returns:
         What of the checkpoint's state could not be taken over.
@@ -129,13 +133,14 @@ def load(
     Raises:
         IsotrainError: Its weights are not those of this model.
     """
-    translation = Translation.between(saved.identity.plan, plan, spec)
+    group, strategy = own.group, own.strategy
+    translation = _translation(saved, own)
     if translation is not None:
-        _write_translated(saved, group, translation)
+        lost = _write_translated(saved, group, translation, rate)
         strategy.state_written(group)
-        return [LOST, *_write_metrics(saved, group)]
+        return [*lost, *_write_metrics(saved, group)]
     same = saved.replicas == group.replicas
-    lost: list[str] = []
+    lost = []
     keep_apart = same and saved.strategy == strategy.name and saved.identity.replicas_differ
     if saved.identity.replicas_differ and not keep_apart:
         lost.append(
@@ -144,38 +149,50 @@ def load(
         lost += _write_model(saved, group, _mean_state(saved))
     elif not saved.identity.replicas_differ:
         lost += _write_model(saved, group, _state(saved, group))
-    if same and saved.is_served == plan.is_served:
+    if same and saved.is_served == own.plan.is_served:
         lost += _write_own(saved, group, weights=keep_apart)
     else:
         lost += _write_metrics(saved, group)
     return [*lost, *_load_strategy(saved, group, strategy)]
 
 
-def load_weights(saved: Saved, group: ReplicaGroup, plan: Plan, spec: TrainingSpec) -> None:
+def load_weights(saved: Saved, own: Equipment) -> None:
     """Sets weights and other state of the model alone, optimizer slots left out.
 
     Raises:
         IsotrainError: They are not those of this model.
     """
-    translation = Translation.between(saved.identity.plan, plan, spec)
-    if translation is not None:
-        _write_translated(saved, group, translation)
-        return
+    group, translation = own.group, _translation(saved, own)
     state = _mean_state(saved) if saved.identity.replicas_differ else _state(saved, group)
+    if translation is not None:
+        state = translation.weights(state, group)
     known = group.describe_state(("trainable", "non-trainable"))
     group.write_state({name: array for name, array in state.items() if name in known})
 
 
-def _write_translated(saved: Saved, group: ReplicaGroup, translation: Translation) -> None:
-    """Sets the weights alone, by their names in this framework."""
+def _translation(saved: Saved, own: Equipment) -> Translation | None:
+    """Between the framework that saved a checkpoint and this one, where that takes one."""
+    section = "replica-0" if saved.identity.replicas_differ else "state"
+    if not Translation.is_needed(saved.checkpoint.tensors(section), own.group):
+        return None
+    return Translation.between(saved.identity.plan, own.plan, own.spec)
+
+
+def _write_translated(
+    saved: Saved, group: ReplicaGroup, translation: Translation, rate: float
+) -> list[str]:
+    """Sets weights, slots and the scale of the loss, by their names in this framework."""
     differ = saved.identity.replicas_differ
     state = _mean_state(saved) if differ else saved.checkpoint.read("state")
     weights = translation.weights(state, group)
     _require_all_weights(saved, group, weights)
+    slots = translation.slots(state, group, rate)
+    scale = {name: state[name] for name in group.describe_state(("loss-scale",)) if name in state}
     try:
-        group.write_state(weights)
+        group.write_state(weights | (slots or {}) | scale)
     except IsotrainError as error:
         raise IsotrainError(f"{saved.checkpoint.location}, by `checkpoint.map`: {error}") from error
+    return [LOST, LOST_SLOTS] if slots is None else [LOST]
 
 
 def _state(saved: Saved, group: ReplicaGroup) -> dict[str, np.ndarray]:

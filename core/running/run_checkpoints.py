@@ -16,6 +16,7 @@ from isotrain.core.launching.run_directory import checkpoint_folder
 from isotrain.core.running import resuming
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.running.saving import Position, Saver
 from isotrain.core.running.step_reports import StepReports
 
@@ -31,9 +32,11 @@ class RunCheckpoints:
         course: Course,
         step_reports: StepReports,
         reporter: Reporter,
+        rates: LearningRates,
         run_directory: Path,
     ) -> None:
         self._equipment = equipment
+        self._rates = rates
         self._course = course
         self._step_reports = step_reports
         self._reporter = reporter
@@ -124,8 +127,9 @@ class RunCheckpoints:
         with self._reporter.doing("restore"):
             saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
             changes = resuming.changes(saved, own.spec, own.plan)
-            lost = resuming.load(saved, own.group, own.strategy, own.plan, own.spec)
             position, where = saved.position, saved.checkpoint.location
+            rate = self._rates(position.step) * position.rate_factor
+            lost = resuming.load(saved, own, rate)
             self._go_on_from(position, is_own=self._saver.went_back_to(saved.checkpoint))
             if self._reporter.rank == 0:
                 self._reporter.emit(
@@ -158,7 +162,7 @@ class RunCheckpoints:
             self._saver.wait()
             group.barrier()
             saved = resuming.Saved(self._saver.last_of(self._course.best_steps))
-            resuming.load_weights(saved, group, own.plan, own.spec)
+            resuming.load_weights(saved, own)
             own.strategy.state_written(group)
 
     def wait(self) -> None:

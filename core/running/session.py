@@ -94,7 +94,7 @@ class Session:
         self._step_reports = StepReports.of(own, reporter, self.stopwatch, self.total_steps)
         self._evaluation = Evaluation(own, reporter)
         self._checkpoints = RunCheckpoints(
-            own, self._course, self._step_reports, reporter, self.run_directory
+            own, self._course, self._step_reports, reporter, self._rates, self.run_directory
         )
         self._closed = False
         self._is_open = True
