@@ -5,7 +5,6 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +40,45 @@ Parts = Callable[[Any, Any], list[Part]]
 """`parts(targets, predictions)`: every loss of the spec."""
 
 
-def parts_of(losses: Mapping[str | None, Loss], spec: TrainingSpec, outputs: Outputs) -> Parts:
+class OneLoss:
+    """The loss of one output, before `loss_weights` multiplies it; that of a slice is computed once.
+
+    Attributes:
+        loss: Of targets and predictions.
+    """
+
+    def __init__(self, loss: Loss, output: str | None) -> None:
+        """Remembers no slice yet.
+
+        Args:
+            loss: Of targets and predictions.
+            output: Its name; None for what the model gives, whose loss is not measured.
+        """
+        self.loss = loss
+        self._is_measured = output is not None
+        self._latest: tuple[Any, Part] | None = None
+
+    def __call__(self, targets: Any, predictions: Any, weights: Any | None) -> Part:
+        """Computes it, and remembers it until it is measured."""
+        part = _part(self.loss, targets, predictions, weights)
+        if self._is_measured:
+            self._latest = predictions, part
+        return part
+
+    def measured(self, targets: Any, predictions: Any, weights: Any | None) -> Part:
+        """The same of the slice that was computed last, if these are its predictions; else anew."""
+        latest, self._latest = self._latest, None
+        if latest is not None and latest[0] is predictions:
+            return latest[1]
+        return _part(self.loss, targets, predictions, weights)
+
+
+def build_each(spec: TrainingSpec, framework: str) -> dict[str | None, OneLoss]:
+    """Makes the spec's losses by output."""
+    return {o: OneLoss(loss, o) for o, loss in build_losses(spec, framework).items()}
+
+
+def parts_of(losses: Mapping[str | None, OneLoss], spec: TrainingSpec, outputs: Outputs) -> Parts:
     """Makes the function that gives every loss of a slice, one for each output where there are several.
 
     Args:
@@ -53,33 +90,40 @@ def parts_of(losses: Mapping[str | None, Loss], spec: TrainingSpec, outputs: Out
 
     def parts(targets: Any, predictions: Any) -> list[Part]:
         return [
-            _part(loss, *outputs.sample(targets, predictions, output), factors.get(str(output)))
+            _times(loss(*outputs.sample(targets, predictions, output)), factors.get(str(output)))
             for output, loss in losses.items()
         ]
 
     return parts
 
 
+def _times(part: Part, factor: float | None) -> Part:
+    return part if factor is None else part._replace(mean=part.mean * factor)
+
+
 def build_measures(
-    spec: TrainingSpec, framework: str
+    spec: TrainingSpec, framework: str, losses: Mapping[str | None, OneLoss]
 ) -> tuple[list[keras.metrics.Metric], list[Component]]:
     """Makes the spec's metrics anew, and the loss of each output where it gives several.
+
+    Args:
+        spec: Gives them.
+        framework: Whose entry of the spec is taken.
+        losses: By output: those that the steps compute, or others like them.
 
     Returns:
         The metrics, and what the spec says of each.
     """
-    losses = {o: loss for o, loss in build_losses(spec, framework).items() if o is not None}
-    own = [OutputLoss(functools.partial(_part, loss, factor=None)) for loss in losses.values()]
-    chosen = [*spec.metrics, *(Component("loss", output=output) for output in losses)]
+    several = {output: loss for output, loss in losses.items() if output is not None}
+    own = [OutputLoss(loss.measured) for loss in several.values()]
+    chosen = [*spec.metrics, *(Component("loss", output=output) for output in several)]
     metrics = [*build_metrics(spec, framework), *own]
     shown = [given.shown(m.name) for m, given in zip(metrics, chosen, strict=True)]
     choices.require_different_names(shown)
     return metrics, chosen
 
 
-def _part(
-    loss: Loss, targets: Any, predictions: Any, weights: Any | None, factor: float | None
-) -> Part:
+def _part(loss: Loss, targets: Any, predictions: Any, weights: Any | None) -> Part:
     counts: list[Any | None] = []
     mask = keras_private.mask_of(predictions)
     if weights is not None:
@@ -92,10 +136,7 @@ def _part(
             given = loss(targets, predictions)
         else:
             given = _reduced(loss(targets, predictions), weights, mask)
-    mean = mean_over_samples(given)
-    if factor is not None:
-        mean = mean * factor
-    return Part(mean, counts[0] if len(counts) == 1 else None)
+    return Part(mean_over_samples(given), counts[0] if len(counts) == 1 else None)
 
 
 def _reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:

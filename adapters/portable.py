@@ -7,7 +7,7 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,10 +182,12 @@ class LossComputer:
     Attributes:
         compute: The function.
         callables: What it calls besides the model: the losses, or the objective.
+        losses: By output; none where an objective gives them.
     """
 
     compute: Callable[[Any, Any], tuple[Any, Any]]
     callables: Sequence[Any]
+    losses: Mapping[str | None, keras_losses.OneLoss]
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Gives the loss and the predictions."""
@@ -217,8 +219,8 @@ def loss_computer(
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return own_losses.added_to(mean_over_samples(losses)), predictions
 
-        return LossComputer(objective, [called])
-    losses = build_losses(spec, framework)
+        return LossComputer(objective, [called], {})
+    losses = keras_losses.build_each(spec, framework)
     parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(model))
     reduced = keras_losses.in_rows if in_rows else keras_losses.summed
     takes_one = isinstance(model, keras.Sequential)
@@ -232,7 +234,7 @@ def loss_computer(
         predictions = model(inputs, training=training)
         return reduced(parts(targets, predictions), own_losses.added_to), predictions
 
-    return LossComputer(compute, [*losses.values()])
+    return LossComputer(compute, [each.loss for each in losses.values()], losses)
 
 
 class OwnLosses:

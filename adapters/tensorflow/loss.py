@@ -30,7 +30,7 @@ def loss_computer(
             return portable.mean_over_samples(losses), predictions
 
         return compute_objective
-    parts = keras_losses.parts_of(portable.build_losses(spec, "tensorflow"), spec, Outputs())
+    parts = keras_losses.parts_of(keras_losses.build_each(spec, "tensorflow"), spec, Outputs())
     called = forward(model, training)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:

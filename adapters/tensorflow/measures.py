@@ -31,8 +31,9 @@ class Measures:
             model: Tells the names of its outputs.
         """
         self._model = model
-        training, self._given = keras_losses.build_measures(spec, "tensorflow")
-        evaluation, _ = keras_losses.build_measures(spec, "tensorflow")
+        losses = keras_losses.build_each(spec, "tensorflow")
+        training, self._given = keras_losses.build_measures(spec, "tensorflow", losses)
+        evaluation, _ = keras_losses.build_measures(spec, "tensorflow", losses)
         self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
             "train": training,
             "evaluation": evaluation,

@@ -11,10 +11,8 @@ from typing import Any
 import keras
 import torch
 
-from isotrain.adapters import keras_losses, keras_parts
-from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch.metrics import Metric, as_chosen
-from isotrain.plugin import TrainingSpec
+from isotrain.adapters import keras_parts
+from isotrain.adapters.torch.metrics import Metric
 
 
 class KerasMetric(Metric):
@@ -71,9 +69,3 @@ class KerasMetric(Metric):
 
     def require_sums(self) -> None:
         keras_parts.require_sums([self._metric])
-
-
-def build_all(spec: TrainingSpec, outputs: Outputs) -> list[Metric]:
-    """Makes the metrics of a portable model anew."""
-    found, given = keras_losses.build_measures(spec, "torch")
-    return as_chosen([KerasMetric(metric) for metric in found], given, outputs)

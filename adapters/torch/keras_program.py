@@ -14,10 +14,11 @@ import torch
 from isotrain.adapters import keras_files, keras_private, keras_traits, portable
 from isotrain.adapters.keras_generators import generators_apart
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch import exports, keras_metrics
+from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
+from isotrain.adapters.torch.replaying.phase_metrics import Losses, PhaseMetrics
 from isotrain.adapters.torch.replaying.recording import Compute
 from isotrain.adapters.torch.replaying.replayed import Replayed, told
 from isotrain.adapters.torch.state import Section, State, in_place
@@ -26,6 +27,7 @@ from isotrain.plugin import (
     ExportForm,
     IsotrainError,
     LayerTrait,
+    Phase,
     SpecError,
     StateKind,
     TrainingSpec,
@@ -59,6 +61,7 @@ class KerasProgram(Program):
         self._slots_elsewhere: set[str] = set()
         self._bound: float | None = None
         self._make_optimizer()
+        self._losses: dict[Phase, Losses] = {}
         self.training = self._replayed(spec, training=True)
         self.evaluation = self._replayed(spec, training=False)
         self.objective = Objective(model, self.training)
@@ -90,14 +93,20 @@ class KerasProgram(Program):
     def is_elsewhere(self, slot: str) -> bool:
         return slot in self._slots_elsewhere
 
-    def build_metrics(self) -> list[Metric]:
-        return keras_metrics.build_all(self._spec, Outputs.of_keras(self.model))
+    def build_metrics(self, phase: Phase) -> list[Metric]:
+        outputs = Outputs.of_keras(self.model)
+        found = PhaseMetrics(self._spec, outputs, self._losses[phase])
+        computes = self.training if phase == "train" else self.evaluation
+        if isinstance(computes, Replayed) and found.metrics:
+            computes.measure(found)
+        return found.metrics
 
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self.model, self._spec.precision)
 
     def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
         compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
+        self._losses["train" if training else "evaluation"] = compute.losses
         phase = "training" if training else "evaluation"
         if not spec.record and spec.compile:
             raise SpecError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from isotrain.adapters import chosen
-from isotrain.adapters.torch.metrics import Metric, collect
+from isotrain.adapters.torch.metrics import Measured, Metric, collect
 from isotrain.adapters.torch.program import Program
 from isotrain.adapters.torch.shares import EvaluatedLoss
 from isotrain.adapters.torch.tensors import to_numpy
@@ -32,8 +32,8 @@ class Measures:
             device: Where to add up.
         """
         self._program = program
-        self.training = program.build_metrics()
-        self._evaluation = program.build_metrics()
+        self.training = program.build_metrics("train")
+        self._evaluation = program.build_metrics("evaluation")
         self._evaluated = EvaluatedLoss(losses, device)
 
     def train(self, piece: Slice, predictions: Any) -> None:
@@ -89,6 +89,10 @@ class Measures:
 
 
 def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
+    if isinstance(predictions, Measured):
+        if piece.count:
+            predictions.add_to(metrics)
+        return
     chosen.require_predictions(metrics, predictions)
     plain, _ = unweighted(piece.targets)
     with torch.no_grad():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.torch import private
 from isotrain.adapters.torch.losses import Masked, beside, one_shape
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import Component, IsotrainError, UnsupportedError, unknown_name
@@ -277,6 +278,23 @@ def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1
     )
     covariance = (targets - other) * (predictions - other)
     return (2 * covariance / (variances + (own - other).square() + 1e-7)).mean(axis)
+
+
+class Measured(NamedTuple):
+    """What a record gives beside the loss where metrics are part of it.
+
+    Attributes:
+        predictions: Of a slice.
+        sums: What its samples add to the sums of all metrics.
+    """
+
+    predictions: Any
+    sums: list[Tensor]
+
+    def add_to(self, metrics: Sequence[Metric]) -> None:
+        """Adds them to metrics."""
+        totals = [total for metric in metrics for total in metric.sums]
+        private.foreach_add_(totals, self.sums)
 
 
 def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import areas, counts, losses, metrics, overlaps, per_class
 from isotrain.adapters.torch.counts import Counts, CountsOfLogits
 from isotrain.adapters.torch.metrics import MeanOf, Metric, RootMeanOf, as_chosen
+from isotrain.adapters.torch.native_loss import NativeLoss
 from isotrain.adapters.torch.output_loss import output_losses
 from isotrain.plugin import Component, TrainingSpec
 
@@ -75,14 +76,21 @@ _WHOLE: Mapping[str, Callable[..., Metric]] = {
 _NAMED_OTHERWISE = {"log_cosh_error": "logcosh", "f_beta_score": "fbeta_score"}
 
 
-def build_metrics(spec: TrainingSpec, device: torch.device) -> list[Metric]:
-    """Makes the spec's metrics anew.
+def build_metrics(
+    spec: TrainingSpec, device: torch.device, loss: NativeLoss | None
+) -> list[Metric]:
+    """Makes the spec's metrics anew, and the loss of each output where it gives several.
+
+    Args:
+        spec: Names them.
+        device: Where to add up.
+        loss: That the steps compute; None where an objective gives it.
 
     Raises:
         SpecError: There is none of a name, or it has no such options, or two would have one name.
     """
     found = [_built(given, device) for given in spec.metrics]
-    found = [*as_chosen(found, spec.metrics, Outputs()), *output_losses(spec, device)]
+    found = [*as_chosen(found, spec.metrics, Outputs()), *output_losses(loss, device)]
     choices.require_different_names([metric.name for metric in found])
     return found
 

@@ -16,9 +16,9 @@ from isotrain.adapters.torch.named_loss import NamedLoss, build_loss
 from isotrain.plugin import SpecError, TrainingSpec
 
 
-@dataclass(frozen=True)
+@dataclass
 class OutputPart:
-    """The loss of one output.
+    """The loss of one output; that of a slice is computed once.
 
     Attributes:
         output: Its name; None for what the model gives.
@@ -29,6 +29,21 @@ class OutputPart:
     output: str | None
     loss: Callable[[Any, Any], Any]
     counted: Count | None
+    _latest: tuple[Any, torch.Tensor] | None = None
+
+    def remembered(self, targets: Any, predictions: Any, weights: Any | None) -> torch.Tensor:
+        """As `mean`, which remembers it until it is measured."""
+        mean = self.mean(targets, predictions, weights)
+        if self.output is not None:
+            self._latest = predictions, mean
+        return mean
+
+    def measured(self, targets: Any, predictions: Any, weights: Any | None) -> torch.Tensor:
+        """The mean of the slice that was computed last, if these are its predictions; else anew."""
+        latest, self._latest = self._latest, None
+        if latest is not None and latest[0] is predictions:
+            return latest[1]
+        return self.mean(targets, predictions, weights)
 
     def mean(self, targets: Any, predictions: Any, weights: Any | None) -> torch.Tensor:
         """The mean over what counts, each sample times its weight."""
@@ -52,7 +67,12 @@ def output_parts(spec: TrainingSpec) -> list[OutputPart]:
 
 
 class NativeLoss:
-    """All losses of a spec."""
+    """All losses of a spec.
+
+    Attributes:
+        parts: Each of them.
+        counts_alike: Whether all targets count alike in all of them.
+    """
 
     def __init__(self, spec: TrainingSpec) -> None:
         """Makes them.
@@ -61,16 +81,16 @@ class NativeLoss:
             SpecError: There is none of a name, or it has no such options.
         """
         self._outputs = Outputs()
-        self._parts = output_parts(spec)
-        self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self._parts]
-        self.counts_alike = all(part.counted is None for part in self._parts)
+        self.parts = output_parts(spec)
+        self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self.parts]
+        self.counts_alike = all(part.counted is None for part in self.parts)
 
     def __call__(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as an objective gives it."""
-        samples = [self._outputs.sample(targets, predictions, p.output) for p in self._parts]
-        means = [part.mean(*own) for part, own in zip(self._parts, samples, strict=True)]
+        samples = [self._outputs.sample(targets, predictions, p.output) for p in self.parts]
+        means = [part.remembered(*own) for part, own in zip(self.parts, samples, strict=True)]
         means = [m if f is None else m * f for m, f in zip(means, self._factors, strict=True)]
-        alike = [m for m, p in zip(means, self._parts, strict=True) if p.counted is None]
+        alike = [m for m, p in zip(means, self.parts, strict=True) if p.counted is None]
         total = _sum(alike) if alike else torch.zeros_like(means[0])
         if self.counts_alike:
             return total
@@ -78,10 +98,10 @@ class NativeLoss:
 
     def counted(self, targets: Any) -> torch.Tensor:
         """What each loss counts by in a slice, shape `[losses]`; 0 for those that count samples."""
-        own = [self._outputs.of_targets(targets, part.output) for part in self._parts]
+        own = [self._outputs.of_targets(targets, part.output) for part in self.parts]
         counts = [
             None if part.counted is None else part.counted(t)
-            for part, t in zip(self._parts, own, strict=True)
+            for part, t in zip(self.parts, own, strict=True)
         ]
         like = next(count for count in counts if count is not None)
         return torch.stack([torch.zeros_like(like) if c is None else c for c in counts])

@@ -28,6 +28,7 @@ from isotrain.plugin import (
     IsotrainError,
     LayerTrait,
     LossScale,
+    Phase,
     SpecError,
     StatePart,
     TrainingSpec,
@@ -119,8 +120,8 @@ class NativeProgram(Program):
 
         return mixed
 
-    def build_metrics(self) -> list[Metric]:
-        return build_metrics(self._spec, self._device)
+    def build_metrics(self, phase: Phase) -> list[Metric]:
+        return build_metrics(self._spec, self._device, self._loss)
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model)

@@ -8,8 +8,7 @@ import torch
 
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.native_loss import OutputPart, output_parts
-from isotrain.plugin import TrainingSpec
+from isotrain.adapters.torch.native_loss import NativeLoss, OutputPart
 
 
 class OutputLoss(Metric):
@@ -26,7 +25,7 @@ class OutputLoss(Metric):
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         own = Outputs().sample(targets, predictions, self._part.output)
-        mean = self._part.mean(*own).double()
+        mean = self._part.measured(*own).double()
         if self._part.counted is None:
             self._total += torch.stack([mean * count, torch.full_like(mean, count)])
             return
@@ -38,6 +37,7 @@ class OutputLoss(Metric):
         return {self.name: total / count if count else 0.0}
 
 
-def output_losses(spec: TrainingSpec, device: torch.device) -> list[Metric]:
-    """One for each output that has a loss of its own."""
-    return [OutputLoss(part, device) for part in output_parts(spec) if part.output is not None]
+def output_losses(loss: NativeLoss | None, device: torch.device) -> list[Metric]:
+    """One for each output that has a loss of its own; none where an objective gives the loss."""
+    parts = [] if loss is None else loss.parts
+    return [OutputLoss(part, device) for part in parts if part.output is not None]

@@ -17,6 +17,7 @@ from isotrain.plugin import (
     ExportForm,
     IsotrainError,
     LayerTrait,
+    Phase,
     StateKind,
     StatePart,
     Trait,
@@ -88,8 +89,8 @@ class Program(ABC):
             parameter.grad = None
 
     @abstractmethod
-    def build_metrics(self) -> list[Metric]:
-        """Makes the spec's metrics anew."""
+    def build_metrics(self, phase: Phase) -> list[Metric]:
+        """Makes the spec's metrics, which are those of a phase from now on."""
 
     @abstractmethod
     def traits(self) -> list[LayerTrait]:

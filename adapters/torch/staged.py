@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from isotrain.adapters import keras_losses, portable
+from isotrain.adapters import keras_losses
 from isotrain.adapters.keras_stages import StagedModel
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import private
@@ -72,7 +72,7 @@ class StagedGroup(TorchReplicaGroup):
                 " last stage does. Leave it out."
             )
         model = StagedModel(program.model, cut.chunks, cut.first)
-        losses = portable.build_losses(spec, "torch")
+        losses = keras_losses.build_each(spec, "torch")
         parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(program.model))
         self._stages = Stages(model, self.exchange, parts)
         self._homes = {

@@ -220,7 +220,7 @@ def metrics() -> Iterator[list[Any]]:
     for kind, name, options in METRICS:
         for weighted in (False, True):
             spec = spec_with(metrics=[{"name": name, **options}])
-            (ours,) = named_metrics.build_metrics(spec, torch.device("cpu"))
+            (ours,) = named_metrics.build_metrics(spec, torch.device("cpu"), None)
             (theirs,) = keras_parts.build_metrics(spec, "torch")
             for seed in range(2):
                 targets, predictions = map(torch.tensor, arrays(seed)[kind])
@@ -247,7 +247,7 @@ def native_metrics() -> Iterator[Any]:
     """Those that need no Keras."""
     for _, name, options in METRICS:
         spec = spec_with(metrics=[{"name": name, **options}])
-        yield from named_metrics.build_metrics(spec, torch.device("cpu"))
+        yield from named_metrics.build_metrics(spec, torch.device("cpu"), None)
 
 
 def functions() -> dict[str, bool]:

@@ -21,6 +21,8 @@ def data(kind: str = "points", length: int = 20) -> Any:
         targets = generator.integers(0, 4, (length + 9, 5))
     else:
         inputs = generator.normal(size=(length + 9, *SHAPES.get(kind, (6,)))).astype("float32")
+    if kind == "two":
+        targets = {"left": inputs[:, 0], "right": inputs[:, 1]}
     if kind == "rare":
         inputs[length // 2] *= 100
     given: Any = {"left": inputs, "right": inputs[:, :3]} if kind == "pair" else inputs
@@ -28,6 +30,12 @@ def data(kind: str = "points", length: int = 20) -> Any:
         {n: v[part] for n, v in given.items()} if kind == "pair" else given[part]
         for part in (slice(length), slice(length, None))
     ]
+    if kind == "two":
+        parts = [
+            {n: v[part] for n, v in targets.items()}
+            for part in (slice(length), slice(length, None))
+        ]
+        return isotrain.DataSet((cut[0], parts[0]), (cut[1], parts[1]))
     return isotrain.DataSet((cut[0], targets[:length]), (cut[1], targets[length:]))
 
 
@@ -268,6 +276,71 @@ def hooked() -> Any:
     model = dense()
     model.layers[0].register_forward_hook(lambda layer, given, found: found * 1.5)
     return model
+
+
+def of_two() -> Any:
+    """Two outputs, each with a loss of its own: `left` and `right`."""
+    from keras import Input, Model, layers
+
+    given = Input((6,))
+    hidden = layers.Dense(8, activation="tanh")(given)
+    return Model(given, {name: layers.Dense(1)(hidden) for name in ("left", "right")})
+
+
+CALLS: list[str] = []
+"""Of `called_loss`."""
+
+
+def called_loss(y_true: Any, y_pred: Any) -> Any:
+    """It is noted how often it is computed."""
+    from keras import ops
+
+    CALLS.append("")
+    return ops.log1p(ops.square(y_true - y_pred))
+
+
+def surprise(y_true: Any, y_pred: Any) -> Any:
+    """A metric of one's own."""
+    from keras import ops
+
+    return ops.logsumexp(y_pred, axis=-1) - y_pred[:, 0]
+
+
+def by_setting(y_true: Any, y_pred: Any) -> Any:
+    """A metric that depends on something that nobody sees."""
+    return y_pred[:, 0] * SETTINGS["scale"]
+
+
+def highest() -> type:
+    """A class of metrics that keep no sum."""
+    from keras import metrics, ops
+
+    class Highest(metrics.Metric):
+        def __init__(self, name: str = "highest") -> None:
+            super().__init__(name=name)
+            self.best = self.add_variable((), "zeros", name="best")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.best.assign(ops.maximum(self.best, ops.max(y_pred)))
+
+        def result(self) -> Any:
+            return self.best.value
+
+    return Highest
+
+
+class Counting:
+    """A metric that counts its calls in Python: a record would freeze that."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        self.calls += 1
+        return 0.0 * y_pred[:, 0] + self.calls
+
+
+COUNTING = Counting()
 
 
 def momentum(learning_rate: float) -> Any:

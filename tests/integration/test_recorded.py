@@ -25,6 +25,12 @@ BASE: dict[str, Any] = {
     "epochs": 6,
     "threads": 1,
 }
+MEASURED = [
+    "accuracy",
+    {"name": "sparse_top_k_categorical_accuracy", "k": 2, "weighted": True},
+    {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    models.surprise,
+]
 OF_WORDS = {"data_args": {"kind": "words"}}
 OBJECTIVE = {"objective": models.squares, "loss": None, "metrics": []}
 RECORDED: dict[str, dict[str, Any]] = {
@@ -51,6 +57,15 @@ RECORDED: dict[str, dict[str, Any]] = {
     "without gradients": {"model": models.with_a_pass_without_gradients},
     "objective": OBJECTIVE,
     "own loss": {"loss": models.own_loss, "metrics": []},
+    "measured": {"metrics": MEASURED, "class_weight": {1: 3.0, 2: 0.5}},
+    "outputs": {
+        "model": models.of_two,
+        "data_args": {"kind": "two"},
+        "loss": {"left": models.called_loss, "right": "mean_squared_error"},
+        "loss_weights": {"left": 0.5, "right": 2.0},
+        "metrics": {"left": ["mean_absolute_error"]},
+    },
+    "counting metric": {"metrics": ["accuracy", models.COUNTING]},
 }
 REFUSED: dict[str, tuple[Any, str]] = {
     "by value": (models.by_value, "in the layer Own, Python depends on the value of a tensor"),
@@ -127,6 +142,9 @@ def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
     """Trains and evaluates; losses, state and metrics, and why steps were not replayed."""
     given = {**BASE, **changes}
     fields = {name: value for name, value in given.items() if value is not None}
+    models.CALLS.clear()
+    models.COUNTING.calls = 0
+    models.SETTINGS["scale"] = 1.0
     with (
         warnings.catch_warnings(record=True) as warned,
         isotrain.open_session(fields, backend="torch-ddp", replicas=1) as session,
@@ -151,6 +169,8 @@ def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
             "warned": [str(each.message) for each in warned if "replayed" in str(each.message)],
             "records": records,
             "exact": [each.is_exact for each in kept],
+            "unmeasured": getattr(program.training, "unmeasured", None),
+            "calls": len(models.CALLS),
             "operations": [str(node.target).removeprefix("aten.") for node in nodes],
         }
 
@@ -214,6 +234,11 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
         found[f"held {name}"] = train({"model": models.holding}, in_layer(change))
     found["held"] = train({"model": models.holding, "record": False}, in_layer(HELD["dict"]))
     found["annealed"] = [annealed(record=record) for record in (True, False)]
+    measured = {"epochs": None, "steps": 20, "global_batch": 4, "metrics": [models.by_setting]}
+    stale = functools.partial(set_setting, step=9)
+    highest = {**measured, "metrics": [models.highest()]}
+    found["highest"] = [train({**highest, "record": r}) for r in (True, False)]
+    found["stale metric"] = [train({**measured, "record": r}, stale) for r in (True, False)]
     scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch": 4}
     for name, (between, _) in CHANGED.items():
         found[name] = [train({**scaled, "record": r}, between) for r in (True, False)]
@@ -246,7 +271,11 @@ def assert_near(one: dict[str, Any], other: dict[str, Any], bound: float) -> Non
         scale = max(2.0**-7, float(np.abs(value).max()))
         assert np.abs(one["state"][name] - value).max() <= bound * scale, name
     for ours, theirs in zip(one["evaluated"], other["evaluated"], strict=True):
-        np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=bound)
+        assert list(ours) == list(theirs)
+        np.testing.assert_allclose([*ours.values()], [*theirs.values()], rtol=bound)
+    assert list(one["metrics"]) == list(other["metrics"])
+    found = [[*each["metrics"].values()] for each in (one, other)]
+    np.testing.assert_allclose(*found, rtol=bound)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -260,6 +289,39 @@ def test_a_record_computes_what_keras_does(found: dict[str, Any], name: str) -> 
     assert min(replayed["records"]) >= 1
     assert eager["records"] == [0, 0]
     assert_near(replayed, eager, NEAR.get(RECORDED[name].get("precision", "float32"), 3e-2))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_metrics_are_part_of_the_record(found: dict[str, Any], name: str) -> None:
+    """But for those that Python's own state changes."""
+    told = found[name][0]["unmeasured"]
+    if name == "counting metric":
+        assert "a call changes an attribute" in told
+    else:
+        assert told is None
+
+
+def test_the_loss_of_each_output_is_computed_once(found: dict[str, Any]) -> None:
+    """Though it is given beside the metrics: in each of two records, and by Keras."""
+    replayed, eager = found["outputs"]
+    assert replayed["operations"].count("log1p.default") == 2
+    assert eager["calls"] == len(eager["losses"]) + 2 * len(eager["evaluated"])
+
+
+def test_a_metric_that_is_no_sum_is_left_to_keras(found: dict[str, Any]) -> None:
+    replayed, eager = found["highest"]
+    assert sorted(text.split()[2] for text in replayed["warned"]) == ["evaluation", "training"]
+    assert_near(replayed, eager, NEAR["float32"])
+
+
+def test_a_stale_metric_is_left_to_keras(found: dict[str, Any]) -> None:
+    """When a comparison shows it; the steps themselves are still replayed."""
+    replayed, eager = found["stale metric"]
+    (told,) = [text for text in replayed["warned"] if "training" in text]
+    assert told.startswith("metrics of training steps are not replayed")
+    assert "seen at use 16 of the record; it agreed at use 1" in told
+    assert min(replayed["records"]) >= 1
+    assert_near({**replayed, "metrics": {}}, {**eager, "metrics": {}}, NEAR["float32"])
 
 
 PLACED = {

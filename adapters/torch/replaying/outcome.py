@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.torch.metrics import Measured
 from isotrain.adapters.torch.trees import leaves
 
 _TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4}
@@ -17,6 +18,7 @@ _OF_ALL = 1e-2
 """How much of the norm of all gradients counts for one of them: some are nothing but rounding."""
 _GROWN = 16
 """How much more than on inputs that are rounded otherwise the same operations, others may differ."""
+METRICS_DIFFER = "the metrics differ from those of a step without the record"
 
 
 class Snapshot:
@@ -53,6 +55,7 @@ class Outcome:
         gradients: Of the loss, for each parameter; None where it has none.
         moved: The variables that are not trained, afterwards.
         random: States of the generators, afterwards.
+        measures: Whether metrics, where these are part of a record, got what Keras would add.
     """
 
     loss: torch.Tensor
@@ -60,6 +63,7 @@ class Outcome:
     gradients: list[torch.Tensor | None]
     moved: list[torch.Tensor]
     random: list[torch.Tensor]
+    measures: bool = True
 
     @classmethod
     def of(
@@ -68,6 +72,7 @@ class Outcome:
         batch: tuple[Any, Any],
         parameters: Sequence[torch.Tensor],
         others: Sequence[torch.Tensor],
+        measures: Callable[[Any, Measured], bool],
     ) -> Outcome:
         """Calls a computation, and takes everything back that it moved.
 
@@ -76,9 +81,13 @@ class Outcome:
             batch: Inputs and targets.
             parameters: To take gradients for, where gradients are taken at all.
             others: Variables that it may move.
+            measures: Whether Keras adds to metrics what was added for these targets.
         """
         before = Snapshot(others)
         loss, predictions = compute(*batch)
+        agrees = True
+        if isinstance(predictions, Measured):
+            agrees, predictions = measures(batch[1], predictions), predictions.predictions
         gradients: list[torch.Tensor | None] = []
         if loss.requires_grad:
             total = (
@@ -91,6 +100,7 @@ class Outcome:
             gradients,
             [tensor.detach().clone() for tensor in others],
             before.random_states(),
+            agrees,
         )
         before.restore()
         return found
@@ -108,8 +118,10 @@ class Outcome:
             return "it draws other random numbers"
         theirs = other.parts
         grown = {} if rounded is None else rounded.parts
+        if not other.measures:
+            return METRICS_DIFFER
         for name, ours in self.parts.items():
-            if not _agree(ours, theirs[name], exact, _noise(ours, grown.get(name, ours))):
+            if not agree(ours, theirs[name], exact, _noise(ours, grown.get(name, ours))):
                 verb = "differs from that" if name == "the loss" else "differ from those"
                 return f"{name} {verb} of a step without the record"
         return None
@@ -141,12 +153,20 @@ def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
     return _norm(one - other)
 
 
-def _agree(
+def agree(
     ours: Sequence[torch.Tensor | None],
     theirs: Sequence[torch.Tensor | None],
     exact: bool,
     noise: Sequence[float],
 ) -> bool:
+    """Whether tensors are the same, to the bit or nearly.
+
+    Args:
+        ours: Some tensors.
+        theirs: Others.
+        exact: Whether to the bit.
+        noise: By how much more than a fixed measure each may differ where not.
+    """
     if len(ours) != len(theirs):
         return False
     whole = _OF_ALL * sum(map(_norm, ours))

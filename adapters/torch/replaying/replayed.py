@@ -10,7 +10,9 @@ from typing import Any
 import keras
 import torch
 
-from isotrain.adapters.torch.replaying.outcome import Outcome
+from isotrain.adapters.torch.metrics import Measured
+from isotrain.adapters.torch.replaying.outcome import METRICS_DIFFER, Outcome
+from isotrain.adapters.torch.replaying.phase_metrics import PhaseMetrics
 from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.adapters.torch.replaying.recordable import UnrecordableError
 from isotrain.adapters.torch.replaying.recording import UNCOMPILED, Compute, Recording, record
@@ -61,6 +63,7 @@ class Replayed:
 
     Attributes:
         refusal: Why nothing is recorded; None as long as something may be.
+        unmeasured: Why metrics are no part of the records; None as long as they may be.
         records: By signature.
         is_paused: Whether it computes without a record for now, and counts nothing.
     """
@@ -83,6 +86,7 @@ class Replayed:
             callables: What it calls besides layers that has attributes: losses, an objective.
         """
         self.refusal: str | None = None
+        self.unmeasured: str | None = None
         self._compiles = compiles
         self._callables = callables
         self._compute = compute
@@ -96,7 +100,12 @@ class Replayed:
         self._state: PythonState | None = None
         self._renewals = 0
         self._before: dict[int, int] = {}
+        self._metrics: PhaseMetrics | None = None
         self.is_paused = False
+
+    def measure(self, metrics: PhaseMetrics) -> None:
+        """Makes metrics part of the records, which then give `Measured` in place of predictions."""
+        self._metrics = metrics
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Gives the mean loss and the predictions."""
@@ -115,7 +124,7 @@ class Replayed:
             if known.uses == known.next_check:
                 self._check(known, inputs, targets, is_first=known.uses == 1)
                 known.pass_checks()
-            if self.refusal is None:
+            if key in self.records:
                 return known.recording(inputs, targets)
         return self._compute(inputs, targets)
 
@@ -125,15 +134,35 @@ class Replayed:
             if len(self._met) < _SIGNATURES:
                 self._met.add(key)
             return
-        state = PythonState(self._model, self._callables)
         try:
-            recording = record(self._compute, state, self._variables, inputs, targets)
+            recording, state = self._recorded(inputs, targets)
         except UnrecordableError as error:
             self._refuse(str(error))
             return
         self.records[key] = _Record(recording, self._is_exact)
         if self._state is None:
             self._state = state
+
+    def _recorded(self, inputs: Any, targets: Any) -> tuple[Recording, PythonState]:
+        """A record, of the metrics too if they can be recorded, and what it depends on besides tensors."""
+        if self._metrics is not None and not self._metrics.are_late:
+            state = PythonState(self._model, [*self._callables, *self._metrics.callables])
+            try:
+                return record(self._measuring, state, self._variables, inputs, targets), state
+            except UnrecordableError as error:
+                self._leave_metrics(str(error))
+        state = PythonState(self._model, self._callables)
+        return record(self._compute, state, self._variables, inputs, targets), state
+
+    def _measuring(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Measured]:
+        """The computation, and what the slice adds to the metrics."""
+        loss, predictions = self._compute(inputs, targets)
+        assert self._metrics is not None
+        return loss, Measured(predictions, self._metrics.added(targets, predictions))
+
+    def _measures(self, targets: Any, found: Measured) -> bool:
+        """Whether metrics got what Keras adds for the same predictions."""
+        return self._metrics is not None and self._metrics.would_add(targets, found, self._is_exact)
 
     @property
     def calls(self) -> torch.Tensor:
@@ -191,7 +220,10 @@ class Replayed:
         expected = self._outcome(self._compute, inputs, targets)
         found = self._outcome(known.recording, inputs, targets)
         difference = self._difference(expected, found, (inputs, targets), exact=known.is_exact)
-        if difference is not None:
+        if difference == METRICS_DIFFER:
+            self._leave_metrics(_seen(difference, known))
+            warnings.warn(self._told_unmeasured(), RuntimeWarning, stacklevel=2)
+        elif difference is not None:
             self._refuse(_seen(difference, known))
         elif is_first:
             self._hasten(known, known.recording.rearranged, expected, (inputs, targets))
@@ -235,7 +267,9 @@ class Replayed:
             warnings.warn(self._told_uncompiled(why), RuntimeWarning, stacklevel=2)
 
     def _outcome(self, compute: Compute, inputs: Any, targets: Any) -> Outcome:
-        return Outcome.of(compute, (inputs, targets), self._parameters, self._others)
+        return Outcome.of(
+            compute, (inputs, targets), self._parameters, self._others, self._measures
+        )
 
     @property
     def _is_exact(self) -> bool:
@@ -248,6 +282,14 @@ class Replayed:
         self.records.clear()
         warnings.warn(told(self._phase, why), RuntimeWarning, stacklevel=2)
 
+    def _leave_metrics(self, why: str) -> None:
+        """Lets Keras compute the metrics from now on; the rest is recorded anew."""
+        self.unmeasured, self._metrics, self._state = why, None, None
+        self.records.clear()
+
+    def _told_unmeasured(self) -> str:
+        return f"metrics of {self._phase} steps are not replayed, but computed by Keras: {self.unmeasured}"
+
     def _told_uncompiled(self, why: str) -> str:
         return f"{self._phase} steps are not compiled, but replayed as they are: {why}"
 
@@ -257,16 +299,16 @@ class Replayed:
             return told(self._phase, self.refusal)
         with torch.set_grad_enabled(self._phase == "training"):
             self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
-            state = PythonState(self._model, self._callables)
             try:
-                recording = record(self._compute, state, self._variables, inputs, targets)
+                recording, _ = self._recorded(inputs, targets)
             except UnrecordableError as error:
                 return told(self._phase, str(error))
             difference = self._difference_on(recording, rolled(inputs), rolled(targets))
         if difference is not None:
             return told(self._phase, difference)
-        draws = self._compiles and recording.draws
-        return self._told_uncompiled(UNCOMPILED) if draws else None
+        if self._compiles and recording.draws:
+            return self._told_uncompiled(UNCOMPILED)
+        return None if self.unmeasured is None else self._told_unmeasured()
 
 
 def told(phase: str, why: str) -> str:
