@@ -16,7 +16,7 @@ from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.launching.effort import effort, effort_of_bytes
+from isotrain.core.launching.effort import effort, effort_of_bytes, waits
 from isotrain.core.launching.returned import unpacked_value
 from isotrain.core.launching.run_directory import log_of
 
@@ -56,6 +56,11 @@ class OwnProcess:
     def effort(self) -> float:
         """Grows with what it does."""
         return effort(os.getpid())
+
+    @property
+    def waits(self) -> dict[int, float]:
+        """How long each of its threads was ready, and had no processor."""
+        return waits(os.getpid())
 
     def ask_for_stacks(self) -> None:
         """Writes where each thread is to the log."""
@@ -115,6 +120,11 @@ class RemoteProcess:
     def effort(self) -> float:
         """Grows with what comes of it, of messages that are not whole yet too."""
         return effort_of_bytes(self._channel.received)
+
+    @property
+    def waits(self) -> dict[int, float]:
+        """Nobody here knows."""
+        return {}
 
     def _note(self, message: Mapping[str, Any]) -> None:
         step, age, call = message["status"]

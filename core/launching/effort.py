@@ -19,7 +19,7 @@ def effort(pid: int) -> float:
         process = psutil.Process(pid)
         times = process.cpu_times()
         read = effort_of_bytes(_bytes_read(process))
-        return times.user + times.system + _waited(pid) + read
+        return times.user + times.system + sum(waits(pid).values()) + read
     return 0.0
 
 
@@ -28,9 +28,10 @@ def effort_of_bytes(count: float) -> float:
     return count / _READ_BYTES_PER_SECOND
 
 
-def _waited(pid: int) -> float:
-    """Seconds in which its threads were ready to run, and had no processor; 0 where no system tells."""
-    return sum(map(_waited_by, Path(f"/proc/{pid}/task").glob("*/schedstat"))) / 1e9
+def waits(pid: int) -> dict[int, float]:
+    """Seconds in which each of its threads was ready, and had no processor; none where no system tells."""
+    told = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return {int(each.parent.name): _waited_by(each) / 1e9 for each in told}
 
 
 def _waited_by(schedstat: Path) -> int:

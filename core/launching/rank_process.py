@@ -26,7 +26,7 @@ from isotrain.core.contracts.reporter import (
     read_status,
 )
 from isotrain.core.launching.beginning import Begin, Beginning, Begun
-from isotrain.core.launching.effort import effort
+from isotrain.core.launching.effort import effort, waits
 from isotrain.core.launching.lines import Lines
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
@@ -151,6 +151,11 @@ class RankProcess:
     def effort(self) -> float:
         """What it has done; see `effort`."""
         return 0.0 if self._process is None else effort(self._process.pid)
+
+    @property
+    def waits(self) -> dict[int, float]:
+        """How long each of its threads was ready, and had no processor."""
+        return {} if self._process is None else waits(self._process.pid)
 
     def _own(self) -> psutil.Process:
         assert self._process is not None

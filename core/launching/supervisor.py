@@ -31,6 +31,7 @@ from isotrain.core.launching.diagnosis import (
     verdict,
 )
 from isotrain.core.launching.lines import available
+from isotrain.core.launching.starvation import Starvation
 from isotrain.core.launching.watched_process import WatchedProcess
 
 _GRACE_SECONDS = 1.5
@@ -42,6 +43,8 @@ _COORDINATOR_PATIENCE = 1.5
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 1.0
+_MOST_STARVED = 3.0
+"""Times the limit of a call, which lack of a processor excuses at most: what spins lacks one too."""
 _STARTING = ("start", "read job")
 """Calls in which a process waits for no other: one that does nothing in them is lost."""
 
@@ -75,6 +78,7 @@ class Supervisor:
             Watched(process, heard=now, active=now, usual_lines=usual_lines)
             for process in processes
         ]
+        self._starvation = Starvation(processes)
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_ready = on_ready
@@ -262,7 +266,7 @@ class Supervisor:
         call = watched.process.status.call
         if call in _STARTING and now - watched.active > silence:
             return f"did not start within {silence:g} s: it does nothing"
-        limit = self._timeouts["progress" if watched.ready else "start"]
+        limit = self._limit(watched)
         quiet = now - watched.heard
         if quiet > max(limit, silence) or (quiet > silence and now - watched.active > silence):
             return f"fell silent: nothing was heard of it for {quiet:.0f} s"
@@ -271,27 +275,39 @@ class Supervisor:
     def _find_stagnation(self) -> None:
         """Where a call takes too long, the process that is furthest behind is taken for lost."""
         now = time.monotonic()
-        late = [seconds for w in self._watched if (seconds := self._lateness(w, now)) > 0]
+        late = self._lateness(now) > 0
         if late and not any(w.failure or (w.lost and w.is_needed) for w in self._watched):
             self._blame_the_last(now)
 
     def _blame_the_last(self, now: float) -> None:
-        behind = min((w for w in self._watched if w.has_session and not w.finished), key=_progress)
+        behind = self._last()
         if behind.failure is None and not behind.process.is_gone:
             behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
 
-    def _lateness(self, watched: Watched, now: float) -> float:
-        """Seconds by which it is over the limit of its call; user code between calls has none."""
-        status = watched.process.status
-        if (
-            not watched.has_session
-            or watched.finished
-            or status.call == BETWEEN_CALLS
-            or not watched.started
-        ):
+    def _last(self) -> Watched:
+        """The process that is furthest behind, for which the others may wait."""
+        return min((w for w in self._watched if w.has_session and not w.finished), key=_progress)
+
+    def _lateness(self, now: float) -> float:
+        """Seconds by which the call that is most over its limit is so; user code between calls has none.
+
+        Those do not count in which the process that it may wait for lacked a processor.
+        """
+        calls = [
+            (self._limit(w), w.process.status.since) for w in self._watched if _is_in_a_call(w)
+        ]
+        if not calls:
             return 0.0
-        limit = self._timeouts["progress" if watched.ready else "start"]
-        return now - status.since - limit
+        limit, since = max(calls, key=lambda call: now - call[0] - call[1])
+        late = now - since - limit
+        if late < -limit / 2:
+            return late
+        starved = self._starvation.of(self._last().rank, since)
+        return late - min(starved, _MOST_STARVED * limit)
+
+    def _limit(self, watched: Watched) -> float:
+        """Of its call, in seconds."""
+        return self._timeouts["progress" if watched.ready else "start"]
 
     def _suspects(self) -> list[Watched]:
         """All but workers that may be lost and have not failed."""
@@ -324,6 +340,12 @@ class Supervisor:
             if not self._selector.get_map():
                 return
             self._poll(left)
+
+
+def _is_in_a_call(watched: Watched) -> bool:
+    """Whether it is in a call of a session that has a limit."""
+    is_at_work = watched.has_session and watched.started and not watched.finished
+    return is_at_work and watched.process.status.call != BETWEEN_CALLS
 
 
 def _progress(watched: Watched) -> tuple[int, bool, bool]:

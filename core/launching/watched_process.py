@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +51,10 @@ class WatchedProcess(Protocol):
     @property
     def effort(self) -> float:
         """Grows with what it does; see `effort`."""
+
+    @property
+    def waits(self) -> Mapping[int, float]:
+        """Seconds in which each of its threads was ready, and had no processor; none if nobody knows."""
 
     def ask_for_stacks(self) -> None:
         """Makes it write where each of its threads is to its log."""

@@ -1,0 +1,119 @@
+"""Processes that lack a processor are slow and not lost; those that hang are lost on a busy machine too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
+from isotrain.core.launching.effort import waits
+from isotrain.core.launching.starvation import Starvation
+from isotrain.core.launching.supervisor import Supervisor
+
+SPIN = "print(flush=True)\nwhile True: pass"
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def on_one_processor() -> Iterator[list[int]]:
+    """Two processes that compute on one processor, and one beside them that sleeps."""
+    own = min(os.sched_getaffinity(0))
+    with ExitStack() as ending:
+        pids = []
+        for program in (SPIN, SPIN, SLEEP):
+            process = ending.enter_context(
+                subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+            )
+            ending.callback(process.kill)
+            os.sched_setaffinity(process.pid, {own})
+            assert process.stdout is not None
+            process.stdout.readline()
+            pids.append(process.pid)
+        yield pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_who_computes_beside_others_waits_and_who_sleeps_does_not(
+    on_one_processor: list[int],
+) -> None:
+    def seen(pid: int) -> Any:
+        return type("Seen", (), {"waits": property(lambda self: waits(pid))})()
+
+    starvation = Starvation([seen(pid) for pid in on_one_processor])
+    began = time.monotonic()
+    assert starvation.of(0, call=began) < 0.3  # nothing from before the question
+    while starvation.of(0, call=began) < 0.5:
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    assert starvation.of(0, call=began) <= time.monotonic() - began
+    assert starvation.of(2, call=began) < 0.25
+
+
+LIMIT = 10.0
+
+
+def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> list[str | None]:
+    """What processes are lost for, each given its call, how long that takes, and at which step it is.
+
+    Args:
+        processes: By rank.
+        starved: For how long each of two threads of rank 1 has lacked a processor since the first look.
+    """
+    read, write = os.pipe()
+    now = time.monotonic()
+    found: list[Any] = [
+        SimpleNamespace(
+            peer=SimpleNamespace(rank=rank, role="replica"),
+            status=Status(int(step), now - took, call),
+            events=os.dup(read),
+            output=None,
+            is_gone=False,
+            waits={},
+        )
+        for rank, (call, took, step) in enumerate(processes)
+    ]
+    limits = {"silence": 1e9, "start": LIMIT, "progress": LIMIT}
+    supervisor = Supervisor(found, limits, lambda event: None)
+    for watched in supervisor._watched:
+        watched.started = True
+    supervisor._lateness(now)
+    found[1].waits = dict(enumerate(starved))
+    supervisor._find_stagnation()
+    for descriptor in (read, write, *(each.events for each in found)):
+        os.close(descriptor)
+    return [watched.lost for watched in supervisor._watched]
+
+
+@pytest.mark.parametrize("call", ["step", BETWEEN_CALLS])
+@pytest.mark.parametrize(
+    ("took", "starved", "is_lost"),
+    [
+        (15, (), True),
+        (15, (4.0, 4.0), True),
+        (15, (1.0, 6.0), False),
+        (35, (26.0,), False),
+        (45, (44.0,), True),
+        (9, (), False),
+    ],
+)
+def test_the_one_that_others_wait_for_is_excused_within_bounds(
+    call: str, took: float, starved: tuple[float, ...], is_lost: bool
+) -> None:
+    first, second = judged(("step", took, 4), (call, took, 3), starved=starved)
+    assert first is None
+    assert (second is not None) is is_lost
+
+
+def test_a_starved_rank_excuses_nobody_else() -> None:
+    first, second = judged(("step", 15, 3), ("step", 15, 4), starved=(9.0,))
+    assert first is not None
+    assert "made no progress for 15 s" in first
+    assert second is None
