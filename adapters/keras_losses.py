@@ -130,7 +130,7 @@ def _part(loss: Loss, targets: Any, predictions: Any, weights: Any | None) -> Pa
         weights = keras.ops.copy(weights)  # Keras multiplies masks into them, on torch in place
     with keras_private.counting_losses(counts.append):
         if isinstance(loss, keras.losses.Loss):
-            call = computed("loss", loss.name, loss) if is_of_keras(loss) else loss
+            call = computed("loss", loss) if is_of_keras(loss) else loss
             given = call(targets, predictions, weights)
         elif weights is None and mask is None:
             given = loss(targets, predictions)

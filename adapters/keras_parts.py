@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from isotrain.adapters import chosen as choices
-from isotrain.adapters import keras_names, keras_private
+from isotrain.adapters import keras_names, keras_private, keras_shapes
 from isotrain.adapters.outputs import Outputs
 from isotrain.plugin import (
     Component,
@@ -95,6 +95,12 @@ def sum_names(metric: keras.metrics.Metric) -> list[str]:
     ]
 
 
+_FIT = (
+    "They would only agree by broadcasting. Change the shape of one of them; for targets that are labels of"
+    " classes there are names that begin with 'sparse_'."
+)
+
+
 def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
     """Makes sure that metrics have the variables that others' sums can be added to.
 
@@ -142,37 +148,40 @@ def update_metric(
     metric: keras.metrics.Metric, targets: Any, predictions: Any, weights: Any | None = None
 ) -> None:
     """Adds samples, each of which counts by its weight, to one metric."""
-    is_keras = is_of_keras(metric)
-    call = (
-        computed("metrics", metric.name, metric.update_state) if is_keras else metric.update_state
-    )
+    call = computed("metrics", metric) if is_of_keras(metric) else metric.update_state
     # Keras multiplies masks into weights, on torch in place.
     weighing = () if weights is None else (keras.ops.copy(weights),)
     call(*_in_rows(metric, targets, predictions), *weighing)
 
 
-def computed(field: str, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def computed(field: str, part: keras.losses.Loss | keras.metrics.Metric) -> Callable[..., Any]:
     """A computation of Keras' own, which refuses targets and predictions that do not fit it by name.
 
     Args:
         field: Of the spec.
-        name: Of the loss or metric.
-        call: Called with targets, predictions and anything else.
+        part: Its loss or metric, which gets targets, predictions and anything else.
     """
+    call = part.update_state if isinstance(part, keras.metrics.Metric) else part
 
     def refusing(targets: Any, predictions: Any, *others: Any) -> Any:
+        if not keras_shapes.fit(part, targets, predictions):
+            raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {_FIT}")
         try:
             return call(targets, predictions, *others)
         except Exception as error:
             if not isinstance(error, _OF_SHAPES) and type(error) is not RuntimeError:
                 raise
-            shapes = [list(getattr(each, "shape", ())) for each in (targets, predictions)]
-            raise SpecError(
-                f"{field}: {name!r} cannot be computed of targets of shape {shapes[0]} and predictions of"
-                f" shape {shapes[1]}. {error}"
-            ) from error
+            raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {error}") from error
 
     return refusing
+
+
+def _unfit(field: str, name: str, targets: Any, predictions: Any) -> str:
+    shapes = [list(getattr(each, "shape", ())) for each in (targets, predictions)]
+    return (
+        f"{field}: {name!r} cannot be computed of targets of shape {shapes[0]} and predictions of shape"
+        f" {shapes[1]}"
+    )
 
 
 def is_of_keras(part: keras.metrics.Metric | keras.losses.Loss) -> bool:

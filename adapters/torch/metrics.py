@@ -206,7 +206,7 @@ def in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _matches(targets: Tensor, predictions: Tensor) -> Tensor:
-    return (targets == predictions).to(torch.float64)
+    return torch.eq(*one_shape(targets, predictions)).to(torch.float64)
 
 
 def accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
@@ -220,6 +220,7 @@ def binary_accuracy(targets: Tensor, predictions: Tensor, threshold: float = 0.5
 
 
 def categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    targets, predictions = one_shape(targets, predictions)
     return _matches(targets.argmax(-1), predictions.argmax(-1))
 
 
@@ -233,6 +234,7 @@ def _classes(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def top_k_categorical_accuracy(targets: Tensor, predictions: Tensor, k: int = 5) -> Tensor:
+    targets, predictions = one_shape(targets, predictions)
     return sparse_top_k_categorical_accuracy(targets.argmax(-1), predictions, k)
 
 

@@ -120,9 +120,10 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
             call(*arguments)
         return str(refused.value)
 
-    def of_classes(field: str, name: str) -> str:
+    def of_classes(field: str, name: str, count: int = SAMPLES) -> str:
         """What is said of classes where scores for each are expected."""
-        labels, scores = map(place, samples("SparseCategoricalAccuracy"))
+        given = samples("SparseCategoricalAccuracy")
+        labels, scores = (place(each[:count]) for each in given)
         if field == "metrics":
             made = keras_parts.build_metrics(options("metrics", [name]), "torch")
             return refusal(keras_parts.update_metrics, made, labels, scores)
@@ -173,12 +174,18 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         ],
         "f1_score": of_classes("metrics", "f1_score"),
         "categorical_crossentropy": of_classes("loss", "categorical_crossentropy"),
+        "as many samples as classes": [
+            of_classes(field, name, CLASSES) for field in ("loss", "metrics") for name in BROADCAST
+        ],
+        "categorical_accuracy": of_classes("metrics", "categorical_accuracy"),
         "mistake": mistake(),
         "loss names": names(keras.losses, keras.losses.Loss),
         "metric names": names(keras.metrics, keras.metrics.Metric),
     }
 
 
+BROADCAST = ("mean_squared_error", "kl_divergence", "categorical_hinge")
+"""They take classes in place of scores where there are as many samples as classes."""
 MEANS = set(keras_names.LOSSES) - {"CTC", "Circle", "Dice", "Tversky"}
 """Losses that are means over samples; those of these names join the samples of a batch."""
 
@@ -215,10 +222,17 @@ def test_a_result_that_is_no_number_is_refused_by_name(found: dict[str, Any]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["f1_score", "categorical_crossentropy"])
+@pytest.mark.parametrize("name", ["f1_score", "categorical_crossentropy", "categorical_accuracy"])
 def test_classes_in_place_of_scores_are_refused_by_name(name: str, found: dict[str, Any]) -> None:
     shapes = f"targets of shape [{SAMPLES}] and predictions of shape [{SAMPLES}, {CLASSES}]"
     assert f"{name!r} cannot be computed of {shapes}" in found[name]
+
+
+@pytest.mark.slow
+def test_what_only_agrees_by_broadcasting_is_refused(found: dict[str, Any]) -> None:
+    shapes = f"targets of shape [{CLASSES}] and predictions of shape [{CLASSES}, {CLASSES}]"
+    for text in found["as many samples as classes"]:
+        assert f"cannot be computed of {shapes}. They would only agree by broadcasting" in text
 
 
 def test_a_mistake_in_one_s_own_loss_is_told_as_it_is(found: dict[str, Any]) -> None:
