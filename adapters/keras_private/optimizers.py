@@ -50,10 +50,11 @@ def take_rate(optimizer: keras.optimizers.Optimizer) -> Any | None:
     if isinstance(rate, keras.Variable):
         return None
     with keras.name_scope(inner.name, caller=inner):
-        inner._learning_rate = keras.Variable(
+        variable = keras.Variable(
             0.0, name="learning_rate", trainable=False, aggregation="only_first_replica"
         )
-    inner._track_variable(inner._learning_rate)
+    inner._track_variable(variable)  # first: an attribute that is not known yet is tracked too
+    inner._learning_rate = variable
     return rate
 
 
