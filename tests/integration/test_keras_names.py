@@ -128,7 +128,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
             made = keras_parts.build_metrics(options("metrics", [name]), "torch")
             return refusal(keras_parts.update_metrics, made, labels, scores)
         spec = options("loss", name)
-        losses = keras_parts.build_losses(spec, "torch")
+        losses = keras_losses.build_each(spec, "torch")
         parts = keras_losses.parts_of(losses, spec, Outputs())
         return refusal(parts, labels, scores)
 
@@ -140,7 +140,8 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
 
     def mistake() -> str:
         """What is said of it."""
-        parts = keras_losses.parts_of({None: Mistaken()}, session.spec, Outputs())
+        mistaken = {None: keras_losses.OneLoss(Mistaken(), None)}
+        parts = keras_losses.parts_of(mistaken, session.spec, Outputs())
         with pytest.raises(ValueError, match="mistake") as raised:
             parts(*map(place, samples("MeanSquaredError")))
         return str(raised.value)
