@@ -1,11 +1,7 @@
-"""Which shapes Keras' own losses and metrics mean, where they would take others by broadcasting.
-
-Imported by adapters only after `keras_backend.claim`.
-"""
+"""Which shapes Keras' own losses and metrics mean, where they would take others by broadcasting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 _OF_LABELS = (
@@ -35,15 +31,19 @@ def fit(part: Any, targets: Any, predictions: Any) -> bool:
         return True
     if name in _OF_LABELS:
         expected = expected[:-1]
-    return _alike(_without_last_one(given), _without_last_one(expected))
+    return (
+        _alike(given, expected)
+        or _alike(given, _squeezed(expected))
+        or _alike(_squeezed(given), expected)
+    )
 
 
-def _without_last_one(shape: Any) -> list[int | None]:
-    lengths = list(shape)
-    return lengths[:-1] if lengths[-1:] == [1] else lengths
+def _squeezed(shape: Any) -> Any:
+    """Without a last axis of length 1."""
+    return shape[:-1] if list(shape)[-1:] == [1] else shape
 
 
-def _alike(first: Sequence[int | None], second: Sequence[int | None]) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """Whether they are equal as far as is known while TensorFlow traces."""
     pairs = zip(first, second, strict=False)
     known = all(one == other for one, other in pairs if one is not None and other is not None)
