@@ -12,17 +12,17 @@ import keras
 import torch
 
 from isotrain.adapters import keras_parts
-from isotrain.adapters.torch.metrics import Metric
+from isotrain.adapters.torch.late_metric import LateMetric
 
 
-class KerasMetric(Metric):
+class KerasMetric(LateMetric):
     """A Keras metric and its variables."""
 
     def __init__(self, metric: keras.metrics.Metric) -> None:
+        super().__init__()
         self.name = metric.name
         self.takes_weights = isinstance(metric, keras_parts.OutputLoss)
         self._metric = metric
-        self._pending: dict[str, torch.Tensor] = {}
 
     @property
     def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
@@ -33,22 +33,13 @@ class KerasMetric(Metric):
         names = keras_parts.sum_names(self._metric)
         return self._pending or dict(zip(names, self.sums, strict=True))
 
-    def write_sum(self, name: str, value: torch.Tensor) -> None:
-        """Sets one of them; it is kept until it is made, if that is yet to come."""
-        if self.is_late:
-            self._pending[name] = value
-        else:
-            super().write_sum(name, value)
-
     @property
     def is_late(self) -> bool:
         return bool(keras_parts.built_late([self._metric]))
 
     def make_ready(self, targets: Any, predictions: Any) -> None:
         keras_parts.make_ready([self._metric], targets, predictions)
-        pending, self._pending = self._pending, {}
-        for name, value in pending.items():
-            super().write_sum(name, value)
+        self.write_pending()
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         if self._pending:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from isotrain.adapters.torch.counts import confusion, summed
+from isotrain.adapters.torch.late_metric import LateMetric
 from isotrain.adapters.torch.losses import beside, one_shape
-from isotrain.adapters.torch.metrics import Metric
 from isotrain.plugin import SpecError, UnsupportedError
 
 _SMALL = 1e-7
 
 
-class PerClass(Metric):
+class PerClass(LateMetric):
     """Sums for each class of targets and predictions of shape `[samples, classes]`."""
 
     def __init__(
@@ -31,10 +31,10 @@ class PerClass(Metric):
             rows: The shape of what is added up for each class.
             classes: How many; None where the first samples show it.
         """
+        super().__init__()
         self.name = name
         self._device = device
         self._rows = rows
-        self._pending: dict[str, Tensor] = {}
         self.sums: list[Tensor] = []
         if classes is not None:
             self._begin(classes)
@@ -43,9 +43,7 @@ class PerClass(Metric):
         self.sums.append(
             torch.zeros(*self._rows, classes, dtype=torch.float64, device=self._device)
         )
-        pending, self._pending = self._pending, {}
-        for name, value in pending.items():
-            super().write_sum(name, value)
+        self.write_pending()
 
     @property
     def is_late(self) -> bool:
@@ -62,20 +60,6 @@ class PerClass(Metric):
                 " workers of a served run. Leave it out, or give a function of your own, whose values are"
                 " averaged."
             )
-
-    def named_sums(self) -> dict[str, Tensor]:
-        return self._pending or super().named_sums()
-
-    def write_sum(self, name: str, value: Tensor) -> None:
-        """Sets one of them; it is kept until it is made, if that is yet to come."""
-        if self.is_late:
-            self._pending[name] = value
-        else:
-            super().write_sum(name, value)
-
-    def reset(self) -> None:
-        self._pending = {}
-        super().reset()
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         self._add(targets, predictions, None)
@@ -165,7 +149,7 @@ def f1_score(
     average: str | None = None,
     threshold: float | None = None,
     dtype: Any = None,
-) -> Metric:
+) -> FScore:
     """The harmonic mean of precision and recall."""
     return FScore(device, name, average, 1.0, threshold)
 
