@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from integration.killing import Killer, moments
+from integration.killing import LATER, Killer, moments
 
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.launching.returned import load_value, save_value
 from isotrain.core.running.loop import fit
+from isotrain.testing.bench import assert_same
 from isotrain.testing.series import next_session
 
 WHOLE, KILLED = "whole", "killed"
@@ -21,7 +22,7 @@ WHOLE, KILLED = "whole", "killed"
 def killers(names: Mapping[str, Any], folder: Path) -> None:
     """Lays down one moment for each; every other is while a checkpoint is written."""
     for number, name in enumerate(names):
-        moment = moments(name, 2)[number % 2]
+        moment = moments(name, 2, LATER)[number % 2]
         Killer.at([moment], folder / f"{name}-kills")
 
 
@@ -66,7 +67,11 @@ def _end(session: isotrain.Session) -> dict[str, Any]:
     return {"metrics": metrics, "loss": session.last_loss, "state": state}
 
 
-def ends(folder: Path, name: str, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How the undisturbed run ended on a rank, and how that with the kill did."""
+def difference(folder: Path, name: str, rank: int) -> str:
+    """In what the run with the kill ended otherwise than the undisturbed one; nothing where it did not."""
     whole, killed = (load_value(folder, f"{name}-{part}-{rank}") for part in (WHOLE, KILLED))
-    return whole, killed
+    try:
+        assert_same(killed.pop("state"), whole.pop("state"), f"{name}, rank {rank}")
+    except AssertionError as error:
+        return str(error)
+    return "" if killed == whole else f"{name}, rank {rank}: {killed}, expected {whole}"

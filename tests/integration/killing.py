@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ Moment = tuple[str, int]
 """`batch` or `write`, and how many of them a process is let: writes are files and folders that it syncs."""
 
 
-def moments(seed: str, kills: int) -> list[Moment]:
-    """Random ones, each early in the life of a process; every other is while a checkpoint is written."""
+EARLY = {"batch": range(1, 6), "write": range(14)}
+"""The life of a process has these also where others have died before it."""
+LATER = {"batch": range(5, 9), "write": range(16, 28)}
+"""After a first checkpoint."""
+
+
+def moments(seed: str, kills: int, when: Mapping[str, range] = EARLY) -> list[Moment]:
+    """Random ones; every other is while a checkpoint is written."""
     draw = random.Random(seed)
-    return [
-        ("write", draw.randrange(14)) if place % 2 else ("batch", draw.randrange(1, 6))
-        for place in range(kills)
-    ]
+    kinds = itertools.islice(itertools.cycle(("batch", "write")), kills)
+    return [(kind, draw.choice(when[kind])) for kind in kinds]
 
 
 @dataclasses.dataclass

@@ -41,26 +41,15 @@ PORTABLE: dict[str, dict[str, Any]] = {
     },
     "seeds of no layer": {"loss": None, "objective": OBJECTIVE},
 }
-STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "local-sgd": ("local-sgd", {"every": 4, "start": 1}),
+SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
     "local-sgd, momenta": ("local-sgd", {"every": 3, "average_momenta": True}),
     "compressed, topk": ("compressed", {"method": "topk", "ratio": 0.1}),
-    "compressed, powersgd": ("compressed", {"method": "powersgd", "start": 2}),
-    "compressed, neutral powersgd": (
-        "compressed",
-        {"method": "powersgd", "start": 2, "native": False},
-    ),
     "elastic-averaging": ("elastic-averaging", {"every": 3}),
-    "gossip": ("gossip", {}),
-    "hierarchical": ("hierarchical", {}),
 }
-"""On `torch-ddp`: those that keep something, and those that exchange in a way of their own."""
-SEVERAL = ("local-sgd, momenta", "compressed, topk", "elastic-averaging")
-"""On `tf-mirrored`, where a process has several replicas: one for each kind of what is kept."""
-CELLS = [
-    *(("torch-ddp", name) for name in STRATEGIES),
-    *(("tf-mirrored", name) for name in SEVERAL),
-]
+"""On `tf-mirrored`, where a process has several replicas: one for each kind of what is kept.
+
+With one in each process, `test_resume_backends.py` has every strategy go on.
+"""
 FEW = ("adam", "lamb, accumulated", "float16")
 NATIVE_CELLS = [("torch-ddp", 2, name) for name in NATIVE] + [
     (backend, replicas, name)
@@ -68,9 +57,6 @@ NATIVE_CELLS = [("torch-ddp", 2, name) for name in NATIVE] + [
     for name in FEW
 ]
 """What is exchanged in another way has what comes after the exchange in common."""
-SERVED = ("torch-ddp", "tf-multiworker")
-"""Backends of each framework that have served runs."""
-
 Specs = Mapping[str, dict[str, Any]]
 
 
@@ -91,9 +77,9 @@ def with_portable_models(backend: str) -> dict[str, str]:
 
 
 @functools.cache
-def with_strategies(backend: str) -> dict[str, str]:
-    names = [name for own, name in CELLS if own == backend]
-    specs = {n: going_on.strategy_case(*STRATEGIES[n], backend) for n in names}
+def with_several_replicas() -> dict[str, str]:
+    backend = "tf-mirrored"
+    specs = {name: going_on.strategy_case(*given, backend) for name, given in SEVERAL.items()}
     return going_on.problems(specs, backend)
 
 
@@ -111,25 +97,20 @@ def test_portable_models(backend: str, name: str) -> None:
     assert not told, told
 
 
-@pytest.mark.parametrize(("backend", "name"), CELLS)
-def test_strategies(backend: str, name: str) -> None:
-    told = with_strategies(backend)[name]
+@pytest.mark.parametrize("name", SEVERAL)
+def test_strategies(name: str) -> None:
+    told = with_several_replicas()[name]
     assert not told, told
 
 
-@pytest.mark.parametrize("backend", SERVED)
-def test_a_parameter_server(backend: str) -> None:
-    going_on.strategy_goes_on("parameter-server", {}, backend)
+def test_a_parameter_server() -> None:
+    going_on.strategy_goes_on("parameter-server", {}, "tf-multiworker")
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-tf"])
-def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(
-    tmp_path: Path, backend: str
-) -> None:
-    """What PowerSGD remembers on torch, and the sums of a metric that waits for samples."""
-    method = {"method": "powersgd", "start": 2} if backend == "torch-ddp" else {"method": "fp16"}
+def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+    """The sums of a metric that waits for samples."""
     changes: dict[str, Any] = {
-        "strategy": {"name": "compressed", "options": method},
+        "strategy": {"name": "compressed", "options": {"method": "fp16"}},
         "metrics": ["r2_score"],
         "epochs": None,
         "checkpoint": {"every_steps": 6},
@@ -138,7 +119,7 @@ def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(
     def run() -> isotrain.RunResult:
         return isotrain.run(
             portable_going_on.spec(**changes, steps=8),
-            backend=backend,
+            backend="horovod-tf",
             replicas=2,
             run_directory=tmp_path / "run",
             resume="auto",
