@@ -8,8 +8,9 @@ Seconds of a restart are from the kill, those of a start from the call, until ev
 next step.
 
 `python -m benchmarks.kills [--backend NAME ...] [--kills N] [--steps N] [--seed N]`: so many steps for each
-kill. Many kills can be had in parts, each with a seed of its own. One line is printed for each backend; the
-exit code is 1 if any lost more than it may, ended as another run, or failed.
+kill; with few, a run ends before it was killed so often. Many kills can be had in parts, each with a seed of
+its own. One line is printed for each backend; the exit code is 1 if any lost more than it may, ended as
+another run, or failed.
 """
 
 from __future__ import annotations
@@ -71,17 +72,18 @@ class Killer:
     """Kills a process of the run now and then, until it has done so often enough.
 
     Attributes:
-        made: So many processes were killed.
+        wanted: So many processes are to be killed.
+        made: So many were.
         starts: The seconds from each kill until all processes were ready; of a run that nobody kills, from
             the call.
         forgotten: How often a restart went on before a checkpoint that had been called complete.
     """
 
     def __init__(self, kills: int, seed: int, processes: int) -> None:
+        self.wanted = kills
         self.made = 0
         self.starts: list[float] = []
         self.forgotten = 0
-        self._wanted = kills
         self._processes = processes
         self._draw = random.Random(seed)
         self._pids: list[int] = []
@@ -109,7 +111,7 @@ class Killer:
         """The kill is due some time after the processes have begun, ready or not."""
         if self._timer is not None:
             self._timer.cancel()
-        if self.made < self._wanted:
+        if self.made < self.wanted:
             mean = _SECONDS + (statistics.median(self.starts) if self.starts else 0)
             self._timer = threading.Timer(self._draw.expovariate(1 / mean), self._kill)
             self._timer.start()
@@ -165,7 +167,8 @@ class Drill:
         lost, again = self.lost or [0], self.killer.starts
         seconds = f"{statistics.median(again):.2f} s" if again else "none measured"
         return (
-            f"{self.killer.made} kills, {len(self.lost)} restarts; a checkpoint every {_EVERY} steps;"
+            f"{self.killer.made} of {self.killer.wanted} kills, {len(self.lost)} restarts;"
+            f" a checkpoint every {_EVERY} steps;"
             f" steps lost: most {max(lost)}, median {statistics.median(lost):g}, more than {_EVERY} in"
             f" {sum(each > _EVERY for each in lost)}; to the next step: restart {seconds}, first start"
             f" {self.first_start:.2f} s; {', '.join(self.faults()) or 'bit-equal'}"
