@@ -130,12 +130,12 @@ class DDPExchange(ProcessGroupExchange):
     def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Each sends every other its part: Gloo's own reduce-scatter moves twice as much."""
         pieces = vector.contiguous().split(list(sizes))
-        received = vector.new_empty((self.replicas, sizes[self.rank]))
-        self._swap(pieces, list(received))
-        total = pieces[self.rank].clone()
-        for other, row in enumerate(received):
-            if other != self.rank:
-                total += row
+        rows = vector.new_empty((self.replicas, sizes[self.rank]))
+        rows[self.rank].copy_(pieces[self.rank])
+        self._swap(pieces, list(rows))
+        total, *others = rows
+        for row in others:
+            total += row
         return total
 
     def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
