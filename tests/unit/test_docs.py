@@ -19,6 +19,7 @@ from isotrain.core.planning import launchable, listings
 from isotrain.core.plugins import hookspecs
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost
 from isotrain.core.showing import launching_texts, tables, texts
+from isotrain.core.spec.parts import Timeouts
 from isotrain.testing import backend, strategy, text
 
 ROOT = Path(__file__).parents[2]
@@ -206,3 +207,11 @@ def test_commands_are_found() -> None:
     assert sum(len(commands(BLOCK, text)) for text in pages) >= 20
     assert sum(len(commands(MENTION, text)) for text in pages) >= 20
     assert "Did you mean '--repeat'" in wrong_with("compare digits.yaml --repeats 3")
+
+
+def test_the_time_limits_of_the_pages_are_those_of_the_code() -> None:
+    limits = {name: f"{seconds:g}" for name, seconds in Timeouts().model_dump().items()}
+    given = ", ".join(f"{name}: {seconds}" for name, seconds in limits.items())
+    assert f"timeouts: {{{given}}}" in (ROOT / "docs" / "failures.md").read_text()
+    row = f"| `timeouts` | {', '.join(limits.values())} s |"
+    assert row in (ROOT / "docs" / "spec.md").read_text()
