@@ -22,7 +22,7 @@ def data(kind: str = "points", length: int = 20) -> Any:
     else:
         inputs = generator.normal(size=(length + 9, *SHAPES.get(kind, (6,)))).astype("float32")
     if kind == "two":
-        targets = {"left": inputs[:, 0], "right": inputs[:, 1]}
+        targets = {"left": inputs[:, :1], "right": inputs[:, 1:2]}
     if kind == "rare":
         inputs[length // 2] *= 100
     given: Any = {"left": inputs, "right": inputs[:, :3]} if kind == "pair" else inputs
