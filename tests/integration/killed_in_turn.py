@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from integration.killing import LATER, Killer, moments
+from integration.killing import Killer
 
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
@@ -17,12 +18,15 @@ from isotrain.testing.bench import assert_same
 from isotrain.testing.series import next_session
 
 WHOLE, KILLED = "whole", "killed"
+LATER = {"batch": range(5, 9), "write": range(16, 28)}
+"""Moments after a first checkpoint, where one is saved every other step."""
 
 
 def killers(names: Mapping[str, Any], folder: Path) -> None:
     """Lays down one moment for each; every other is while a checkpoint is written."""
     for number, name in enumerate(names):
-        moment = moments(name, 2, LATER)[number % 2]
+        kind = ("batch", "write")[number % 2]
+        moment = (kind, random.Random(name).choice(LATER[kind]))
         Killer.at([moment], folder / f"{name}-kills")
 
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,19 @@ Moment = tuple[str, int]
 """`batch` or `write`, and how many of them a process is let: writes are files and folders that it syncs."""
 
 
-EARLY = {"batch": range(1, 6), "write": range(14)}
+FIRST = range(9, 12)
+"""Batches that the first to die is let: a checkpoint that is due every third step is there then."""
+EARLY = {"batch": range(1, 5), "write": range(14)}
 """The life of a process has these also where others have died before it."""
-LATER = {"batch": range(5, 9), "write": range(16, 28)}
-"""After a first checkpoint."""
 
 
-def moments(seed: str, kills: int, when: Mapping[str, range] = EARLY) -> list[Moment]:
-    """Random ones; every other is while a checkpoint is written."""
+def moments(seed: str, kills: int, slices: int) -> list[Moment]:
+    """Random ones, where a process has so many slices of a batch; every other is while it writes."""
     draw = random.Random(seed)
     kinds = itertools.islice(itertools.cycle(("batch", "write")), kills)
-    return [(kind, draw.choice(when[kind])) for kind in kinds]
+    found = [(kind, draw.choice(EARLY[kind])) for kind in kinds]
+    found[0] = ("batch", draw.choice(FIRST))
+    return [(kind, count * slices if kind == "batch" else count) for kind, count in found]
 
 
 @dataclasses.dataclass
