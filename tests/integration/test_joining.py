@@ -157,7 +157,7 @@ def test_a_joined_run_ends_with_the_bits_of_a_local_one(
 def test_who_ends_a_run_is_named_by_all_in_time(
     deed: str, rank: int, expected: str, tmp_path: Path
 ) -> None:
-    timeouts = {"silence": 5.0, "progress": 5.0}
+    timeouts = {"silence": 5.0, "progress": 5.0 if deed == "hang" else LIMIT_SECONDS}
     fields = {"timeouts": timeouts, "epochs": 2000}
     started = script("slurm", tmp_path, deed=deed, rank=rank, spec=fields, pause=0.05)
     others = [1 - rank]
