@@ -272,6 +272,26 @@ def test_an_error_is_the_last_line_of_json(folder: Path) -> None:
         assert error["message"] in found.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("run", ["--quiet"]),
+        ("plan", []),
+        ("check", []),
+        pytest.param("parity", ["--replicas", "1,2", "--steps", "2"], marks=pytest.mark.slow),
+        pytest.param("compare", ["--repeat", "1", "--run-limit", "0.5s"], marks=pytest.mark.slow),
+    ],
+)
+def test_every_command_takes_a_spec_of_a_script(
+    command: str, options: list[str], folder: Path
+) -> None:
+    (folder / "script.py").write_text(f"{MODULE}\nspec = {SPEC!r}\n")
+    arguments = [command, "script.py:spec", "--backend", "reference", *options, "--json"]
+    done = in_process(*arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "reference" in done.stdout
+
+
 def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin").mkdir()
     (folder / "plugin" / "elsewhere.py").write_text(
