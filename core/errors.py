@@ -88,6 +88,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def _with_its_words(name: str, known: Iterable[str]) -> list[str] | None:
     """The one with all words of a name and the fewest others, none where several have; None: no such one."""
     words = set(_WORD.findall(name))
+    if not words:
+        return None
     parts = {each: set(_WORD.findall(each)) for each in known}
     joined = "".join(_WORD.findall(name))
     others = {n: len(p) - len(words) for n, p in parts.items() if words <= p or joined in p}

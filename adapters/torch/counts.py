@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isotrain.adapters.torch.losses import beside, one_shape
 from isotrain.adapters.torch.metrics import Metric
+from isotrain.plugin import SpecError
 
 
 class Counts(Metric):
@@ -50,6 +51,12 @@ class Counts(Metric):
 
     def _count(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
         targets, predictions = one_shape(targets, self._scored(predictions))
+        if predictions.dim() < 2 and (self._top_k is not None or self._class is not None):
+            raise SpecError(
+                f"metric {self.name}: class_id and top_k choose among classes along the last axis; the"
+                f" predictions have shape {list(predictions.shape)}. Give each sample a row of classes, or"
+                " leave these options out."
+            )
         if self._top_k is not None:
             predictions = _only_highest(predictions, self._top_k)
         if self._class is not None:

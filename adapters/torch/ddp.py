@@ -131,7 +131,6 @@ class DDPExchange(ProcessGroupExchange):
         """Each sends every other its part: Gloo's own reduce-scatter moves twice as much."""
         pieces = vector.contiguous().split(list(sizes))
         rows = vector.new_empty((self.replicas, sizes[self.rank]))
-        rows[self.rank].copy_(pieces[self.rank])
         self._swap(pieces, list(rows))
         total, *others = rows
         for row in others:
@@ -140,20 +139,27 @@ class DDPExchange(ProcessGroupExchange):
 
     def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         whole = part.new_empty(sum(sizes))
-        pieces = whole.split(list(sizes))
-        pieces[self.rank].copy_(part)
-        self._swap([pieces[self.rank]] * self.replicas, pieces)
+        self._swap([part.contiguous()] * self.replicas, whole.split(list(sizes)))
         return whole
 
     def _swap(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-        """Sends one tensor to each other replica, and receives one of each; empty ones stay."""
+        """Gives each replica one tensor, and receives one of each, itself included; empty ones stay.
+
+        Gloo takes no tensor of a GPU for that: they go by way of the host.
+        """
+        received[self.rank].copy_(sent[self.rank])
+        by_host = self._device.type != "cpu" and dist.get_backend() == dist.Backend.GLOO
+        found = [torch.empty_like(each, device="cpu") for each in received] if by_host else received
+        given = [each.cpu() for each in sent] if by_host else sent
         others = [other for other in range(self.replicas) if other != self.rank]
         _complete(
             [
-                *(dist.P2POp(dist.isend, sent[r], r) for r in others if sent[r].numel()),
-                *(dist.P2POp(dist.irecv, received[r], r) for r in others if received[r].numel()),
+                *(dist.P2POp(dist.isend, given[r], r) for r in others if given[r].numel()),
+                *(dist.P2POp(dist.irecv, found[r], r) for r in others if found[r].numel()),
             ]
         )
+        for other in others if by_host else []:
+            received[other].copy_(found[other])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         if destination == source == self.rank:

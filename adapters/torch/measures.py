@@ -91,7 +91,8 @@ class Measures:
 def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
     if isinstance(predictions, Measured):
         if piece.count:
-            predictions.add_to(metrics)
+            with torch.no_grad():
+                predictions.add_to(metrics)
         return
     chosen.require_predictions(metrics, predictions)
     plain, _ = unweighted(piece.targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from isotrain.core.launching.watched_process import WatchedProcess
 
@@ -20,18 +20,17 @@ class Starvation:
             processes: Of the run, in the order of their ranks.
         """
         self._processes = processes
-        self._call: float | None = None
+        self._call: Hashable = None
         self._before: list[Mapping[int, float]] = []
 
-    def of(self, rank: int, call: float) -> float:
+    def of(self, rank: int, call: Hashable) -> float:
         """Seconds in which the thread of a process that lacked a processor longest did so.
 
         Threads may wait at once, and one of them never waits for longer than time passes.
 
         Args:
             rank: Whose.
-            call: When the call began that takes long; counted is what was waited since the first
-                question about it.
+            call: Which one takes long; counted is what was waited since the first question about it.
         """
         if call != self._call:
             self._call, self._before = call, [each.waits for each in self._processes]

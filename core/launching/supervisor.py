@@ -293,17 +293,16 @@ class Supervisor:
 
         Those do not count in which the process that it may wait for lacked a processor.
         """
-        calls = [
-            (self._limit(w), w.process.status.since) for w in self._watched if _is_in_a_call(w)
-        ]
-        if not calls:
+        waiting = [watched for watched in self._watched if _is_in_a_call(watched)]
+        if not waiting:
             return 0.0
-        limit, since = max(calls, key=lambda call: now - call[0] - call[1])
-        late = now - since - limit
+        latest = min(waiting, key=lambda w: self._limit(w) + w.process.status.since)
+        limit, status = self._limit(latest), latest.process.status
+        late = now - status.since - limit
         if late < -limit / 2:
             return late
-        starved = self._starvation.of(self._last().rank, since)
-        return late - min(starved, _MOST_STARVED * limit)
+        starved = self._starvation.of(self._last().rank, (latest.rank, status.step, status.call))
+        return late - min(starved, now - status.since, _MOST_STARVED * limit)
 
     def _limit(self, watched: Watched) -> float:
         """Of its call, in seconds."""

@@ -62,15 +62,20 @@ class Writer:
     def wait(self, deadline: float) -> str | None:
         """Waits for the last call; returns what went wrong, if anything did."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
+        fault = self._fault
         if self._thread.is_alive():
-            return f"it has not finished within {PATIENCE_SECONDS:g} s, and is not waited for"
-        if self._fault is None and self._steps_left_out:
-            return (
-                f"it was too slow: {MOST_STEPS_WAITING} steps and epochs waited for it, and"
-                f" {self._steps_left_out} were left out. steps.jsonl and events.jsonl in the run directory"
-                " have all"
-            )
-        return self._fault
+            fault = f"it has not finished within {PATIENCE_SECONDS:g} s, and is not waited for"
+        return ". ".join(filter(None, [fault, self._left_out()])) or None
+
+    def _left_out(self) -> str | None:
+        with self._lock:
+            count = self._steps_left_out
+        if not count:
+            return None
+        return (
+            f"it was too slow: {MOST_STEPS_WAITING} steps and epochs waited for it, and {count} were left"
+            " out. steps.jsonl and events.jsonl in the run directory have all"
+        )
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

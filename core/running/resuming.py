@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,13 +119,13 @@ def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
     )
 
 
-def load(saved: Saved, own: Equipment, rate: float) -> list[str]:
+def load(saved: Saved, own: Equipment, rate: Callable[[], float]) -> list[str]:
     """Sets all state of this process's replicas, and the strategy's.
 
     Args:
         saved: The checkpoint.
         own: Whose state is set.
-        rate: Of the next step.
+        rate: Gives that of the next step, for slots that another framework keeps.
 
     Returns:
         What of the checkpoint's state could not be taken over.
@@ -136,7 +136,7 @@ def load(saved: Saved, own: Equipment, rate: float) -> list[str]:
     group, strategy = own.group, own.strategy
     translation = _translation(saved, own)
     if translation is not None:
-        lost = _write_translated(saved, group, translation, rate)
+        lost = _write_translated(saved, group, translation, rate())
         strategy.state_written(group)
         return [*lost, *_write_metrics(saved, group)]
     same = saved.replicas == group.replicas

@@ -128,8 +128,9 @@ class RunCheckpoints:
             saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
             changes = resuming.changes(saved, own.spec, own.plan)
             position, where = saved.position, saved.checkpoint.location
-            rate = self._rates(position.step) * position.rate_factor
-            lost = resuming.load(saved, own, rate)
+            lost = resuming.load(
+                saved, own, lambda: self._rates(position.step) * position.rate_factor
+            )
             self._go_on_from(position, is_own=self._saver.went_back_to(saved.checkpoint))
             if self._reporter.rank == 0:
                 self._reporter.emit(

@@ -343,9 +343,15 @@ class Session:
         Raises:
             SpecError: One does not.
         """
-        metrics = self.spec.metrics
-        if any(each.is_reference for each in metrics) or (metrics and self.can_evaluate):
+        if self.tries_metrics:
             self._evaluation.try_metrics(batch)
+
+    @property
+    def tries_metrics(self) -> bool:
+        """Whether there is something that `try_metrics` would find out."""
+        metrics = self.spec.metrics
+        own = any(each.is_reference for each in metrics)
+        return own or (bool(metrics) and self.can_evaluate)
 
     def evaluate(self, data: Any = None) -> dict[str, float]:
         """Computes loss and metrics over a whole data set.

@@ -92,7 +92,8 @@ class Translation:
             before = there[new.names.common(weight)]
             common = old.common_slots(state, before, self._slots, rate)
             found |= new.own_slots(common, weight, here, rate)
-        return found
+        were_kept = any(name.startswith("optimizer/") for name in state)
+        return None if were_kept and not found else found
 
 
 def _may_differ(model: Any) -> bool:

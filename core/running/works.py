@@ -57,7 +57,7 @@ def describe(session: Session) -> dict[str, Any]:
     from isotrain.core.running.equipment import model_bytes
 
     plan = session.plan
-    if session.spec.metrics:
+    if session.tries_metrics:
         for batch in itertools.islice(session.batches(), 1):
             session.try_metrics(batch)
     return {

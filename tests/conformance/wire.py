@@ -13,7 +13,7 @@ import numpy as np
 from isotrain.testing.board import Board
 
 _BYTES_SENT = 200
-"""Where Linux's `struct tcp_info` has `tcpi_bytes_sent`."""
+"""Where Linux's `struct tcp_info` has `tcpi_bytes_sent`, and after it how many of these were sent again."""
 
 
 def bytes_sent() -> int:
@@ -22,7 +22,7 @@ def bytes_sent() -> int:
 
 
 def connections() -> Iterator[tuple[int, int, int]]:
-    """Own port, the other end's port, and the bytes sent, of every open TCP connection."""
+    """Own port, the other end's port, and the bytes sent, each once, of every open TCP connection."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not os.readlink(entry).startswith("socket:"):
@@ -31,8 +31,8 @@ def connections() -> Iterator[tuple[int, int, int]]:
                 if found.type != socket.SOCK_STREAM or found.family not in _INTERNET:
                     continue
                 info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                (sent,) = struct.unpack_from("Q", info, _BYTES_SENT)
-                yield found.getsockname()[1], found.getpeername()[1], sent
+                sent, again = struct.unpack_from("QQ", info, _BYTES_SENT)
+                yield found.getsockname()[1], found.getpeername()[1], sent - again
         except OSError:
             continue  # closed meanwhile, or it only listens
 

@@ -329,6 +329,11 @@ def highest() -> type:
     return Highest
 
 
+def huge(y_true: Any, y_pred: Any) -> Any:
+    """A metric of numbers beside which those of others are small."""
+    return 0.0 * y_pred[:, 0] + 1e6
+
+
 class Counting:
     """A metric that counts its calls in Python: a record would freeze that."""
 

@@ -236,7 +236,7 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
     found["annealed"] = [annealed(record=record) for record in (True, False)]
     measured = {"epochs": None, "steps": 20, "global_batch": 4, "metrics": [models.by_setting]}
     stale = functools.partial(set_setting, step=9)
-    highest = {**measured, "metrics": [models.highest()]}
+    highest = {**measured, "metrics": [models.highest(), models.huge]}
     found["highest"] = [train({**highest, "record": r}) for r in (True, False)]
     found["stale metric"] = [train({**measured, "record": r}, stale) for r in (True, False)]
     scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch": 4}

@@ -53,3 +53,9 @@ def test_one_label_is_one_label() -> None:
 
 def test_some_have_shapes_of_their_own() -> None:
     assert taken("MeanIoU", (3,), (3, 3))
+
+
+def test_classes_on_another_axis_are_left_to_keras() -> None:
+    part: Any = type("SparseCategoricalCrossentropy", (), {"axis": 1})()
+    images, labels = SimpleNamespace(shape=(2, 5, 4, 4)), SimpleNamespace(shape=(2, 4, 4))
+    assert fit(part, labels, images)

@@ -1,11 +1,14 @@
-"""The loss of each output of a native torch model is given beside the metrics, and computed once."""
+"""Losses of each output and counts of native torch models."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from isotrain.adapters.torch.counts import Counts
 from isotrain.adapters.torch.native_loss import NativeLoss
 from isotrain.adapters.torch.output_loss import output_losses
+from isotrain.core.errors import SpecError
 from isotrain.core.spec.files import load_spec
 
 CALLS: list[int] = []
@@ -49,3 +52,11 @@ def test_it_is_computed_once_and_never_taken_for_that_of_another_slice() -> None
     near, far = (metric.readings() for metric in measured)
     assert near == {"near_loss": 2.0}
     assert far == {"far_loss": (4 * 4 + 2 * 2 + 6 * 6) / 12}
+
+
+def test_a_class_is_chosen_only_where_there_are_classes() -> None:
+    chosen = Counts(lambda *counts: counts[0], "precision", torch.device("cpu"), [0.5], class_id=0)
+    with pytest.raises(
+        SpecError, match=r"choose among classes .* the predictions have shape \[3\]"
+    ):
+        chosen.update(torch.ones(3), torch.ones(3), 3)

@@ -38,5 +38,10 @@ def test_what_may_be_several_names_or_is_like_none_leads_nowhere(wrong: str) -> 
     assert nearest(wrong, METRICS) is None
 
 
+@pytest.mark.parametrize("wrong", ["", "-", "_"])
+def test_what_has_no_word_leads_nowhere(wrong: str) -> None:
+    assert nearest(wrong, ["weights"]) is None
+
+
 def test_letters_in_another_order_are_near_enough() -> None:
     assert nearest("rl", ("lr", "momentum")) == "lr"

@@ -68,18 +68,21 @@ class PhaseMetrics:
         return [scope.get_current_value(variable) for variable in variables]
 
     def would_add(self, targets: Any, found: Measured, exact: bool) -> bool:
-        """Whether Keras adds the same: to nothing, to the sums as they are, and to larger ones.
+        """Whether Keras adds the same: to nothing, to little, to the sums as they are, and to larger ones.
 
-        Of a person's own metrics, some keep what is no sum, as a maximum.
+        Of a person's own metrics, some keep what is no sum, as a maximum; twice as much as is added shows it,
+        whatever else there is to count. Each is compared by itself.
         """
         now = [variable.value.detach() for variable in self._variables]
         larger = [sums.abs() + 1 for sums in now]
         nothing = [_zeros_like(sums) for sums in now]
-        for start in (nothing, now, larger):
+        little = [2 * added.detach().abs() for added in found.sums]
+        for start in (nothing, little, now, larger):
             theirs = self._after(start, targets, found.predictions)
             ours = [sums + added for sums, added in zip(start, found.sums, strict=True)]
-            if not agree(theirs, ours, exact and start is nothing, [0.0] * len(ours)):
-                return False
+            for one, other in zip(theirs, ours, strict=True):
+                if not agree([one], [other], exact and start is nothing, [0.0]):
+                    return False
         return True
 
     @property
