@@ -21,7 +21,7 @@ from isotrain.core.parity.wanted import Wanted
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
-from isotrain.core.spec.name_maps import NameMap
+from isotrain.core.spec.name_maps import NameMap, map_of
 from isotrain.core.spec.training_spec import TrainingSpec
 
 Say = Callable[[str], None]
@@ -104,7 +104,7 @@ class Tracer:
         plan = self.plan(wanted, spec)
         folder = self._folder / str(self._launched)
         folder.mkdir()
-        names = self._maps.get(plan.backend) or self._maps.get(plan.framework) or NameMap({})
+        names = map_of(self._maps, plan.backend, plan.framework)
         asks = wanted.spec.strategy != self._reference.spec.strategy
         request = tracing.Request(self._count, names, self._initial, asks)
         work = functools.partial(tracing.trace, request=request)

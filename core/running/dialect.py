@@ -11,7 +11,8 @@ from isotrain.core.contracts.slot_forms import SlotForms
 from isotrain.core.spec.name_maps import NameMap
 
 State = Mapping[str, np.ndarray]
-_PREFIX = "optimizer/"
+SLOTS = "optimizer/"
+"""How the names of slots begin."""
 STEPS = "steps"
 """How often a weight was updated, among the slots that are common."""
 
@@ -47,8 +48,8 @@ class Dialect:
                 factor = self._factor(slot, rate)
                 found[slot] = self.names.to_common(weight, state[name]) * factor
         steps = self.forms.steps(self.optimizer, weight)
-        if steps is not None and _PREFIX + steps in state:
-            found[STEPS] = state[_PREFIX + steps]
+        if steps is not None and SLOTS + steps in state:
+            found[STEPS] = state[SLOTS + steps]
         return found
 
     def own_slots(
@@ -62,13 +63,13 @@ class Dialect:
             found[self._name(weight, slot, known)] = value
         steps = self.forms.steps(self.optimizer, weight)
         if steps is not None and STEPS in common:
-            found[_PREFIX + steps] = common[STEPS]
+            found[SLOTS + steps] = common[STEPS]
         return found
 
     def _name(self, weight: str, slot: str, known: Collection[str]) -> str:
         """What a slot is called, or will be."""
         assert self.forms is not None
-        names = [_PREFIX + name for name in self.forms.slot(self.optimizer, weight, slot)]
+        names = [SLOTS + name for name in self.forms.slot(self.optimizer, weight, slot)]
         return next((name for name in names if name in known), names[0])
 
     def _factor(self, slot: str, rate: float) -> float:

@@ -12,9 +12,9 @@ from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.slot_forms import SlotForms
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.host import plugin_host
-from isotrain.core.running.dialect import Dialect, State
+from isotrain.core.running.dialect import SLOTS, Dialect, State
 from isotrain.core.running.weights_file import WEIGHTS
-from isotrain.core.spec.name_maps import NameMap, read_maps
+from isotrain.core.spec.name_maps import map_of, read_maps
 from isotrain.core.spec.references import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -51,7 +51,7 @@ class Translation:
         maps = read_maps(policy.map)
         there = str(before.get("backend")), str(before.get("framework"))
         old, new = (
-            Dialect(_map_of(maps, *owners), _forms(owners[0], spec), optimizer.name)
+            Dialect(map_of(maps, *owners), _forms(owners[0], spec), optimizer.name)
             for owners in (there, (plan.backend, plan.framework))
         )
         return cls(old, new, optimizer.slots)
@@ -92,17 +92,13 @@ class Translation:
             before = there[new.names.common(weight)]
             common = old.common_slots(state, before, self._slots, rate)
             found |= new.own_slots(common, weight, here, rate)
-        were_kept = any(name.startswith("optimizer/") for name in state)
+        were_kept = any(name.startswith(SLOTS) for name in state)
         return None if were_kept and not found else found
 
 
 def _may_differ(model: Any) -> bool:
     """Whether each framework may have a model of its own: in a table, or by a name that stands for one."""
     return isinstance(model, Mapping) or is_bare_name(model)
-
-
-def _map_of(maps: Mapping[str, NameMap], *owners: str) -> NameMap:
-    return next((maps[owner] for owner in owners if owner in maps), NameMap({}))
 
 
 def _forms(backend: str, spec: TrainingSpec) -> SlotForms | None:

@@ -15,7 +15,7 @@ from typing import Any
 from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
-from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, StrategyChoice, StrategyLike
+from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, StrategyChoice, StrategyLike, keeps_own
 from isotrain.core.spec.problems import SpecModel, as_spec_error
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -99,7 +99,7 @@ def _chosen(strategy: StrategyLike, own: Any) -> Any:
     """A strategy in the place of a spec's own."""
     choice = StrategyChoice.of(strategy)
     name = own.get("name") if isinstance(own, Mapping) else own
-    return own if choice.name == name and not choice.options else _as_fields(choice)
+    return own if keeps_own(choice, name) else _as_fields(choice)
 
 
 def _in_list(loggers: Any) -> Sequence[Any]:

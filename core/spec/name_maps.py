@@ -92,6 +92,11 @@ class NameMap:
         return self.targets[name].to_own(array) if name in self.targets else array
 
 
+def map_of(maps: Mapping[str, NameMap], *owners: str) -> NameMap:
+    """The map of the first of a backend and its framework that has one; else one that renames nothing."""
+    return next((maps[owner] for owner in owners if owner in maps), NameMap({}))
+
+
 def read_maps(given: MapLike | None) -> dict[str, NameMap]:
     """Reads name maps, by framework or backend, from a mapping or a YAML or JSON file.
 

@@ -232,6 +232,11 @@ class Evaluation(SpecModel):
     )
 
 
+def keeps_own(choice: StrategyChoice, own: Any) -> bool:
+    """Whether a choice only names the strategy that there is, whose own options then stay."""
+    return choice.name == own and not choice.options
+
+
 class StrategyChoice(SpecModel):
     """The strategy by which replicas cooperate."""
 

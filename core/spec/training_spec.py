@@ -46,6 +46,7 @@ from isotrain.core.spec.parts import (
     StrategyChoice,
     StrategyLike,
     Timeouts,
+    keeps_own,
 )
 from isotrain.core.spec.problems import (
     Problem,
@@ -343,9 +344,7 @@ class TrainingSpec(
             SpecError: The strategy is given in a wrong form.
         """
         choice = StrategyChoice.of(strategy)
-        if choice.name == self.strategy.name and not choice.options:
-            return self
-        return self.replace(strategy=choice)
+        return self if keeps_own(choice, self.strategy.name) else self.replace(strategy=choice)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole spec as plain JSON values; callables and objects are described by name."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alone import alone
 from integration import recorded_models as models
 
 import isotrain
@@ -248,15 +249,7 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of all trainings, in one process."""
-    returned = isotrain.launch(
-        train_all,
-        BASE,
-        backend="torch-ddp",
-        replicas=1,
-        run_directory=tmp_path_factory.mktemp("runs") / "run",
-        on_event=lambda event: None,
-    )
-    return dict(returned[0])
+    return dict(alone(train_all, BASE, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
 
 
 NEAR = {"float64": 1e-12, "float32": 1e-4}
