@@ -11,13 +11,40 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
+from threading import RLock
 from types import ModuleType
+from typing import Any
 
 DEFERRED = frozenset(
     f"{package}.{part}"
     for package in ("keras", "keras._tf_keras.keras", "keras.src")
     for part in ("wrappers", "visualization")
 )
+
+_ABOUT = frozenset({"__name__", "__file__", "__path__", "__package__", "__loader__", "__spec__"})
+"""What is known of a module before it is executed."""
+
+
+class _UntilUsed(LazyLoader):
+    """Executes a module when an attribute is asked for, unless it is one of `_ABOUT`.
+
+    `inspect` and TensorFlow's AutoGraph look for the module of a file by reading these of all there are.
+    """
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        lazy, lock = type(module), RLock()
+
+        def read(unused: ModuleType, name: str) -> Any:
+            if name in _ABOUT:
+                return object.__getattribute__(unused, name)
+            with lock:
+                if type(unused) is Unused:
+                    unused.__class__ = lazy
+            return getattr(unused, name)
+
+        Unused = type("Unused", (lazy,), {"__getattribute__": read})
+        module.__class__ = Unused
 
 
 class _Deferring(MetaPathFinder):
@@ -28,7 +55,7 @@ class _Deferring(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path) if fullname in DEFERRED else None
         if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
+            spec.loader = _UntilUsed(spec.loader)
         return spec
 
 

@@ -167,6 +167,11 @@ class HorovodExchange(Exchange):
         runtime.stop(hvd)
 
 
+def _start_alike(variables: Sequence[tf.Variable]) -> None:
+    """Gives variables the values of rank 0; in a graph, for Horovod's own is rewritten by AutoGraph first."""
+    hvd.broadcast_variables(variables, 0)
+
+
 class HorovodReplicaGroup(TensorFlowReplicaGroup):
     """One TensorFlow replica whose gradients are averaged by Horovod's grouped all-reduce."""
 
@@ -186,7 +191,8 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         self._compression = getattr(hvd.Compression, options.get("compression", "none"))
         self._groups = options.get("groups", 1)
         trainable, others = weights_of(self.model, spec)
-        hvd.broadcast_variables([native(variable) for variable in (*trainable, *others)], 0)
+        start_alike = tf.function(_start_alike, autograph=False)
+        start_alike([native(variable) for variable in (*trainable, *others)])
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None

@@ -507,10 +507,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def what_keras_left(session: isotrain.Session) -> list[bool]:
-    """Whether two parts of Keras and what they need were imported: first, and once they were used."""
+    """Whether what two parts of Keras need was imported: first, and once they were used.
+
+    To ask all modules for their files is not to use them.
+    """
     import keras
 
     needed = ("sklearn", "matplotlib.pyplot")
+    files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
+    assert files["keras.wrappers"]
     found = [name in sys.modules for name in needed]
     assert keras.wrappers.SKLearnClassifier.__module__.startswith("keras")
     assert callable(keras.visualization.plot_image_gallery)
