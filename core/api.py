@@ -226,7 +226,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     process = plan.processes[0]
     own = Peer(0, LOCALHOST, LOCALHOST, 0, 0, process.replicas)
     context = ProcessContext(0, plan.replicas, tempfile.gettempdir(), (own,), mesh=plan.mesh)
-    with variables_set(plan.environment):
+    with variables_set(plan.variables):
         return Session(cast, plan, context, Reporter())
 
 

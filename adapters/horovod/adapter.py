@@ -16,17 +16,17 @@ from isotrain.adapters.tensorflow.adapter import (
     TENSORFLOW_DISTRIBUTIONS,
     TENSORFLOW_LINES,
     tensorflow_changed,
-    tensorflow_environment,
     tensorflow_preload,
     tensorflow_usability,
+    tensorflow_variables,
 )
 from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
     torch_changed,
-    torch_environment,
     torch_preload,
     torch_usability,
+    torch_variables,
     weight_decay_remarks,
 )
 from isotrain.adapters.torch.slot_forms import TorchSlotForms
@@ -261,8 +261,8 @@ class HorovodTorch(_Horovod):
     def _framework_changed(self) -> Usability | None:
         return torch_changed()
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return torch_environment(device, threads)
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return torch_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         if self._with_mpi():
@@ -302,8 +302,8 @@ class HorovodTF(_Horovod):
     def _framework_changed(self) -> Usability | None:
         return tensorflow_changed()
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_environment(device, threads)
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return tensorflow_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         if self._with_mpi():

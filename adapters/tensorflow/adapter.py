@@ -190,8 +190,8 @@ class TFMirrored(_TensorFlowAdapter):
     }
     cpu_collective = "one-device"
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_environment(device, threads * replicas)
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return tensorflow_variables(device, threads * replicas)
 
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
@@ -250,8 +250,8 @@ class TFMultiWorker(_TensorFlowAdapter):
             )
         return remarks
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_environment(device, threads)
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return tensorflow_variables(device, threads)
 
     def servers(self, asked: int) -> int:
         return asked
@@ -283,7 +283,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         return WorkerExchange(context, setting, bucket_bytes)
 
 
-def tensorflow_environment(device: DeviceKind, threads: int) -> dict[str, str]:
+def tensorflow_variables(device: DeviceKind, threads: int) -> dict[str, str]:
     """Variables that every process with TensorFlow replicas starts with.
 
     Args:

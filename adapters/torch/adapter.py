@@ -158,8 +158,8 @@ class TorchDDP(ServedOverTcp):
             )
         return name
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return torch_environment(device, threads)
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return torch_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
@@ -251,7 +251,7 @@ def weight_decay_remarks(spec: TrainingSpec) -> list[str]:
     ]
 
 
-def torch_environment(device: DeviceKind, threads: int) -> dict[str, str]:
+def torch_variables(device: DeviceKind, threads: int) -> dict[str, str]:
     """Variables that every process with a torch replica starts with."""
     variables = {
         keras_backend.VARIABLE: "torch",

@@ -130,7 +130,7 @@ PLAN = Command(
     "plan",
     "show what a run would do",
     "Resolves a run without training: who runs where, the collective that will really be used,\n"
-    "batches, learning rate, environment, exchanged bytes. With --diff, compares two of them.",
+    "batches, learning rate, variables, exchanged bytes. With --diff, compares two of them.",
     """\
 examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2

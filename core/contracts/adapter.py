@@ -91,14 +91,14 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         """Variables that must be set before a process of this backend starts Python."""
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         """What a process of this backend imports before it knows its run, if it can be forked then.
 
         Nothing that is imported may run the framework: no runtime, no device, no thread that matters.
-        The variables of `environment` are set by then. Other runs of the same program are forked from the
+        What `variables` returns is set by then. Other runs of the same program are forked from the
         same process if they import the same, so `spec` should bear on little.
         """
         return Start(why_fresh=f"backend {self.name!r} does not say that it can be forked")

@@ -67,7 +67,7 @@ class Plan:
         threads: Compute threads per replica.
         processes: Who runs where.
         start: How they come to be.
-        environment: Variables set for every process before it starts.
+        variables: Set for every process before it starts.
         precision: The spec's.
         global_batch: Samples of one step over all replicas.
         local_batches: Each replica's share of a full global batch, in samples.
@@ -103,7 +103,7 @@ class Plan:
     threads: int
     processes: tuple[ProcessPlan, ...]
     start: Start
-    environment: Mapping[str, str]
+    variables: Mapping[str, str]
     precision: str
     global_batch: int
     local_batches: tuple[int, ...]

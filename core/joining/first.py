@@ -95,7 +95,7 @@ def _taking_part(job: Job, line: OwnLine, channels: Sequence[Channel]) -> Iterat
         stack.enter_context(unwinding_on_sigterm())
         if job.spec.checkpoint is not None:
             stack.enter_context(saving_on_signals([line]))
-        stack.enter_context(variables_set(job.plan.environment))
+        stack.enter_context(variables_set(job.plan.variables))
         pace = Pace.of(len(job.plan.processes), job.plan.timeouts["silence"])
         stack.enter_context(beating(line, channels, pace.beat))
         yield

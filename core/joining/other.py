@@ -188,7 +188,7 @@ def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
         stack.enter_context(unwinding_on_sigterm())
         if job.spec.checkpoint is not None:
             stack.enter_context(saving_on_signals([line]))
-        stack.enter_context(variables_set(job.plan.environment))
+        stack.enter_context(variables_set(job.plan.variables))
         tail = stack.enter_context(sent_to_file())
         work.start()
         try:

@@ -22,12 +22,12 @@ class Beginning:
     """What a new process of a run is given.
 
     Attributes:
-        environment: All of its variables.
+        variables: All of its variables.
         streams: Descriptors of its standard input, output and error.
         inherited: Descriptors for its events, its status page and the job's arrays.
     """
 
-    environment: Mapping[str, str]
+    variables: Mapping[str, str]
     streams: tuple[int, int, int]
     inherited: tuple[int, int, int]
 
@@ -66,7 +66,7 @@ class FreshProcess:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            env=beginning.environment,
+            env=beginning.variables,
             pass_fds=beginning.inherited,
             start_new_session=True,
         )

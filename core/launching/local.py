@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
             guard = cleanup.enter_context(contextlib.closing(Guard()))
             cleanup.callback(end_all, processes)
             for process in processes:
-                guard.watch(process.start(starter.environment, payload, starter.begin))
+                guard.watch(process.start(starter.variables, payload, starter.begin))
             _watch(processes, job, on_event)
             # Late: the start need not wait for it.
             from isotrain.core.launching.returned import load_value

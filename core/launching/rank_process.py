@@ -58,11 +58,11 @@ class RankProcess:
         self._process: Begun | None = None
         self._exit_code: int | None = None
 
-    def start(self, environment: Mapping[str, str], payload: Payload, begin: Begin) -> int:
+    def start(self, variables: Mapping[str, str], payload: Payload, begin: Begin) -> int:
         """Starts it with the job on its standard input; returns the id of its process group.
 
         Args:
-            environment: All variables but those that tell it its place.
+            variables: All variables but those that tell it its place.
             payload: The job.
             begin: A way to start it.
         """
@@ -72,7 +72,7 @@ class RankProcess:
             with self._stdout_beside(log) as stdout:
                 self._process = begin(
                     Beginning(
-                        {**environment, **self.context.to_variables()},
+                        {**variables, **self.context.to_variables()},
                         (stdin.fileno(), stdout.fileno(), log.fileno()),
                         (self._writing, self._status, payload.descriptor),
                     )

@@ -18,7 +18,7 @@ class Starter:
     """Starts processes; the first thing that a launcher makes, for a template imports meanwhile.
 
     Attributes:
-        environment: The variables of every process, but for those that tell it its place.
+        variables: Of every process, but for those that tell it its place.
     """
 
     def __init__(self, plan: Plan, on_event: OnEvent) -> None:
@@ -28,9 +28,9 @@ class Starter:
             plan: Says how.
             on_event: Told where processes start in another way than the plan says.
         """
-        self.environment: Mapping[str, str] = {
+        self.variables: Mapping[str, str] = {
             **os.environ,
-            **plan.environment,
+            **plan.variables,
             "PYTHONUNBUFFERED": "1",
         }
         self._timeouts = plan.timeouts
@@ -40,7 +40,7 @@ class Starter:
         if plan.start.way == "forked":
             try:
                 imports = plan.start.imports
-                self._template = templates.OF_THIS_PROGRAM.get(imports, self.environment)
+                self._template = templates.OF_THIS_PROGRAM.get(imports, self.variables)
             except TemplateError as error:
                 self._remark(error)
 

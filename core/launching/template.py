@@ -51,19 +51,19 @@ class Template:
         is_ready: Whether it has been heard to have imported everything.
     """
 
-    def __init__(self, imports: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, imports: Sequence[str], variables: Mapping[str, str]) -> None:
         """Starts it, and does not wait for it.
 
         Args:
             imports: Modules to import.
-            environment: All of its variables.
+            variables: All of its variables.
         """
         self._door, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undoing:
             undoing.enter_context(self._door)
             self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
             self._said = undoing.enter_context(tempfile.TemporaryFile())
-            self._process = self._started(theirs.fileno(), imports, environment)
+            self._process = self._started(theirs.fileno(), imports, variables)
             undoing.pop_all()  # `end` closes them
         self._lock = threading.RLock()
         self._living: set[int] = set()
@@ -77,7 +77,7 @@ class Template:
         self._is_gone = False
 
     def _started(
-        self, door: int, imports: Sequence[str], environment: Mapping[str, str]
+        self, door: int, imports: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         order = {"home": _HOME, "door": door, "launcher": os.getpid(), "imports": list(imports)}
         return subprocess.Popen(
@@ -85,7 +85,7 @@ class Template:
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
-            env={**environment, VARIABLE: _ROOM},
+            env={**variables, VARIABLE: _ROOM},
             pass_fds=[door],
             start_new_session=True,
         )
@@ -120,7 +120,7 @@ class Template:
             with self._lock:
                 self._await_imports(silence, limit)
                 descriptors = (*beginning.streams, *beginning.inherited, folder)
-                request = {"fork": dict(beginning.environment)}
+                request = {"fork": dict(beginning.variables)}
                 answer = self._asked(request, silence, descriptors)
                 if "refused" in answer:
                     raise TemplateError(f"it cannot fork: {answer['refused']}")

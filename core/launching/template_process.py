@@ -116,27 +116,25 @@ class _Template:
         assert ended is not None
         doorway.send(self._door, {"ended": pid, "code": code_of(ended)})
 
-    def _attempt(
-        self, environment: Mapping[str, str], descriptors: Sequence[int]
-    ) -> dict[str, Any]:
+    def _attempt(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
         """Forks, or says why the system did not let it: its other children live on."""
         try:
             if len(descriptors) < _GIVEN:  # the system drops those that there is no room for
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return {"forked": self._fork(environment, descriptors)}
+            return {"forked": self._fork(variables, descriptors)}
         except OSError as error:
             return {"refused": str(error)}
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _fork(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+    def _fork(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> int:
         """Forks a child, and waits until it leads a session of its own."""
         waiting, ready = os.pipe()
         try:
             pid = _forked()
             if pid == 0:
-                self._become(environment, descriptors, (waiting, ready))
+                self._become(variables, descriptors, (waiting, ready))
         finally:
             os.close(ready)
             with open(waiting, "rb", buffering=0) as reading:
@@ -154,7 +152,7 @@ class _Template:
         self._selector.register(self._children[pid], selectors.EVENT_READ, pid)
 
     def _become(
-        self, environment: Mapping[str, str], descriptors: Sequence[int], pipe: Sequence[int]
+        self, variables: Mapping[str, str], descriptors: Sequence[int], pipe: Sequence[int]
     ) -> NoReturn:
         """Makes this child a process like one that has started by itself, and does its work."""
         try:
@@ -164,8 +162,7 @@ class _Template:
             for descriptor in pipe:
                 os.close(descriptor)
             *inherited, folder = descriptors[_STREAMS:]
-            variables = {**environment, **self._set_by_imports}
-            _take_over(descriptors[:_STREAMS], variables, folder)
+            _take_over(descriptors[:_STREAMS], {**variables, **self._set_by_imports}, folder)
             os.write(sys.stderr.fileno(), self._said)
             gc.enable()
             start = json.loads(sys.stdin.buffer.readline())
@@ -200,16 +197,16 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _take_over(streams: Sequence[int], environment: Mapping[str, str], folder: int) -> None:
+def _take_over(streams: Sequence[int], variables: Mapping[str, str], folder: int) -> None:
     """Takes streams, variables and working directory from the request; draws other random numbers."""
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.fchdir(folder)
     os.close(folder)
-    _show(os.fsencode(environment.get(VARIABLE, "")))
+    _show(os.fsencode(variables.get(VARIABLE, "")))
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(variables)
     if "numpy" in sys.modules:  # Python's own generator is seeded anew by `fork`
         sys.modules["numpy"].random.seed()
 

@@ -39,24 +39,24 @@ class Templates:
         """Why there can be none, and until when nobody tries again (`time.monotonic`)."""
         self._is_closed = False
 
-    def get(self, imports: Sequence[str], environment: Mapping[str, str]) -> Template:
+    def get(self, imports: Sequence[str], variables: Mapping[str, str]) -> Template:
         """Gives a template, started just now if there is none; it may still import.
 
         Args:
             imports: What it imports.
-            environment: All variables that it imports under.
+            variables: All variables that it imports under.
 
         Raises:
             TemplateError: There can be none.
         """
         imports = (*imports, *self.besides)
-        key = (imports, _circumstances(environment))
+        key = (imports, _circumstances(variables))
         former = self._found.get(key)
         if former is not None and not former.is_current():  # without the lock: it may be slow
             self.drop(former)
         with self._lock:
             self._refuse(key)
-            given = self._found.pop(key, None) or _started(imports, environment)
+            given = self._found.pop(key, None) or _started(imports, variables)
             self._found[key] = given
             surplus = [self._found.pop(each) for each in list(self._found)[: -self.most]]
         for each in surplus:
@@ -115,19 +115,19 @@ class Templates:
         self._lock = threading.RLock()  # a thread that is not here may have held the other
 
 
-def _started(imports: Sequence[str], environment: Mapping[str, str]) -> Template:
+def _started(imports: Sequence[str], variables: Mapping[str, str]) -> Template:
     try:
-        return Template(imports, environment)
+        return Template(imports, variables)
     except OSError as error:
         raise TemplateError(str(error)) from error
 
 
-def _circumstances(environment: Mapping[str, str]) -> Hashable:
+def _circumstances(variables: Mapping[str, str]) -> Hashable:
     """What a process that starts by itself would be given besides its run, or find installed."""
     limits = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIM")]
     return (
         sys.executable,
-        frozenset((k, v) for k, v in environment.items() if k not in _READ_BY_NO_IMPORT),
+        frozenset((k, v) for k, v in variables.items() if k not in _READ_BY_NO_IMPORT),
         frozenset(os.sched_getaffinity(0)),
         tuple(resource.getrlimit(each) for each in limits if each >= 0),
         os.getpriority(os.PRIO_PROCESS, 0),

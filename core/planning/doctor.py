@@ -103,7 +103,7 @@ def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> li
 def _started(host: PluginHost, name: str, folder: Path) -> ChildProcess:
     plugins = asked.for_workers(asked.current())
     task = {"name": name, "asked": plugins.asked, "blocked": plugins.blocked}
-    return ChildProcess(_EXAMINE, task, folder / name, variables=_environment(host, name))
+    return ChildProcess(_EXAMINE, task, folder / name, variables=_variables(host, name))
 
 
 def _finding(process: ChildProcess, seconds: float) -> dict[str, Any]:
@@ -117,12 +117,12 @@ def _finding(process: ChildProcess, seconds: float) -> dict[str, Any]:
         return {"raised": f"loading it ended the process {error.how}; it said: {error.said}"}
 
 
-def _environment(host: PluginHost, name: str) -> dict[str, str]:
+def _variables(host: PluginHost, name: str) -> dict[str, str]:
     """The variables that a run would set, so that what is examined is what would run."""
     try:
         adapter = host.backend(name)
         device = "gpu" if adapter.accelerators() else "cpu"
-        return adapter.environment(device=device, threads=1, replicas=1)  # type: ignore[arg-type]
+        return adapter.variables(device=device, threads=1, replicas=1)  # type: ignore[arg-type]
     except Exception:  # the examination itself will say what is wrong
         return {}
 

@@ -98,7 +98,7 @@ def _resolved(
         threads=threads,
         processes=ground.placed(_processes(placement.seats(adapter, count))),
         start=resolve_start(adapter, ground.engine, spec, devices.kind),
-        environment=adapter.environment(device=devices.kind, threads=threads, replicas=count),
+        variables=adapter.variables(device=devices.kind, threads=threads, replicas=count),
         options=options,
         remarks=tuple(remarks),
         placement=placement.name,

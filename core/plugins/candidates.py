@@ -31,8 +31,8 @@ class Candidate:
 
     Attributes:
         name: Under which it is listed and can be blocked.
-        source: How it was found: `built in`, `environment`, `--plugin`, `spec`, `entry point` or
-            `in process`.
+        source: How it was found: `built in`, `ISOTRAIN_PLUGINS`, `--plugin`, `spec`, `entry point`
+            or `in process`.
         origin: Module, file or object that it is.
         load: Imports it.
         distribution: The installed package that it belongs to.

@@ -280,7 +280,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """All third-party plugins, each place where it is asked for once."""
     for where in _listed(PLUGINS_VARIABLE):
-        yield candidates.of_module(where, "environment")
+        yield candidates.of_module(where, PLUGINS_VARIABLE)
     yield from asked.candidates_of(choice)
     for where in of_spec:
         yield candidates.of_module(where, "spec")

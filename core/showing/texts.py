@@ -19,7 +19,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
         *("global_batch", "local_batches", "accumulate", "scaling", "learning_rate"),
         *("gradient_bytes", "exchanged_bytes_per_step"),
     ),
-    "set for every process": ("environment", "options", "timeouts"),
+    "set for every process": ("variables", "options", "timeouts"),
     "remarks": ("remarks",),
 }
 """Every field of a plan, in the groups and the order in which they are shown."""
@@ -64,7 +64,7 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
         return [(label, ": ".join(filter(None, value.values())))]
     if name == "timeouts":
         return [(label, ", ".join(f"{key} {limit:g} s" for key, limit in value.items()))]
-    if name == "environment":
+    if name == "variables":
         return [(key, text or '""') for key, text in value.items()]
     if name == "state_bytes" and value is not None:
         return [(label, ", ".join(f"{part} {size(count)}" for part, count in value.items()))]

@@ -99,7 +99,7 @@ class Reference(ServedOverTcp):
         require_known(spec)
         return []
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return dict.fromkeys(_POOLS, str(threads))
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:

@@ -47,27 +47,25 @@ def by_hand(
             "start": f"{folder}/start.npz",
             "result": f"{folder}/result.npz",
             "replicas": replicas,
-            "tensorflow_threads": plan.environment.get("TF_NUM_INTRAOP_THREADS", "1"),
+            "tensorflow_threads": plan.variables.get("TF_NUM_INTRAOP_THREADS", "1"),
         }
         job.write_text(json.dumps(fields), encoding="utf-8")
-        _start(SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.environment)
+        _start(SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.variables)
         with np.load(f"{folder}/result.npz") as archive:
             return dict(archive)
 
 
-def _start(
-    script: Path, job: Path, backend: str, world: int, environment: Mapping[str, str]
-) -> None:
+def _start(script: Path, job: Path, backend: str, world: int, variables: Mapping[str, str]) -> None:
     """Runs a script on every rank, and raises with their output when one fails."""
     with ExitStack() as stack:
         logs = [job.with_name(f"{rank}.log") for rank in range(world)]
         order = {
             "script": str(script),
             "job": str(job),
-            "variables": [{**environment, **own} for own in _variables(backend, world, stack)],
+            "variables": [{**variables, **own} for own in _variables(backend, world, stack)],
             "logs": list(map(str, logs)),
         }
-        host = _host(environment["KERAS_BACKEND"])
+        host = _host(variables["KERAS_BACKEND"])
         assert host.stdin is not None
         assert host.stdout is not None
         print(json.dumps(order), file=host.stdin, flush=True)

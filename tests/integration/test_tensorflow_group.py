@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment
+from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_variables
 from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
@@ -446,7 +446,7 @@ def test_options_are_checked() -> None:
 def test_a_peer_that_never_starts_ends_the_process() -> None:
     completed = subprocess.run(
         [sys.executable, __file__],
-        env=os.environ | tensorflow_environment("cpu", 1),
+        env=os.environ | tensorflow_variables("cpu", 1),
         capture_output=True,
         text=True,
         check=False,

@@ -98,7 +98,7 @@ def plan(backend: str, collective: str, replicas: int) -> dict[str, Any]:
             {"rank": r, "host": "localhost", "local_rank": r, "replicas": [r]}
             for r in range(replicas)
         ],
-        "environment": {"KERAS_BACKEND": "tensorflow" if "tf" in backend else "torch"},
+        "variables": {"KERAS_BACKEND": "tensorflow" if "tf" in backend else "torch"},
         "precision": "float32",
         "global_batch": 64,
         "local_batches": [64 // replicas] * replicas,

@@ -81,7 +81,7 @@ class First(Adapter):
             raise UnsupportedError("beam exchanges between GPUs")
         return "wire"
 
-    def environment(self, **resolved: Any) -> dict[str, str]:
+    def variables(self, **resolved: Any) -> dict[str, str]:
         return {}
 
     def start(self, spec: Any, setting: Any, context: Any) -> Any:

@@ -63,7 +63,7 @@ class Declared(Adapter):
         name = self.known_collective(requested)
         return "wire" if name == "auto" else name
 
-    def environment(
+    def variables(
         self, *, device: contract.DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return {"THREADS": str(threads)}
@@ -142,7 +142,7 @@ def test_one_replica_has_no_collective(host: PluginHost) -> None:
 
 
 def test_threads_share_the_cores_unless_given(host: PluginHost) -> None:
-    assert plan(host, threads=5).environment["THREADS"] == "5"
+    assert plan(host, threads=5).variables["THREADS"] == "5"
     assert plan(host, replicas=1000).threads == 1
 
 

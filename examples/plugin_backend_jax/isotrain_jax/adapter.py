@@ -119,7 +119,7 @@ class JaxMesh(ServedOverTcp):
             )
         return right
 
-    def environment(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         variables = {
             keras_backend.VARIABLE: "jax",
             "JAX_PLATFORMS": "cuda" if device == "gpu" else "cpu",
