@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.peers import environment, machine, table
 from benchmarks.peers.contenders import CONTENDERS, PEERS, Contender
+from benchmarks.peers.job import CLOCKS
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.run import Cell, ContenderError
 from benchmarks.peers.workloads import WORKLOADS
@@ -55,6 +56,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", default="1,2", help="such as 1,2")
     parser.add_argument("--threads", type=int, help="per replica; default: the cores shared out")
     parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="time the steps by the seconds that pass, or by those of the processor, which count no"
+        " waiting and which other programs disturb less",
+    )
+    parser.add_argument(
         "--rounds",
         type=int,
         default=10,
@@ -71,12 +79,12 @@ def _measure(given: argparse.Namespace) -> None:
     if any(contender.name in PEERS for contender in chosen):
         environment.require()
     cells = [
-        Cell(contender, workload, replicas, given.threads or _threads(replicas))
+        Cell(contender, workload, replicas, given.threads or _threads(replicas), given.clock)
         for workload in given.workload or WORKLOADS
         for replicas in map(int, given.replicas.split(","))
         for contender in chosen
     ]
-    facts = machine.described(given.rounds, given.seed)
+    facts = machine.described(given.rounds, given.seed) | {"clock of the steps": given.clock}
     first, timed = measure(
         cells, given.rounds, given.seed, lambda line: print(line, file=sys.stderr, flush=True)
     )

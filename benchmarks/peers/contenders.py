@@ -37,7 +37,8 @@ class Contender:
         program: Name of its file in `programs`.
         commands: What starts it.
         options: What the program is told beyond its job.
-        native: The contender that does the same with a native model; empty where it has one itself.
+        native: The contender with a native model, every field of the spec as it comes, that it is compared
+            to as well; empty for this one.
     """
 
     name: str
@@ -111,17 +112,22 @@ def _both(
     ]
 
 
-def _isotrain(backend: str, framework: str) -> list[Contender]:
+def _isotrain(
+    backend: str, framework: str, variant: str = "", fields: dict[str, Any] | None = None
+) -> list[Contender]:
+    """With a native and with a portable model; a variant has some fields of the spec set otherwise."""
+    native = f"isotrain/{backend}/native"
+    told = {"backend": backend, "framework": framework, "fields": fields or {}}
     return [
         Contender(
-            f"isotrain/{backend}/{model}",
+            f"isotrain/{backend}/{model}{variant}",
             backend,
             "with_isotrain",
             plain,
-            {"backend": backend, "framework": framework, "model": model},
-            native,
+            {**told, "model": model},
+            "" if model + variant == "native" else native,
         )
-        for model, native in (("native", ""), ("portable", f"isotrain/{backend}/native"))
+        for model in ("native", "portable")
     ]
 
 
@@ -133,6 +139,8 @@ CONTENDERS = (
     Contender("accelerate", "torch-ddp", "with_accelerate", _peers_torchrun),
     Contender("ignite", "torch-ddp", "with_ignite", _peers_torchrun),
     *_isotrain("torch-ddp", "torch"),
+    *_isotrain("torch-ddp", "torch", "/compiled", {"compile": True}),
+    *_isotrain("torch-ddp", "torch", "/unrecorded", {"record": False})[1:],
     *_both("horovod-torch", "horovod_torch", _horovodrun),
     *_isotrain("horovod-torch", "torch"),
     *_both("tf-mirrored", "tf_strategy", plain, workers=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ from typing import Any
 from benchmarks.peers.workloads import WORKLOADS, Workload
 
 _VARIABLE = "PEERS_JOB"
+CLOCKS: dict[str, Callable[[], float]] = {
+    "wall": time.perf_counter,
+    "processor": time.process_time,
+}
+"""Seconds that pass; and those that a process' threads keep cores busy, which others disturb less."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class Job:
         workload: The name of what is trained.
         replicas: So many.
         threads: Of each replica.
+        clock: What is measured of the timed steps, one of `CLOCKS`.
         folder: Where every process leaves its results.
         options: The contender's own.
     """
@@ -29,6 +36,7 @@ class Job:
     workload: str
     replicas: int
     threads: int
+    clock: str
     folder: str
     options: dict[str, Any]
 
@@ -40,6 +48,10 @@ class Job:
     def variables(self) -> dict[str, str]:
         """The environment variables that hand it over."""
         return {_VARIABLE: json.dumps(asdict(self)), "OMP_NUM_THREADS": str(self.threads)}
+
+    def now(self) -> float:
+        """Seconds, from which those of the timed steps are taken."""
+        return CLOCKS[self.clock]()
 
     @property
     def work(self) -> Workload:
@@ -67,10 +79,10 @@ class Clock:
             self._first = time.time()
         if len(losses) == work.first_steps:
             float(loss)
-            self._start = time.perf_counter()
+            self._start = self._job.now()
         elif len(losses) == work.steps:
             float(loss)
-            self._end = time.perf_counter()
+            self._end = self._job.now()
 
     def write(self, rank: int) -> None:
         """Leaves times and losses behind; called by every process after the last step."""

@@ -38,12 +38,14 @@ class Cell:
         workload: What.
         replicas: On so many.
         threads: Of each replica.
+        clock: By which the steps are timed, one of `CLOCKS`.
     """
 
     contender: Contender
     workload: str
     replicas: int
     threads: int
+    clock: str = "wall"
 
     def __str__(self) -> str:
         return f"{self.contender.name}, {self.workload}, {self.replicas} replicas"
@@ -54,7 +56,7 @@ class Measured:
     """One run.
 
     Attributes:
-        step: Seconds per timed step.
+        step: Seconds per timed step, of the process that took most.
         first_step: Seconds from the command to the end of the first step, of the slowest process.
         memory: MiB of all processes together at their peak, each shared page counted once; 0 when
             it was not looked at.
@@ -78,7 +80,14 @@ def run(cell: Cell, *, look_at_memory: bool) -> Measured:
         ContenderError: It failed; with the end of what it said.
     """
     with TemporaryDirectory() as folder:
-        job = Job(cell.workload, cell.replicas, cell.threads, folder, dict(cell.contender.options))
+        job = Job(
+            cell.workload,
+            cell.replicas,
+            cell.threads,
+            cell.clock,
+            folder,
+            dict(cell.contender.options),
+        )
         commands = cell.contender.commands(cell.contender.program, cell.replicas)
         start = time.time()
         with _started(commands, job) as processes:

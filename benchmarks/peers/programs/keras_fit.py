@@ -27,11 +27,15 @@ class FirstStep(keras.callbacks.Callback):
 class Seconds(keras.callbacks.Callback):
     """From the start of the epoch to its end: `fit` calls nothing of ours per step."""
 
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.start = time.perf_counter()
+        self.start = self.job.now()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.taken = time.perf_counter() - self.start
+        self.taken = self.job.now() - self.start
 
 
 def main() -> None:
@@ -43,7 +47,7 @@ def main() -> None:
         model = keras_models.build(job.work)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(job.work.rate, MOMENTUM), loss)
-    first, seconds = FirstStep(), Seconds()
+    first, seconds = FirstStep(), Seconds(job)
     losses = [
         model.fit(**part, verbose=0, shuffle=False, callbacks=[callback]).history["loss"][0]
         for part, callback in zip(_parts(job), (first, seconds), strict=True)

@@ -57,6 +57,7 @@ def main() -> None:
         seed=SEED,
         threads=job.threads,
         device="cpu",
+        **job.options["fields"],
     )
     isotrain.launch(
         train,
