@@ -80,7 +80,7 @@ class AskedRun:
         """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
         place = None if self.launcher.name != LOCAL else place_to_join()
         if place is None:
-            with self._launched(work, *self.loaded(), None) as ended:
+            with self._launched(work, Cast(*self.loaded()), None) as ended:
                 yield ended
             return
         from isotrain.core.joining.other import attend  # these import NumPy
@@ -93,13 +93,13 @@ class AskedRun:
         if party.rank == 0:
             with (
                 party.meeting.telling(),
-                self._launched(work, party.spec, party.host, party) as ended,
+                self._launched(work, party.cast, party) as ended,
             ):
                 yield ended
             return
         with party.meeting.telling():
-            plan = self._planned(party.spec, party.host, party.layout, self.replicas)
-        job = Job(work, party.spec, plan, b"", asked.current())
+            plan = self._planned(party.cast, party.layout, self.replicas)
+        job = Job(work, party.cast.spec, plan, b"", asked.current())
         returned, directory = attend(party, job)
         yield Ended(returned, RunDirectory(Path(directory)))
 
@@ -111,12 +111,11 @@ class AskedRun:
             )
 
     @contextlib.contextmanager
-    def _launched(
-        self, work: Work, given: TrainingSpec, host: PluginHost, party: Party | None
-    ) -> Iterator[Ended]:
+    def _launched(self, work: Work, cast: Cast, party: Party | None) -> Iterator[Ended]:
         """Plans and launches; in the first process of a party, does its part and watches the others."""
+        given, host = cast.spec, cast.host
         layout = None if party is None else party.layout
-        planned = functools.partial(self._planned, given, host, layout)
+        planned = functools.partial(self._planned, cast, layout)
         resolved = planned(self.replicas)
         _require_ranks(self.ranks, resolved)
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
@@ -141,19 +140,13 @@ class AskedRun:
                 restarts = Restarts(
                     self.max_restarts, folder, checkpoint, records, given.min_replicas, planned
                 )
-                attempt = _Attempt(work, given, host, directory, self.port, party)
+                attempt = _Attempt(work, cast, directory, self.port, party)
                 returned = restarts.run(attempt, resolved)
             yield Ended(returned, directory, audience, restarts.made)
 
-    def _planned(
-        self,
-        spec: TrainingSpec,
-        host: PluginHost,
-        layout: Layout | None,
-        replicas: int | None,
-    ) -> Plan:
+    def _planned(self, cast: Cast, layout: Layout | None, replicas: int | None) -> Plan:
         return make_plan(
-            Cast(spec, host),
+            cast,
             backend=self.backend,
             replicas=replicas,
             launcher=self.launcher,
@@ -174,8 +167,7 @@ class _Attempt:
     """Runs all processes of a plan once, from a checkpoint or from the start."""
 
     work: Work
-    spec: TrainingSpec
-    host: PluginHost
+    cast: Cast
     directory: RunDirectory
     port: int | None
     party: Party | None
@@ -188,9 +180,9 @@ class _Attempt:
             launcher = First(self.party)
         return run_job(
             self.work,
-            self.spec,
+            self.cast.spec,
             plan,
-            self.host,
+            self.cast.host,
             self.directory,
             on_event=on_event,
             resume=start,

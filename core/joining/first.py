@@ -62,7 +62,7 @@ class First:
             RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
         ]
         returned: list[Any] = []
-        work = Working(job, self._party.host, agreed.context, line, returned.append)
+        work = Working(job, self._party.cast, agreed.context, line, returned.append)
 
         def let_begin() -> None:
             work.begin()

@@ -181,7 +181,7 @@ def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
         plain, arrays = packed_value(value)
         channel.send({"returned": plain}, arrays)
 
-    work = Working(own, party.host, agreed.context, line, hand_over)
+    work = Working(own, party.cast, agreed.context, line, hand_over)
     relay = Relay(channel, line, work, job.plan.timeouts["silence"], len(job.plan.processes))
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)

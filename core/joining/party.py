@@ -25,6 +25,7 @@ from isotrain.core.joining.own_ports import OWN_PORTS
 from isotrain.core.joining.sight import marked, token_of
 from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import PORTS, require_port
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.urls import is_url
@@ -47,16 +48,14 @@ class Party:
 
     Attributes:
         meeting: Of them.
-        spec: What to train.
-        host: Knows the backends, strategies and models.
+        cast: What to train, and by what.
         layout: Where they are.
         seats: Address and port of each, besides.
         port: After which rank 0 takes those of its other doors; None: any.
     """
 
     meeting: Meeting
-    spec: TrainingSpec
-    host: PluginHost
+    cast: Cast
     layout: Layout
     seats: Sequence[Mapping[str, Any]]
     port: int | None
@@ -102,7 +101,7 @@ class Party:
         host = self.layout.spots[self.rank].host
         told = {"host": host, "sees": sees, "finds": token_of(resume)}
         blind = self.meeting.settle(told, _blind)
-        policy = self.spec.checkpoint
+        policy = self.cast.spec.checkpoint
         if policy is not None and policy.folder is None and blind["sees"]:
             raise PlanError(
                 f"checkpoint: every process writes its share, and {', '.join(blind['sees'])} cannot see"
@@ -197,7 +196,7 @@ def gather(
         found = meeting.settle(facts, Seating(_reached_at(meeting)))
     spots = tuple(Spot(seat["host"], seat["local_rank"]) for seat in found["seats"])
     layout = Layout(place.engine, spots, found["cores"], found["gpus"], key.is_secret)
-    return Party(meeting, spec, host, layout, found["seats"], port)
+    return Party(meeting, Cast(spec, host), layout, found["seats"], port)
 
 
 def _open(place: Place, key: RunKey, seconds: float, port: int | None) -> Meeting:

@@ -13,7 +13,7 @@ from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import AWAITING_OTHERS
 from isotrain.core.errors import EndedError
 from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.cast import Cast
 from isotrain.core.running.worker import do_job, report_failure
 from isotrain.core.system.leaving import note_work
 
@@ -28,7 +28,7 @@ class Working(threading.Thread):
     def __init__(
         self,
         job: Job,
-        host: PluginHost,
+        cast: Cast,
         context: ProcessContext,
         line: OwnLine,
         hand_over: Callable[[Any], None],
@@ -37,14 +37,14 @@ class Working(threading.Thread):
 
         Args:
             job: To do.
-            host: Knows its backend.
+            cast: What takes part, as it was planned with.
             context: Of this process.
             line: Of it.
             hand_over: Called with what the work has returned, before its end is told.
         """
         super().__init__(name="isotrain-work", daemon=True)
         self._job = job
-        self._host = host
+        self._cast = cast
         self._context = context
         self._line = line
         self._reporter = line.reporter
@@ -57,9 +57,9 @@ class Working(threading.Thread):
         note_work()
         reporter = self._reporter
         reporter.emit(Started(pid=os.getpid()))
-        adapter = self._host.backend(self._job.plan.backend)
+        adapter = self._cast.host.backend(self._job.plan.backend)
         try:
-            value = do_job(self._job, self._host, self._context, reporter, self._await_others)
+            value = do_job(self._job, self._cast, self._context, reporter, self._await_others)
             self._hand_over(value)
             reporter.emit(Finished())
         except BaseException as error:  # whatever ends it must be reported

@@ -21,7 +21,7 @@ from isotrain.core.system.leaving import leave
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.job import Job
-    from isotrain.core.plugins.host import PluginHost
+    from isotrain.core.plugins.cast import Cast
 
 EXIT_FAILED = 1
 
@@ -70,9 +70,9 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
     adapter: Adapter | None = None
     try:
         reporter.enter("read job")
-        job, host = _read_job(arrays)
-        adapter = host.backend(job.plan.backend)
-        value = do_job(job, host, context, reporter)
+        job, cast = _read_job(arrays)
+        adapter = cast.host.backend(job.plan.backend)
+        value = do_job(job, cast, context, reporter)
         if context.has_session:
             _save(value, context, reporter)
         reporter.emit(Finished())
@@ -134,21 +134,22 @@ def _exit_code(error: BaseException) -> int:
     return EXIT_FAILED
 
 
-def _read_job(arrays: int) -> tuple[Job, PluginHost]:
+def _read_job(arrays: int) -> tuple[Job, Cast]:
     """Takes the job, and makes known what plugins it was made with."""
     from isotrain.core.launching.payload import receive
     from isotrain.core.plugins import asked
+    from isotrain.core.plugins.cast import Cast
     from isotrain.core.plugins.host import plugin_host
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)
     asked.take_over(job.plugins)
-    return job, plugin_host(job.spec.plugins)
+    return job, Cast(job.spec, plugin_host(job.spec.plugins))
 
 
 def do_job(
     job: Job,
-    host: PluginHost,
+    cast: Cast,
     context: ProcessContext,
     reporter: Reporter,
     on_ready: Callable[[], None] | None = None,
@@ -157,7 +158,7 @@ def do_job(
 
     Args:
         job: What to do.
-        host: Knows the backend.
+        cast: What takes part; its spec is the job's.
         context: This process's place.
         reporter: Tells whoever watches.
         on_ready: Called when data and model are there, before the work begins.
@@ -167,16 +168,14 @@ def do_job(
     """
     from isotrain.core.contracts.service import Service
     from isotrain.core.json_text import json_page
-    from isotrain.core.plugins.cast import Cast
     from isotrain.core.running.initial_weights import REPORT_FILE
     from isotrain.core.running.session import Session
     from isotrain.core.system.whole_file import write_whole
 
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
-    cast = Cast(job.spec, host)
     if not context.has_session:
         reporter.enter("build model")
-        adapter = host.backend(job.plan.backend)
+        adapter = cast.host.backend(job.plan.backend)
         cast.strategy.placement.serve(adapter, cast.with_model, job.plan.setting, service)
         return None
     resumes = job.resume is not None

@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import isotrain
+from isotrain.strategies.data_parallel import DataParallel
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -101,7 +103,10 @@ def main() -> None:
     fields = spec(**asked.get("spec", {}))
     own = asked.get("of", {}).get(os.environ.get("RANK", os.environ.get("SLURM_PROCID")), {})
     where = {"backend": asked["backend"], "run_directory": asked["run"]}
-    returned = isotrain.launch(work, {**fields, **own}, on_event=lambda event: None, **where)
+    made: list[DataParallel] = []
+    with mock.patch.object(DataParallel, "__init__", lambda self: made.append(self)):
+        returned = isotrain.launch(work, {**fields, **own}, on_event=lambda event: None, **where)
+    assert len(made) == 1, "the strategy is made once, though this process plans and trains"
     assert [each["rank"] for each in returned] == list(range(len(returned)))
     print(
         json.dumps(
