@@ -162,9 +162,10 @@ def computed(field: str, part: keras.losses.Loss | keras.metrics.Metric) -> Call
         part: Its loss or metric, which gets targets, predictions and anything else.
     """
     call = part.update_state if isinstance(part, keras.metrics.Metric) else part
+    kind, axis = type(part).__name__, keras_private.axis_of_classes(part)
 
     def refusing(targets: Any, predictions: Any, *others: Any) -> Any:
-        if not keras_shapes.fit(part, targets, predictions):
+        if not keras_shapes.fit(kind, targets, predictions, axis):
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {_FIT}")
         try:
             return call(targets, predictions, *others)

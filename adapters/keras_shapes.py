@@ -15,22 +15,22 @@ _OF_OWN_SHAPES = (
 )
 
 
-def fit(part: Any, targets: Any, predictions: Any) -> bool:
+def fit(kind: str, targets: Any, predictions: Any, axis: int = -1) -> bool:
     """Whether one of Keras' own means targets and predictions of such shapes.
 
     All but few compare them one by one, and either may lack a last axis of length 1.
 
     Args:
-        part: A loss or a metric.
+        kind: The name of a class of losses or metrics.
         targets: A tensor; anything else is left to Keras.
         predictions: The same.
+        axis: Of the predictions, along which it takes the classes to lie.
     """
     given, expected = (getattr(each, "shape", None) for each in (targets, predictions))
-    name = type(part).__name__
-    if given is None or expected is None or name in _OF_OWN_SHAPES:
+    if given is None or expected is None or kind in _OF_OWN_SHAPES:
         return True
-    if name in _OF_LABELS:
-        if _axis(part) != -1:
+    if kind in _OF_LABELS:
+        if axis != -1:
             return True
         expected = expected[:-1]
     return (
@@ -38,12 +38,6 @@ def fit(part: Any, targets: Any, predictions: Any) -> bool:
         or _alike(given, _squeezed(expected))
         or _alike(_squeezed(given), expected)
     )
-
-
-def _axis(part: Any) -> int:
-    """Along which the classes lie."""
-    given = getattr(part, "_fn_kwargs", {}).get("axis", -1)
-    return int(getattr(part, "axis", given))
 
 
 def _squeezed(shape: Any) -> Any:

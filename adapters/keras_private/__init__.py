@@ -33,7 +33,13 @@ from isotrain.adapters.keras_private.layers import (
     moved_by,
     parts_of,
 )
-from isotrain.adapters.keras_private.losses import counting_losses, is_built, plain_losses, reduced
+from isotrain.adapters.keras_private.losses import (
+    axis_of_classes,
+    counting_losses,
+    is_built,
+    plain_losses,
+    reduced,
+)
 from isotrain.adapters.keras_private.masks import mask_of, set_mask
 from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of, take_rate
 from isotrain.adapters.keras_private.promotion import keep_64_bits
@@ -55,6 +61,7 @@ __all__ = [
     "add_losses",
     "apply_as_given",
     "assignments",
+    "axis_of_classes",
     "counting_losses",
     "draw_unseeded_by",
     "draws_random_numbers",

@@ -87,8 +87,26 @@ def _knows_what_is_built() -> None:
     require(is_built(metric), "R2Score with its variables afterwards")
 
 
+def axis_of_classes(part: keras.losses.Loss | keras.metrics.Metric) -> int:
+    """The axis of predictions along which a loss or metric takes the classes to lie; else the last."""
+    axis: int = getattr(part, "_fn_kwargs", {}).get("axis", -1)
+    return axis
+
+
+def _knows_axes_of_classes() -> None:
+    makers = (
+        keras.losses.SparseCategoricalCrossentropy,
+        keras.metrics.SparseCategoricalCrossentropy,
+    )
+    for maker in makers:
+        require(axis_of_classes(maker(axis=1)) == 1, f"the axis that {maker.__name__} was given")
+        require(axis_of_classes(maker()) == -1, f"the last axis of {maker.__name__}")
+    require(axis_of_classes(keras.metrics.SparseCategoricalAccuracy()) == -1, "the last axis else")
+
+
 PARTS = (
     PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
     PrivatePart("losses.loss.reduce_weighted_values", _counts_losses),
     PrivatePart("Metric._built", _knows_what_is_built),
+    PrivatePart("LossFunctionWrapper._fn_kwargs", _knows_axes_of_classes),
 )

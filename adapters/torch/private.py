@@ -184,6 +184,35 @@ def _lets_no_value_out() -> None:
     require(VALUE_LEAVES in said, f"an error of make_fx that says {VALUE_LEAVES!r}")
 
 
+def schema_of(operation: Any) -> Any:
+    """What torch writes of an operation's arguments and results; None where it is none of torch's."""
+    return getattr(operation, "_schema", None)
+
+
+def _describes_operations() -> None:
+    aten = torch.ops.aten
+    add, adds, view = map(schema_of, (aten.add.Tensor, aten.add_.Tensor, aten.view.default))
+    require(not add.is_mutable and adds.is_mutable, "`is_mutable` where an argument is changed")
+    aliasing = [any(arg.alias_info for arg in each.arguments) for each in (add, adds, view)]
+    require(aliasing == [False, True, True], "`alias_info` of what is changed, or seen by a view")
+    require(schema_of(len) is None, "nothing about other functions")
+
+
+def changes_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version
+
+
+def _counts_changes() -> None:
+    tensor = torch.zeros(2)
+    before = changes_of(tensor)
+    tensor.sum()
+    require(changes_of(tensor) == before, "no change by an operation that only reads")
+    tensor[0] = 1.0
+    tensor.add_(1.0)
+    require(changes_of(tensor) == before + 2, "a change by each that writes")
+
+
 PARTS = (
     PrivatePart("_foreach_*", _computes_with_lists),
     PrivatePart("_fused_adam_", _updates_as_adam),
@@ -191,4 +220,6 @@ PARTS = (
     PrivatePart("_inductor.config.compile_threads", _compiles_in_this_process),
     PrivatePart("fx.experimental.proxy_tensor, _guards and _subclasses", _writes_operations_down),
     PrivatePart("fx.experimental.proxy_tensor's error", _lets_no_value_out),
+    PrivatePart("OpOverload._schema", _describes_operations),
+    PrivatePart("Tensor._version", _counts_changes),
 )

@@ -64,6 +64,73 @@ def test_private_parts_of_libraries_are_used_in_one_place_each() -> None:
             assert at_home or not (used or named), f"{path}: {private}"
 
 
+PRIVATE_HOMES = {"private.py", "keras_private"}
+ASKING = {"getattr", "hasattr", "setattr", "delattr"}
+PUBLIC_ALL_THE_SAME = {
+    *(
+        "_replace",
+        "_fields",
+        "_asdict",
+        "_make",
+    ),  # of named tuples, whose fields may have any other name
+    "_exit",  # of os
+    "_SubParsersAction",  # of argparse: the only name of what add_subparsers gives
+}
+ENDS_THE_PROCESS = ROOT / "core/system/leaving.py"
+"""Where `atexit._run_exitfuncs` is called, without which no run would end."""
+
+
+def private_attributes(path: Path) -> Iterator[str]:
+    """Names beginning with `_` that a module asks of others: not of `self`, nor of its own classes."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = set(defined(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if of_itself else [node.attr]
+        elif isinstance(node, ast.Call):
+            asked = any(isinstance(n, ast.Name) and n.id in ASKING for n in (node.func, *node.args))
+            names = [each.value for each in node.args if isinstance(each, ast.Constant)] * asked
+        else:
+            continue
+        yield from (name for name in names if re.match(r"_[A-Za-z]", str(name)) and name not in own)
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Names of functions, classes and attributes that a module makes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["core", "adapters", "strategies", "environments", "launchers", "testing", "examples"],
+)
+def test_nobody_asks_for_private_attributes_of_others(folder: str) -> None:
+    """Those of libraries are asked for at their homes, which have tests of themselves."""
+    for path in modules(folder):
+        if path != ENDS_THE_PROCESS and not {path.name, path.parent.name} & PRIVATE_HOMES:
+            found = set(private_attributes(path)) - PUBLIC_ALL_THE_SAME
+            assert not found, f"{path}: {found}"
+
+
+def test_private_attributes_are_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        "class Mine:\n"
+        "    _noted: int\n"
+        "    def ask(self, other, functools):\n"
+        "        self._kept = other._noted, other._kept, other.__dict__, getattr(other, 'shape')\n"
+        "        other._one, getattr(other, '_two', None), functools.partial(getattr, other, '_three')\n"
+    )
+    assert set(private_attributes(module)) == {"_one", "_two", "_three"}
+
+
 @pytest.mark.parametrize("folder", ["strategies", "environments", "launchers"])
 def test_what_adapters_share_passes_the_door_for_adapters_alone(folder: str) -> None:
     door = ast.parse((ROOT / "isotrain/plugin.pyi").read_text(encoding="utf-8"))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from isotrain.adapters.keras_shapes import fit
 
 
-def taken(name: str, targets: tuple[int | None, ...], predictions: tuple[int | None, ...]) -> bool:
-    part: Any = type(name, (), {})()
-    return fit(part, SimpleNamespace(shape=targets), SimpleNamespace(shape=predictions))
+def taken(
+    kind: str, targets: tuple[int | None, ...], predictions: tuple[int | None, ...], axis: int = -1
+) -> bool:
+    return fit(kind, SimpleNamespace(shape=targets), SimpleNamespace(shape=predictions), axis)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_some_have_shapes_of_their_own() -> None:
 
 
 def test_classes_on_another_axis_are_left_to_keras() -> None:
-    part: Any = type("SparseCategoricalCrossentropy", (), {"axis": 1})()
-    images, labels = SimpleNamespace(shape=(2, 5, 4, 4)), SimpleNamespace(shape=(2, 4, 4))
-    assert fit(part, labels, images)
+    labels, images = (2, 4, 4), (2, 5, 4, 4)
+    assert taken("SparseCategoricalCrossentropy", labels, images, axis=1)
+    assert not taken("SparseCategoricalCrossentropy", labels, images)

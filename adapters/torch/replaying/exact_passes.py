@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from isotrain.adapters.torch import private
+
 aten = torch.ops.aten
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.contiguous.default}
 _LIFTED = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
@@ -91,7 +93,7 @@ def replace(node: Node, other: Node) -> None:
 
 def is_pure(node: Node) -> bool:
     """Whether an operation only gives a result, the same one each time."""
-    schema = getattr(node.target, "_schema", None)
+    schema = private.schema_of(node.target)
     if node.op != "call_function" or schema is None:
         return False
     return not schema.is_mutable and not draws(node)
@@ -112,7 +114,7 @@ def drop_unused(graph: Graph) -> None:
 
 def _aliases(node: Node) -> bool:
     """Whether an operation changes its arguments, or gives a view of one."""
-    schema = getattr(node.target, "_schema", None)
+    schema = private.schema_of(node.target)
     return schema is None or any(a.alias_info is not None for a in schema.arguments)
 
 

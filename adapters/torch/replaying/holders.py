@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from isotrain.adapters.torch import private
+
 _LARGE = 1024
 """Entries of a container of which only the number is looked at, as in a vocabulary."""
 _MANY = 256
@@ -61,7 +63,7 @@ def look_at(value: Any) -> Callable[[], Any] | None:
     """What tells whether a value was changed in place; None where it cannot be, or is too large."""
     if isinstance(value, torch.Tensor):
         is_weight = isinstance(value, torch.nn.Parameter) or value.is_inference()
-        return None if is_weight else functools.partial(getattr, value, "_version")
+        return None if is_weight else functools.partial(private.changes_of, value)
     if isinstance(value, np.ndarray):
         return value.tobytes if value.nbytes <= _LARGE_ARRAY else None
     if isinstance(value, dict | list | set) and len(value) > _LARGE:
