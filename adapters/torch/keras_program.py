@@ -95,9 +95,9 @@ class KerasProgram(Program):
 
     def build_metrics(self, phase: Phase) -> list[Metric]:
         outputs = Outputs.of_keras(self.model)
-        found = PhaseMetrics(self._spec, outputs, self._losses[phase])
+        found = PhaseMetrics.of(self._spec, outputs, self._losses[phase])
         computes = self.training if phase == "train" else self.evaluation
-        if isinstance(computes, Replayed) and found.metrics:
+        if isinstance(computes, Replayed):
             computes.measure(found)
         return found.metrics
 
@@ -119,12 +119,13 @@ class KerasProgram(Program):
         return Replayed(compute, self.model, phase, spec.compile, compute.callables)
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
-        found = [each.remark(inputs, targets) for each in self._replays().values()]
+        replays = self._replays().values()
+        found = [text for each in replays for text in each.remarks(inputs, targets)]
         if self._spec.record and self._spec.recompute:
             found.append(
                 told("training", "a record would keep what `recompute` wants computed again")
             )
-        return [remark for remark in found if remark is not None]
+        return found
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with torch.no_grad():

@@ -93,7 +93,7 @@ def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
         if piece.count:
             with torch.no_grad():
                 predictions.add_to(metrics)
-        return
+        metrics, predictions = predictions.others(metrics), predictions.predictions
     chosen.require_predictions(metrics, predictions)
     plain, _ = unweighted(piece.targets)
     with torch.no_grad():

@@ -287,16 +287,22 @@ class Measured(NamedTuple):
 
     Attributes:
         predictions: Of a slice.
-        sums: What its samples add to the sums of all metrics.
+        sums: What its samples add to the sums of metrics, for each of these.
+        places: Of these among all metrics.
     """
 
     predictions: Any
-    sums: list[Tensor]
+    sums: list[list[Tensor]]
+    places: tuple[int, ...]
 
     def add_to(self, metrics: Sequence[Metric]) -> None:
-        """Adds them to metrics."""
-        totals = [total for metric in metrics for total in metric.sums]
-        private.foreach_add_(totals, self.sums)
+        """Adds them to those metrics that are part of the record."""
+        totals = [total for place in self.places for total in metrics[place].sums]
+        private.foreach_add_(totals, [added for sums in self.sums for added in sums])
+
+    def others(self, metrics: Sequence[Metric]) -> list[Metric]:
+        """The metrics that are no part of the record."""
+        return [metric for place, metric in enumerate(metrics) if place not in self.places]
 
 
 def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dict[str, float]:

@@ -41,6 +41,14 @@ PORTABLE: dict[str, dict[str, Any]] = {
     },
     "seeds of no layer": {"loss": None, "objective": OBJECTIVE},
 }
+TWICE_ADDED = f"{Path(__file__).with_name('twice_added.py')}:"
+REPLAYED: dict[str, dict[str, Any]] = {
+    "a metric that is recorded late": {
+        "metrics": [{"name": f"{TWICE_ADDED}TwiceAdded", "late": True}]
+    },
+    "a metric that was left out": {"metrics": [f"{TWICE_ADDED}Counting", "mean_absolute_error"]},
+}
+"""Where a record rounds otherwise than Keras."""
 SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
     "local-sgd, momenta": ("local-sgd", {"every": 3, "average_momenta": True}),
     "compressed, topk": ("compressed", {"method": "topk", "ratio": 0.1}),
@@ -60,8 +68,9 @@ NATIVE_CELLS = [("torch-ddp", 2, name) for name in NATIVE] + [
 Specs = Mapping[str, dict[str, Any]]
 
 
-def portable() -> Specs:
-    return {name: portable_going_on.spec(**changes) for name, changes in PORTABLE.items()}
+def portable(backend: str) -> Specs:
+    given = PORTABLE | (REPLAYED if backend == "torch-ddp" else {})
+    return {name: portable_going_on.spec(**changes) for name, changes in given.items()}
 
 
 @functools.cache
@@ -73,7 +82,7 @@ def with_native_models(backend: str, replicas: int) -> dict[str, str]:
 
 @functools.cache
 def with_portable_models(backend: str) -> dict[str, str]:
-    return going_on.problems(portable(), backend)
+    return going_on.problems(portable(backend), backend)
 
 
 @functools.cache
@@ -90,8 +99,10 @@ def test_native_models(backend: str, replicas: int, name: str) -> None:
     assert not told, told
 
 
-@pytest.mark.parametrize("name", PORTABLE)
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(backend, name) for backend in ("torch-ddp", "tf-mirrored") for name in portable(backend)],
+)
 def test_portable_models(backend: str, name: str) -> None:
     told = with_portable_models(backend)[name]
     assert not told, told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,11 +67,24 @@ RECORDED: dict[str, dict[str, Any]] = {
         "loss_weights": {"left": 0.5, "right": 2.0},
         "metrics": {"left": ["mean_absolute_error"]},
     },
-    "counting metric": {"metrics": ["accuracy", models.COUNTING]},
 }
+EPOCHS = f"{Path(__file__).with_name('twice_added.py')}:Counting"
+OVERLAP = {"name": "mean_io_u", "num_classes": 4, "sparse_y_pred": False}
+LEFT: dict[str, tuple[Any, str]] = {
+    "by calls": (
+        models.COUNTING,
+        f"{models.__name__}.Counting>: a call changes an attribute: Counting: calls",
+    ),
+    "by values": (OVERLAP, "mean_io_u: Python depends on the value of a tensor"),
+    "by epochs": (
+        EPOCHS,
+        "counting: an attribute changes between steps: counting (Counting): epochs",
+    ),
+}
+"""Metrics that Keras computes while the others are recorded, and why."""
 REFUSED: dict[str, tuple[Any, str]] = {
     "by value": (models.by_value, "in the layer Own, Python depends on the value of a tensor"),
-    "by count": (models.by_count, "changes an attribute of a layer: own (Own): calls"),
+    "by count": (models.by_count, "a call changes an attribute: own (Own): calls"),
     "by NumPy": (models.by_numpy, "random numbers from Python's or NumPy's"),
     "through NumPy": (
         models.through_numpy,
@@ -83,6 +97,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 def nothing(session: isotrain.Session) -> None:
     """What most do between steps."""
+
+
+def end_epochs(session: isotrain.Session) -> None:
+    """Lets metrics start anew, more often than a model may change."""
+    if session.steps_done % 2:
+        session.metrics()
 
 
 def set_attribute(session: isotrain.Session) -> None:
@@ -170,7 +190,9 @@ def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
             "warned": [str(each.message) for each in warned if "replayed" in str(each.message)],
             "records": records,
             "exact": [each.is_exact for each in kept],
-            "unmeasured": getattr(program.training, "unmeasured", None),
+            "measured": sorted(
+                {getattr(each.recording.predictions, "places", ()) for each in kept}
+            ),
             "calls": len(models.CALLS),
             "operations": [str(node.target).removeprefix("aten.") for node in nodes],
         }
@@ -224,6 +246,10 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
         name: [train({**changes, "record": record}) for record in (True, False)]
         for name, changes in cases.items()
     }
+    for name, (metric, _) in LEFT.items():
+        metrics = {"metrics": ["accuracy", metric, "sparse_categorical_crossentropy"]}
+        ways = ({**metrics, "record": record} for record in (True, False))
+        found[f"left {name}"] = [train(way, end_epochs) for way in ways]
     for name, changes in UPDATED.items():
         wide = {"precision": "float64", **changes}
         found[f"update {name}"] = [train({**wide, "record": record}) for record in (True, False)]
@@ -286,12 +312,22 @@ def test_a_record_computes_what_keras_does(found: dict[str, Any], name: str) -> 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_metrics_are_part_of_the_record(found: dict[str, Any], name: str) -> None:
-    """But for those that Python's own state changes."""
-    told = found[name][0]["unmeasured"]
-    if name == "counting metric":
-        assert "a call changes an attribute" in told
-    else:
-        assert told is None
+    count = len(RECORDED[name].get("metrics", BASE["metrics"])) + 2 * (name == "outputs")
+    places = tuple(range(count))
+    assert [*map(tuple, found[name][0]["measured"])] == [places]
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_metric_is_left_out_of_the_record(found: dict[str, Any], name: str) -> None:
+    """It alone, once and for all; which one and why is said of each phase."""
+    replayed, eager = found[f"left {name}"]
+    assert sorted(text.split()[2] for text in replayed["warned"]) == ["evaluation", "training"]
+    for text in replayed["warned"]:
+        assert text.startswith("metrics of ")
+        assert text.partition("computed by Keras: ")[2].lstrip("<") == LEFT[name][1]
+    assert [*map(tuple, replayed["measured"])] == [(0, 2)]
+    assert min(replayed["records"]) >= 1
+    assert_near(replayed, eager, NEAR["float32"])
 
 
 def test_the_loss_of_each_output_is_computed_once(found: dict[str, Any]) -> None:
@@ -303,7 +339,11 @@ def test_the_loss_of_each_output_is_computed_once(found: dict[str, Any]) -> None
 
 def test_a_metric_that_is_no_sum_is_left_to_keras(found: dict[str, Any]) -> None:
     replayed, eager = found["highest"]
-    assert sorted(text.split()[2] for text in replayed["warned"]) == ["evaluation", "training"]
+    told = sorted(text.partition(" steps are not replayed, but ") for text in replayed["warned"])
+    assert [phase for phase, *_ in told] == ["metrics of evaluation", "metrics of training"]
+    why = "computed by Keras: highest: it differs from that of a step without the record"
+    assert all(text == why for *_, text in told)
+    assert [*map(tuple, replayed["measured"])] == [(1,)]
     assert_near(replayed, eager, NEAR["float32"])
 
 
@@ -434,6 +474,17 @@ def test_plan_and_check_say_what_is_not_recorded() -> None:
         assert phases == ["training", "evaluation"]
         assert all(REFUSED["by value"][1] in text for text in told)
     assert not isotrain.measured_plan(BASE, backend="torch-ddp", replicas=1).remarks
+
+
+def test_plan_says_which_metrics_are_not_recorded() -> None:
+    """And of the steps only that they are."""
+    fields = {**BASE, "metrics": ["accuracy", OVERLAP]}
+    remarks = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).remarks
+    told = "steps are not replayed, but computed by Keras: mean_io_u: Python depends on the value"
+    assert [remark.partition(f" {told}")[0] for remark in remarks] == [
+        "metrics of training",
+        "metrics of evaluation",
+    ]
 
 
 def test_random_layers_are_said_not_to_be_compiled() -> None:

@@ -18,7 +18,7 @@ _OF_ALL = 1e-2
 """How much of the norm of all gradients counts for one of them: some are nothing but rounding."""
 _GROWN = 16
 """How much more than on inputs that are rounded otherwise the same operations, others may differ."""
-METRICS_DIFFER = "the metrics differ from those of a step without the record"
+METRICS_DIFFER = "metrics differ from those of a step without the record"
 
 
 class Snapshot:
@@ -55,7 +55,7 @@ class Outcome:
         gradients: Of the loss, for each parameter; None where it has none.
         moved: The variables that are not trained, afterwards.
         random: States of the generators, afterwards.
-        measures: Whether metrics, where these are part of a record, got what Keras would add.
+        mismeasured: The names of metrics that are part of a record, and got what Keras would not add.
     """
 
     loss: torch.Tensor
@@ -63,7 +63,7 @@ class Outcome:
     gradients: list[torch.Tensor | None]
     moved: list[torch.Tensor]
     random: list[torch.Tensor]
-    measures: bool = True
+    mismeasured: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Outcome:
         batch: tuple[Any, Any],
         parameters: Sequence[torch.Tensor],
         others: Sequence[torch.Tensor],
-        measures: Callable[[Any, Measured], bool],
+        mismeasured: Callable[[Any, Measured], Sequence[str]],
     ) -> Outcome:
         """Calls a computation, and takes everything back that it moved.
 
@@ -81,13 +81,13 @@ class Outcome:
             batch: Inputs and targets.
             parameters: To take gradients for, where gradients are taken at all.
             others: Variables that it may move.
-            measures: Whether Keras adds to metrics what was added for these targets.
+            mismeasured: The names of metrics to which Keras adds something else for these targets.
         """
         before = Snapshot(others)
         loss, predictions = compute(*batch)
-        agrees = True
+        wrong: Sequence[str] = ()
         if isinstance(predictions, Measured):
-            agrees, predictions = measures(batch[1], predictions), predictions.predictions
+            wrong, predictions = mismeasured(batch[1], predictions), predictions.predictions
         gradients: list[torch.Tensor | None] = []
         if loss.requires_grad:
             total = (
@@ -100,13 +100,15 @@ class Outcome:
             gradients,
             [tensor.detach().clone() for tensor in others],
             before.random_states(),
-            agrees,
+            wrong,
         )
         before.restore()
         return found
 
     def difference(self, other: Outcome, exact: bool, rounded: Outcome | None = None) -> str | None:
         """In what another outcome is not this one; None where they agree.
+
+        It is `METRICS_DIFFER` where they agree in all else.
 
         Args:
             other: Of the same batch, from the same state.
@@ -118,13 +120,11 @@ class Outcome:
             return "it draws other random numbers"
         theirs = other.parts
         grown = {} if rounded is None else rounded.parts
-        if not other.measures:
-            return METRICS_DIFFER
         for name, ours in self.parts.items():
             if not agree(ours, theirs[name], exact, _noise(ours, grown.get(name, ours))):
                 verb = "differs from that" if name == "the loss" else "differ from those"
                 return f"{name} {verb} of a step without the record"
-        return None
+        return METRICS_DIFFER if other.mismeasured else None
 
     @property
     def parts(self) -> dict[str, Sequence[torch.Tensor | None]]:

@@ -1,22 +1,25 @@
-"""The metrics of a portable model as a record adds them up.
+"""The metrics of a portable model: which of them a record adds up, and which are left to Keras.
 
 Imported only after `keras_backend.claim`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-import keras
 import torch
 
 from isotrain.adapters import chosen as choices
-from isotrain.adapters import keras_losses, keras_parts
+from isotrain.adapters import keras_losses
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch.keras_metrics import KerasMetric
-from isotrain.adapters.torch.metrics import Measured, as_chosen
-from isotrain.adapters.torch.replaying.outcome import agree
+from isotrain.adapters.torch.metrics import Measured, Metric, as_chosen
+from isotrain.adapters.torch.replaying.one_metric import OneMetric
+from isotrain.adapters.torch.replaying.python_state import PythonState
+from isotrain.adapters.torch.replaying.recordable import UnrecordableError
+from isotrain.adapters.torch.replaying.recording import record
 from isotrain.plugin import Component, TrainingSpec, references
 
 Losses = Mapping[str | None, keras_losses.OneLoss]
@@ -27,10 +30,22 @@ class PhaseMetrics:
 
     Attributes:
         metrics: As a group adds them up.
-        callables: What has attributes by which they compute.
+        left: Why some are no part of records, by name.
     """
 
-    def __init__(self, spec: TrainingSpec, outputs: Outputs, losses: Losses) -> None:
+    def __init__(self, metrics: Sequence[Metric] = (), each: Sequence[OneMetric] = ()) -> None:
+        """Leaves none out.
+
+        Args:
+            metrics: As a group adds them up.
+            each: The same as a record adds to them.
+        """
+        self.metrics = list(metrics)
+        self.left: dict[str, str] = {}
+        self._each = each
+
+    @classmethod
+    def of(cls, spec: TrainingSpec, outputs: Outputs, losses: Losses) -> Self:
         """Makes them anew.
 
         Args:
@@ -38,66 +53,103 @@ class PhaseMetrics:
             outputs: Of the model.
             losses: That the steps compute, by output.
         """
-        self._found, self._given = keras_losses.build_measures(spec, "torch", losses)
-        own = [KerasMetric(metric) for metric in self._found]
-        self.metrics = as_chosen(own, self._given, outputs)
-        self.callables = [*self._found, *_own_functions(spec)]
-        self._outputs = outputs
+        found, given = keras_losses.build_measures(spec, "torch", losses)
+        metrics = as_chosen([KerasMetric(metric) for metric in found], given, outputs)
+        functions = itertools.chain(map(_own_functions, spec.metrics), itertools.repeat([]))
+        each = [
+            OneMetric(shown.name, metric, chosen, outputs, own)
+            for shown, metric, chosen, own in zip(metrics, found, given, functions, strict=False)
+        ]
+        return cls(metrics, each)
 
     @property
-    def _variables(self) -> list[Any]:
-        return [variable for metric in self._found for variable in metric.variables]
+    def recorded(self) -> dict[int, OneMetric]:
+        """Those that are part of records, by their places."""
+        return {i: each for i, each in enumerate(self._each) if each.name not in self.left}
 
-    def added(self, targets: Any, predictions: Any) -> list[torch.Tensor]:
-        """What samples add to the sums of all metrics, in their order; nothing moves."""
-        nothing = [_zeros_like(variable.value) for variable in self._variables]
-        return self._after(nothing, targets, predictions)
+    @property
+    def names(self) -> list[str]:
+        """Of all of them."""
+        return [each.name for each in self._each]
 
-    def _after(
-        self, sums: list[torch.Tensor], targets: Any, predictions: Any
-    ) -> list[torch.Tensor]:
-        """What samples make of other sums; nothing moves."""
-        variables = self._variables
-        with (
-            torch.no_grad(),
-            keras.StatelessScope(list(zip(variables, sums, strict=True))) as scope,
-        ):
-            keras_parts.update_metrics(
-                self._found, targets, predictions, self._given, self._outputs
-            )
-        return [scope.get_current_value(variable) for variable in variables]
+    @property
+    def callables(self) -> list[Any]:
+        """What has attributes by which those compute that are part of records."""
+        return [called for each in self.recorded.values() for called in each.callables]
 
-    def would_add(self, targets: Any, found: Measured, exact: bool) -> bool:
-        """Whether Keras adds the same: to nothing, to little, to the sums as they are, and to larger ones.
+    def added(self, targets: Any, predictions: Any) -> Measured:
+        """What samples add to the sums of those that are part of records; nothing moves."""
+        recorded = self.recorded
+        sums = [each.added(targets, predictions) for each in recorded.values()]
+        return Measured(predictions, sums, tuple(recorded))
 
-        Of a person's own metrics, some keep what is no sum, as a maximum; twice as much as is added shows it,
-        whatever else there is to count. Each is compared by itself.
-        """
-        now = [variable.value.detach() for variable in self._variables]
-        larger = [sums.abs() + 1 for sums in now]
-        nothing = [_zeros_like(sums) for sums in now]
-        little = [2 * added.detach().abs() for added in found.sums]
-        for start in (nothing, little, now, larger):
-            theirs = self._after(start, targets, found.predictions)
-            ours = [sums + added for sums, added in zip(start, found.sums, strict=True)]
-            for one, other in zip(theirs, ours, strict=True):
-                if not agree([one], [other], exact and start is nothing, [0.0]):
-                    return False
-        return True
+    def differing(self, targets: Any, found: Measured, exact: bool) -> list[str]:
+        """The names of those to which Keras adds something else."""
+        pairs = zip(found.places, found.sums, strict=True)
+        return [
+            self._each[place].name
+            for place, added in pairs
+            if not self._each[place].would_add(targets, found.predictions, added, exact)
+        ]
+
+    def make_ready(self, targets: Any, predictions: Any) -> None:
+        """Has metrics make sums that they lack, of a placeholder."""
+        for metric in self.metrics:
+            if metric.is_late:
+                metric.make_ready(targets, predictions)
 
     @property
     def are_late(self) -> bool:
         """Whether one has yet to make its sums, of samples."""
         return any(metric.is_late for metric in self.metrics)
 
+    def look(self) -> None:
+        """Remembers what the attributes of those are and hold that are part of records."""
+        for each in self.recorded.values():
+            each.look()
 
-def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Made of nothing, so that a record has them as a constant."""
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    @property
+    def are_unchanged(self) -> bool:
+        """Whether none of these has changed since."""
+        return all(each.is_unchanged for each in self.recorded.values())
+
+    def leave_changed(self) -> None:
+        """Leaves out those that have."""
+        for each in self.recorded.values():
+            if not each.is_unchanged:
+                self.left[each.name] = f"an attribute changes between steps: {each.change()}"
+
+    def leave_unrecordable(self, targets: Any, predictions: Any, why: str) -> None:
+        """Leaves out those that cannot be recorded.
+
+        Args:
+            targets: Of a slice.
+            predictions: Of the same.
+            why: They cannot be recorded together, for all where each can by itself.
+        """
+        reasons = {
+            each.name: reason
+            for each in self.recorded.values()
+            if (reason := _refusal(each, targets, predictions)) is not None
+        }
+        self.left |= reasons or dict.fromkeys((e.name for e in self.recorded.values()), why)
 
 
-def _own_functions(spec: TrainingSpec) -> list[Any]:
-    """A person's functions and objects among the metrics."""
-    chosen: list[Component] = [choices.select(given, "torch", "metrics") for given in spec.metrics]
-    own = [references.resolve(each.name) for each in chosen if each.is_reference]
-    return [each for each in own if not isinstance(each, type)]
+def _refusal(metric: OneMetric, targets: Any, predictions: Any) -> str | None:
+    """Why a metric by itself cannot be recorded; None where it can."""
+
+    def alone(given: Any, expected: Any) -> tuple[Any, Any]:
+        return torch.zeros(()), metric.added(expected, given)
+
+    try:
+        record(alone, PythonState(None, metric.callables), (), predictions, targets)
+    except UnrecordableError as error:
+        return str(error)
+    return None
+
+
+def _own_functions(given: Component | Mapping[str, Component]) -> list[Any]:
+    """A person's function or object that a metric of the spec is."""
+    chosen: Component = choices.select(given, "torch", "metrics")
+    own = references.resolve(chosen.name) if chosen.is_reference else None
+    return [] if own is None or isinstance(own, type) else [own]

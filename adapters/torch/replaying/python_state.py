@@ -15,25 +15,25 @@ from isotrain.adapters.torch.replaying.holders import Holder, holders_in, look_a
 
 
 class PythonState:
-    """The attributes of every layer of a model, and what is in them, compared as a whole in microseconds.
+    """The attributes by which something computes, and what is in them, compared as a whole in microseconds.
 
     Attributes:
         tensors: Those in attributes that are no weights.
     """
 
-    def __init__(self, model: keras.Layer, callables: Sequence[Any] = ()) -> None:
-        """Looks at a model; attributes are those that its layers have at this moment.
+    def __init__(self, model: keras.Layer | None, callables: Sequence[Any] = ()) -> None:
+        """Looks at them; attributes are those that there are at this moment.
 
         Args:
-            model: Whose layers are looked at.
-            callables: What computes besides them, by attributes of its own: losses, an objective.
+            model: Whose layers are looked at; None for none.
+            callables: What computes besides, by attributes of its own: losses, an objective, metrics.
         """
-        layers = keras_private.layers_of(model)
+        layers = [] if model is None else keras_private.layers_of(model)
         self._hooks = keras_private.hooks_of(layers)
         others = [owner for each in callables if (owner := _owner(each)) is not None]
         owners = [*layers, *others]
         self._attributes = [(_name(owner), vars(owner)) for owner in owners]
-        self._holders = [*self._inside(), *_buffers(model)]
+        self._holders = [*self._inside(), *([] if model is None else _buffers(model))]
         self.tensors = [h.value for h in self._holders if isinstance(h.value, torch.Tensor)]
         self._looks = [holder.look for holder in self._holders]
         self._names = [list(h.value) if isinstance(h.value, dict) else [] for h in self._holders]

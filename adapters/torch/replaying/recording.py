@@ -169,6 +169,13 @@ def record(
     return Recording(graph, tensors, constants, moved, predictions, trace.masked, graph.forward)
 
 
+def predicted(compute: Compute, inputs: Any, targets: Any) -> Any:
+    """What a computation predicts; nothing moves, and none of torch's random numbers are used up."""
+    scope = keras.StatelessScope(collect_losses=True)
+    with torch.no_grad(), _torch_unmoved([*leaves(inputs)]), scope:
+        return compute(inputs, targets)[1]
+
+
 def _why(error: Exception) -> str:
     """The reason that a computation cannot be recorded, in a line."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
@@ -190,7 +197,7 @@ def _python_unmoved(state: PythonState) -> Iterator[None]:
         state: As it is before the computation.
 
     Raises:
-        UnrecordableError: An attribute changes while its layer is called, numbers are drawn from Python
+        UnrecordableError: An attribute changes in a call, numbers are drawn from Python
             or NumPy, or somebody waits for the calls of layers.
     """
     if state.is_hooked:
@@ -211,7 +218,7 @@ def _python_unmoved(state: PythonState) -> Iterator[None]:
     if drawn:
         raise UnrecordableError("it draws random numbers from Python's or NumPy's own generator")
     if change is not None:
-        raise UnrecordableError(f"a call changes an attribute of a layer: {change}")
+        raise UnrecordableError(f"a call changes an attribute: {change}")
 
 
 def _torch_unmoved(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,13 @@ from isotrain.adapters.torch.replaying.outcome import METRICS_DIFFER, Outcome
 from isotrain.adapters.torch.replaying.phase_metrics import PhaseMetrics
 from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.adapters.torch.replaying.recordable import UnrecordableError
-from isotrain.adapters.torch.replaying.recording import UNCOMPILED, Compute, Recording, record
+from isotrain.adapters.torch.replaying.recording import (
+    UNCOMPILED,
+    Compute,
+    Recording,
+    predicted,
+    record,
+)
 from isotrain.adapters.torch.replaying.rounding import rounded, weights_rounded
 from isotrain.adapters.torch.trees import digest, rolled, signature
 
@@ -27,9 +33,11 @@ _SIGNATURES = 16
 """Records that are kept; inputs of further shapes are computed without."""
 _UNRECORDED = 2
 """Calls of a signature before the first replay."""
-_REFUSED = [0, -1]
 _RENEWALS = 8
 """How often a model's own attributes may change before nothing is recorded any more."""
+_REFUSED, _LEFT, _RENEWED = -1, -2, -3
+"""Beside a number in `calls`: nothing is recorded; a metric is left to Keras; so many renewals."""
+_IN_THE_RUN_BEFORE = "it was not recorded in the run that this one goes on from"
 
 
 @dataclass
@@ -63,7 +71,6 @@ class Replayed:
 
     Attributes:
         refusal: Why nothing is recorded; None as long as something may be.
-        unmeasured: Why metrics are no part of the records; None as long as they may be.
         records: By signature.
         is_paused: Whether it computes without a record for now, and counts nothing.
     """
@@ -86,7 +93,6 @@ class Replayed:
             callables: What it calls besides layers that has attributes: losses, an objective.
         """
         self.refusal: str | None = None
-        self.unmeasured: str | None = None
         self._compiles = compiles
         self._callables = callables
         self._compute = compute
@@ -100,7 +106,8 @@ class Replayed:
         self._state: PythonState | None = None
         self._renewals = 0
         self._before: dict[int, int] = {}
-        self._metrics: PhaseMetrics | None = None
+        self._metrics = PhaseMetrics()
+        self._told: set[str] = set()
         self.is_paused = False
 
     def measure(self, metrics: PhaseMetrics) -> None:
@@ -114,63 +121,81 @@ class Replayed:
         key = signature(inputs), signature(targets)
         if self._before:
             self._catch_up(key, inputs, targets)
+        self._forget_changed()
         known = self.records.get(key)
         if known is None:
             self._meet(key, inputs, targets)
-        elif self._state is None or not self._state.is_unchanged:
-            self._forget()
-        else:
-            known.uses += 1
-            if known.uses == known.next_check:
-                self._check(known, inputs, targets, is_first=known.uses == 1)
-                known.pass_checks()
-            if key in self.records:
-                return known.recording(inputs, targets)
+        elif self._is_right(known, inputs, targets):
+            return known.recording(inputs, targets)
         return self._compute(inputs, targets)
 
     def _meet(self, key: Any, inputs: Any, targets: Any) -> None:
         """Records a signature when it is met for the second time."""
+        if self.refusal is not None:
+            return
         if key not in self._met:
             if len(self._met) < _SIGNATURES:
                 self._met.add(key)
             return
+        self._make_ready(inputs, targets)
+        if not self.records:
+            self._look()
         try:
-            recording, state = self._recorded(inputs, targets)
+            recording = self._recorded(inputs, targets)
         except UnrecordableError as error:
             self._refuse(str(error))
             return
+        self._tell_left()
         self.records[key] = _Record(recording, self._is_exact)
-        if self._state is None:
-            self._state = state
 
-    def _recorded(self, inputs: Any, targets: Any) -> tuple[Recording, PythonState]:
-        """A record, of the metrics too if they can be recorded, and what it depends on besides tensors."""
-        if self._metrics is not None and not self._metrics.are_late:
-            state = PythonState(self._model, [*self._callables, *self._metrics.callables])
-            try:
-                return record(self._measuring, state, self._variables, inputs, targets), state
-            except UnrecordableError as error:
-                self._leave_metrics(str(error))
-        state = PythonState(self._model, self._callables)
-        return record(self._compute, state, self._variables, inputs, targets), state
+    def _make_ready(self, inputs: Any, targets: Any) -> None:
+        """Has metrics make sums that they lack, as another run's have that this one goes on from."""
+        if self._metrics.are_late:
+            self._metrics.make_ready(targets, predicted(self._compute, inputs, targets))
+
+    def _look(self) -> None:
+        """Remembers what records depend on besides tensors."""
+        self._state = PythonState(self._model, self._callables)
+        self._metrics.look()
+
+    def _recorded(self, inputs: Any, targets: Any) -> Recording:
+        """A record, of those metrics too that can be recorded; others are left out from now on."""
+        metrics = self._metrics
+        if not metrics.recorded:
+            return self._written(self._compute, self._callables, inputs, targets)
+        try:
+            callables = [*self._callables, *metrics.callables]
+            return self._written(self._measuring, callables, inputs, targets)
+        except UnrecordableError as error:
+            without = self._written(self._compute, self._callables, inputs, targets)
+            predictions = predicted(self._compute, inputs, targets)
+            metrics.leave_unrecordable(targets, predictions, str(error))
+        return self._recorded(inputs, targets) if metrics.recorded else without
+
+    def _written(
+        self, compute: Compute, callables: Sequence[Any], inputs: Any, targets: Any
+    ) -> Recording:
+        state = PythonState(self._model, callables)
+        return record(compute, state, self._variables, inputs, targets)
 
     def _measuring(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Measured]:
         """The computation, and what the slice adds to the metrics."""
         loss, predictions = self._compute(inputs, targets)
-        assert self._metrics is not None
-        return loss, Measured(predictions, self._metrics.added(targets, predictions))
+        return loss, self._metrics.added(targets, predictions)
 
-    def _measures(self, targets: Any, found: Measured) -> bool:
-        """Whether metrics got what Keras adds for the same predictions."""
-        return self._metrics is not None and self._metrics.would_add(targets, found, self._is_exact)
+    def _mismeasured(self, targets: Any, found: Measured) -> list[str]:
+        """The metrics that got something else than Keras adds for the same predictions."""
+        return self._metrics.differing(targets, found, self._is_exact)
 
     @property
     def calls(self) -> torch.Tensor:
-        """A row of two for each signature: its digest, and calls so far; or that nothing is recorded."""
-        if self.refusal is not None:
-            return torch.tensor([_REFUSED])
+        """A row of two for each signature: its digest, and calls so far; and for what is not recorded."""
+        self._forget_changed()
         rows = [[digest(key), self._calls_of(key)] for key in self._met]
         rows += [[key, calls] for key, calls in self._before.items()]
+        rows += [[digest(name), _LEFT] for name in self._metrics.left]
+        rows += [[self._renewals, _RENEWED]] * (self._renewals > 0)
+        rows = rows if self.refusal is None else [[0, _REFUSED]]
         return torch.tensor(sorted(rows), dtype=torch.int64).reshape(-1, 2)
 
     def _calls_of(self, key: Any) -> int:
@@ -183,12 +208,14 @@ class Replayed:
         rows = calls.tolist()
         self._met.clear()
         self.records.clear()
-        self._before = {}
-        self.refusal = None
-        if _REFUSED in rows:
-            self.refusal = "it was not recorded in the run that this one goes on from"
-        else:
-            self._before = dict(rows)
+        kinds = [kind for _, kind in rows]
+        self.refusal = _IN_THE_RUN_BEFORE if _REFUSED in kinds else None
+        self._before = {number: calls for number, calls in rows if calls > 0}
+        self._renewals = sum(number for number, kind in rows if kind == _RENEWED)
+        left = {number for number, kind in rows if kind == _LEFT}
+        names = [name for name in self._metrics.names if digest(name) in left]
+        self._metrics.left = dict.fromkeys(names, _IN_THE_RUN_BEFORE)
+        self._told = set(names)
 
     def _catch_up(self, key: Any, inputs: Any, targets: Any) -> None:
         """Does at once what the run that this one goes on from did when it met a signature."""
@@ -206,14 +233,26 @@ class Replayed:
             known.pass_checks()
             self._check(known, inputs, targets, is_first=True)
 
-    def _forget(self) -> None:
-        """Lets everything be recorded again: somebody has changed the model."""
-        self._renewals += 1
-        if self._renewals > _RENEWALS:
-            assert self._state is not None
-            self._refuse(f"an attribute changes again and again: {self._state.change()}")
-        self.records.clear()
-        self._state = None
+    def _forget_changed(self) -> None:
+        """Lets everything be recorded again if somebody has changed the model; or a metric, without it."""
+        if not self.records or self._state is None:
+            return
+        if not self._state.is_unchanged:
+            self._renewals += 1
+            if self._renewals > _RENEWALS:
+                self._refuse(f"an attribute changes again and again: {self._state.change()}")
+            self.records.clear()
+        elif not self._metrics.are_unchanged:
+            self._metrics.leave_changed()
+            self._tell_left()
+
+    def _is_right(self, known: _Record, inputs: Any, targets: Any) -> bool:
+        """Whether a record may be used once more; where it is due, it is compared."""
+        known.uses += 1
+        if known.uses == known.next_check:
+            self._check(known, inputs, targets, is_first=known.uses == 1)
+            known.pass_checks()
+        return bool(self.records)
 
     def _check(self, known: _Record, inputs: Any, targets: Any, is_first: bool) -> None:
         """Compares a replay to the computation itself; all that they move is taken back."""
@@ -221,8 +260,8 @@ class Replayed:
         found = self._outcome(known.recording, inputs, targets)
         difference = self._difference(expected, found, (inputs, targets), exact=known.is_exact)
         if difference == METRICS_DIFFER:
-            self._leave_metrics(_seen(difference, known))
-            warnings.warn(self._told_unmeasured(), RuntimeWarning, stacklevel=2)
+            self._leave_wrong(found, known)
+            self._tell_left()
         elif difference is not None:
             self._refuse(_seen(difference, known))
         elif is_first:
@@ -230,11 +269,10 @@ class Replayed:
             if self._compiles:
                 self._compile(known, expected, (inputs, targets))
 
-    def _difference_on(self, recording: Recording, inputs: Any, targets: Any) -> str | None:
-        """In what a record's outcome is not Keras' where no bit may differ."""
-        expected = self._outcome(self._compute, inputs, targets)
-        found = self._outcome(recording, inputs, targets)
-        return expected.difference(found, exact=self._is_exact)
+    def _leave_wrong(self, found: Outcome, known: _Record) -> None:
+        """Leaves metrics out of the records to which one has added what Keras does not."""
+        why = _seen("it differs from that of a step without the record", known)
+        self._metrics.left |= dict.fromkeys(found.mismeasured, why)
 
     def _hasten(
         self, known: _Record, faster: Recording | None, expected: Outcome, batch: tuple[Any, Any]
@@ -268,7 +306,7 @@ class Replayed:
 
     def _outcome(self, compute: Compute, inputs: Any, targets: Any) -> Outcome:
         return Outcome.of(
-            compute, (inputs, targets), self._parameters, self._others, self._measures
+            compute, (inputs, targets), self._parameters, self._others, self._mismeasured
         )
 
     @property
@@ -282,33 +320,54 @@ class Replayed:
         self.records.clear()
         warnings.warn(told(self._phase, why), RuntimeWarning, stacklevel=2)
 
-    def _leave_metrics(self, why: str) -> None:
-        """Lets Keras compute the metrics from now on; the rest is recorded anew."""
-        self.unmeasured, self._metrics, self._state = why, None, None
-        self.records.clear()
+    def _tell_left(self) -> None:
+        """Says which metrics have been left out since it was said last; the rest is recorded anew."""
+        names = self._metrics.left.keys() - self._told
+        if names:
+            self.records.clear()
+            self._told |= names
+            warnings.warn(self._told_left(names), RuntimeWarning, stacklevel=2)
 
-    def _told_unmeasured(self) -> str:
-        return f"metrics of {self._phase} steps are not replayed, but computed by Keras: {self.unmeasured}"
+    def _told_left(self, names: Set[str]) -> str:
+        reasons = [f"{name}: {why}" for name, why in self._metrics.left.items() if name in names]
+        return (
+            f"metrics of {self._phase} steps are not replayed, but computed by Keras: "
+            + "; ".join(reasons)
+        )
 
     def _told_uncompiled(self, why: str) -> str:
         return f"{self._phase} steps are not compiled, but replayed as they are: {why}"
 
-    def remark(self, inputs: Any, targets: Any) -> str | None:
-        """Says why slices like these are not replayed or not compiled, having tried it; None if they are."""
+    def remarks(self, inputs: Any, targets: Any) -> list[str]:
+        """Says what of slices like these is not replayed or not compiled, and why, having tried it."""
         if self.refusal is not None:
-            return told(self._phase, self.refusal)
+            return [told(self._phase, self.refusal)]
         with torch.set_grad_enabled(self._phase == "training"):
             self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+            self._make_ready(inputs, targets)
             try:
-                recording, _ = self._recorded(inputs, targets)
+                known = _Record(self._recorded(inputs, targets), self._is_exact)
             except UnrecordableError as error:
-                return told(self._phase, str(error))
-            difference = self._difference_on(recording, rolled(inputs), rolled(targets))
+                return [told(self._phase, str(error))]
+            difference = self._found_on(known, rolled(inputs), rolled(targets))
         if difference is not None:
-            return told(self._phase, difference)
-        if self._compiles and recording.draws:
-            return self._told_uncompiled(UNCOMPILED)
-        return None if self.unmeasured is None else self._told_unmeasured()
+            return [told(self._phase, difference)]
+        left = self._metrics.left.keys()
+        uncompiled = self._compiles and known.recording.draws
+        return [
+            *([self._told_uncompiled(UNCOMPILED)] if uncompiled else []),
+            *([self._told_left(left)] if left else []),
+        ]
+
+    def _found_on(self, known: _Record, inputs: Any, targets: Any) -> str | None:
+        """In what a record that is not used yet is not Keras' on a batch; metrics are left out by it."""
+        expected = self._outcome(self._compute, inputs, targets)
+        found = self._outcome(known.recording, inputs, targets)
+        difference = expected.difference(found, exact=known.is_exact)
+        if difference != METRICS_DIFFER:
+            return difference
+        self._leave_wrong(found, known)
+        return None
 
 
 def told(phase: str, why: str) -> str:
