@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,11 @@ def test_every_way_to_save_loads_what_it_saved(
     found = checkpoints.measure(name, 1)
     assert found.keys() == set(checkpoints.FIGURES)
     assert 0 < found["stall"] <= found["on disk"]
+
+
+@pytest.mark.slow
+def test_batches() -> None:
+    command = [sys.executable, "-m", "benchmarks.batches", "arrays, shuffled", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"arrays, shuffled: by hand .* µs, by a session .* µs\n", done.stdout)
