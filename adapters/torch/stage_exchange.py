@@ -125,9 +125,14 @@ class StageExchange(ProcessGroupExchange):
         for work, _ in self._sent.pop(about, []):
             work.wait()
 
+    @property
+    def under_way(self) -> Sequence[Hashable]:
+        """For what tensors were sent that are kept because they may not have arrived."""
+        return list(self._sent)
+
     def finish_all(self) -> None:
         """Returns once all that was sent has arrived."""
-        for about in list(self._sent):
+        for about in self.under_way:
             self.finish_sending(about)
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:

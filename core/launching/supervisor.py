@@ -21,7 +21,6 @@ from isotrain.core.contracts.events import (
     WorkerLost,
     read_event,
 )
-from isotrain.core.contracts.reporter import AWAITING_OTHERS, BETWEEN_CALLS
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.diagnosis import (
     PEERS_FAILED,
@@ -31,7 +30,7 @@ from isotrain.core.launching.diagnosis import (
     verdict,
 )
 from isotrain.core.launching.lines import available
-from isotrain.core.launching.starvation import Starvation
+from isotrain.core.launching.stagnation import Stagnation
 from isotrain.core.launching.watched_process import WatchedProcess
 
 _GRACE_SECONDS = 1.5
@@ -40,11 +39,8 @@ _STACKS_SECONDS = 0.3
 _LAST_WORDS_SECONDS = 0.3
 _COORDINATOR_PATIENCE = 1.5
 """Times the limit of silence: native code of it may wait for a silent worker, which is to be ended first."""
-_POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 1.0
-_MOST_STARVED = 3.0
-"""Times the limit of a call, which lack of a processor excuses at most: what spins lacks one too."""
 _STARTING = ("start", "read job")
 """Calls in which a process waits for no other: one that does nothing in them is lost."""
 
@@ -63,6 +59,7 @@ class Supervisor:
         on_event: OnEvent,
         on_ready: Callable[[], None] = _nothing,
         usual_lines: Sequence[str] = (),
+        poll_seconds: float = 0.1,
     ) -> None:
         """Watches started processes.
 
@@ -72,16 +69,18 @@ class Supervisor:
             on_event: Called with every event but heartbeats, and with rank 0's output.
             on_ready: Called when all that have a session are ready, with data of equal length.
             usual_lines: Of the backend's logs; see `Adapter`.
+            poll_seconds: After which all processes are looked at though none says that it has ended.
         """
         now = time.monotonic()
         self._watched = [
             Watched(process, heard=now, active=now, usual_lines=usual_lines)
             for process in processes
         ]
-        self._starvation = Starvation(processes)
+        self._stagnation = Stagnation(self._watched, timeouts)
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_ready = on_ready
+        self._poll_seconds = poll_seconds
         self._looping = [watched for watched in self._watched if watched.has_session]
         self._has_news = False
         self._last_judged = now
@@ -102,21 +101,21 @@ class Supervisor:
             None when all finished; otherwise what happened. The processes still run then.
         """
         while True:
-            self._poll(_POLL_SECONDS)
+            self._poll(self._poll_seconds)
             if not self._is_to_judge():
                 continue
             if self._work_is_done():
                 self._end_the_suspended()
                 return None
             self._look_around()
-            self._find_stagnation()
+            self._stagnation.find(time.monotonic())
             if self._failed():
                 return self._explain()
 
     def _is_to_judge(self) -> bool:
         """Whether to look at all processes: each takes a while, and of many one always tells something."""
         now = time.monotonic()
-        if not self._has_news and now - self._last_judged < _POLL_SECONDS:
+        if not self._has_news and now - self._last_judged < self._poll_seconds:
             return False
         self._has_news, self._last_judged = False, now
         return True
@@ -266,47 +265,11 @@ class Supervisor:
         call = watched.process.status.call
         if call in _STARTING and now - watched.active > silence:
             return f"did not start within {silence:g} s: it does nothing"
-        limit = self._limit(watched)
+        limit = self._stagnation.limit(watched)
         quiet = now - watched.heard
         if quiet > max(limit, silence) or (quiet > silence and now - watched.active > silence):
             return f"fell silent: nothing was heard of it for {quiet:.0f} s"
         return None
-
-    def _find_stagnation(self) -> None:
-        """Where a call takes too long, the process that is furthest behind is taken for lost."""
-        now = time.monotonic()
-        late = self._lateness(now) > 0
-        if late and not any(w.failure or (w.lost and w.is_needed) for w in self._watched):
-            self._blame_the_last(now)
-
-    def _blame_the_last(self, now: float) -> None:
-        behind = self._last()
-        if behind.failure is None and not behind.process.is_gone:
-            behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
-
-    def _last(self) -> Watched:
-        """The process that is furthest behind, for which the others may wait."""
-        return min((w for w in self._watched if w.has_session and not w.finished), key=_progress)
-
-    def _lateness(self, now: float) -> float:
-        """Seconds by which the call that is most over its limit is so; user code between calls has none.
-
-        Those do not count in which the process that it may wait for lacked a processor.
-        """
-        waiting = [watched for watched in self._watched if _is_in_a_call(watched)]
-        if not waiting:
-            return 0.0
-        latest = min(waiting, key=lambda w: self._limit(w) + w.process.status.since)
-        limit, status = self._limit(latest), latest.process.status
-        late = now - status.since - limit
-        if late < -limit / 2:
-            return late
-        starved = self._starvation.of(self._last().rank, (latest.rank, status.step, status.call))
-        return late - min(starved, now - status.since, _MOST_STARVED * limit)
-
-    def _limit(self, watched: Watched) -> float:
-        """Of its call, in seconds."""
-        return self._timeouts["progress" if watched.ready else "start"]
 
     def _suspects(self) -> list[Watched]:
         """All but workers that may be lost and have not failed."""
@@ -316,7 +279,9 @@ class Supervisor:
         if not any(watched.lost for watched in self._suspects()):
             self._gather()
             if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
-                self._blame_the_last(time.monotonic())  # the others have timed out waiting for it
+                self._stagnation.blame_the_last(
+                    time.monotonic()
+                )  # the others have timed out waiting for it
         culprit = min(self._suspects(), key=suspicion)
         for watched in self._watched:
             if watched.started and (watched is not culprit or watched.failure is None):
@@ -328,7 +293,7 @@ class Supervisor:
         """Lets the other processes report what the failure did to them."""
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline:
-            self._poll(_POLL_SECONDS)
+            self._poll(self._poll_seconds)
             self._failed()
             if all(w.failure or w.finished or w.died for w in self._watched):
                 return
@@ -339,15 +304,3 @@ class Supervisor:
             if not self._selector.get_map():
                 return
             self._poll(left)
-
-
-def _is_in_a_call(watched: Watched) -> bool:
-    """Whether it is in a call of a session that has a limit."""
-    is_at_work = watched.has_session and watched.started and not watched.finished
-    return is_at_work and watched.process.status.call != BETWEEN_CALLS
-
-
-def _progress(watched: Watched) -> tuple[int, bool, bool]:
-    """Orders processes by how far they are; one in user code is behind those that wait for it."""
-    step, _, call = watched.process.status
-    return -1 if step is None else step, call != BETWEEN_CALLS, call == AWAITING_OTHERS

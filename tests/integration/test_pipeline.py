@@ -91,7 +91,7 @@ def under_way(exchange: Any) -> list[int]:
 
     def noting(*given: Any) -> None:
         send(*given)
-        found.append(len(exchange._sent))
+        found.append(len(exchange.under_way))
 
     exchange.send = noting
     return found

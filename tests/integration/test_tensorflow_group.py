@@ -376,7 +376,7 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
     spec = make_spec(model=masking_model, data=masked_targets, accumulate=2, threads=threads)
     with isotrain.open_session(spec, backend=run.session.plan.backend, replicas=1) as alone:
         pieces = [(piece.inputs, piece.targets) for piece in next(alone.batches()).slices[0]]
-        program: Any = vars(alone.group)["_program"]
+        program = alone.group.program  # type: ignore[attr-defined]
 
         def trace() -> Any:
             weights = tf.constant([0.5, 0.5], tf.float64)

@@ -31,7 +31,6 @@ from isotrain.core.errors import IsotrainError
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.own_line import OwnLine
 from isotrain.core.joining.watched import RemoteProcess
-from isotrain.core.launching import supervisor as supervisor_module
 from isotrain.core.launching.diagnosis import Watched, suspicion
 from isotrain.core.launching.lines import Lines
 from isotrain.core.launching.supervisor import Supervisor
@@ -222,9 +221,8 @@ def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
         os.close(descriptor)
 
 
-def test_not_all_are_looked_at_whenever_one_says_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_all_are_looked_at_whenever_one_says_something() -> None:
     """Of many, one always does."""
-    monkeypatch.setattr(supervisor_module, "_POLL_SECONDS", LONG)  # it is looked at for news alone
     reading, writing = os.pipe()
 
     class Counted:
@@ -249,7 +247,8 @@ def test_not_all_are_looked_at_whenever_one_says_something(monkeypatch: pytest.M
     thread = threading.Thread(target=tell)
     thread.start()
     timeouts = {"silence": LONG, "start": LONG, "progress": LONG}
-    assert Supervisor([process], timeouts, lambda event: None).run() is None
+    supervisor = Supervisor([process], timeouts, lambda event: None, poll_seconds=LONG)
+    assert supervisor.run() is None  # it is looked at for news alone
     thread.join()
     assert process.looked < 10
     for descriptor in (reading, writing):

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
+from isotrain.core.launching.diagnosis import Watched
 from isotrain.core.launching.effort import waits
+from isotrain.core.launching.stagnation import Stagnation
 from isotrain.core.launching.starvation import Starvation
-from isotrain.core.launching.supervisor import Supervisor
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -67,29 +68,22 @@ def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> 
         processes: By rank.
         starved: For how long each of two threads of rank 1 has lacked a processor since the first look.
     """
-    read, write = os.pipe()
-    now = time.monotonic()
+    now = 1000.0
     found: list[Any] = [
         SimpleNamespace(
             peer=SimpleNamespace(rank=rank, role="replica"),
             status=Status(int(step), now - took, call),
-            events=os.dup(read),
-            output=None,
             is_gone=False,
             waits={},
         )
         for rank, (call, took, step) in enumerate(processes)
     ]
-    limits = {"silence": 1e9, "start": LIMIT, "progress": LIMIT}
-    supervisor = Supervisor(found, limits, lambda event: None)
-    for watched in supervisor._watched:
-        watched.started = True
-    supervisor._lateness(now)
+    watched = [Watched(process, heard=now, active=now, started=True) for process in found]
+    stagnation = Stagnation(watched, {"start": LIMIT, "progress": LIMIT})
+    stagnation.find(now - max(took for _, took, _ in processes) + 0.75 * LIMIT)
     found[1].waits = dict(enumerate(starved))
-    supervisor._find_stagnation()
-    for descriptor in (read, write, *(each.events for each in found)):
-        os.close(descriptor)
-    return [watched.lost for watched in supervisor._watched]
+    stagnation.find(now)
+    return [each.lost for each in watched]
 
 
 @pytest.mark.parametrize("call", ["step", BETWEEN_CALLS])
