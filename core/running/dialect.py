@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from isotrain.core.contracts.slot_forms import SlotForms
+from isotrain.core.running.slot_names import own_names
 from isotrain.core.spec.name_maps import NameMap
 
 State = Mapping[str, np.ndarray]
@@ -36,14 +37,50 @@ class Dialect:
         forms = self.forms
         return forms is not None and all(forms.slot(self.optimizer, "", slot) for slot in slots)
 
+    def slot_names(
+        self, weights: Sequence[str], slots: Collection[str], known: Collection[str]
+    ) -> dict[str, dict[str, str]] | None:
+        """What the slots of weights are called, or will be: by weight and slot.
+
+        Args:
+            weights: By their names here.
+            slots: As the spec calls them.
+            known: The names of those that there are.
+
+        Returns:
+            None where a name may be that of several weights.
+        """
+        found: dict[str, dict[str, str]] = {weight: {} for weight in weights}
+        for slot in slots:
+            names = own_names(self._candidates(weights, slot), known)
+            if names is None:
+                return None
+            for weight, name in names.items():
+                found[weight][slot] = name
+        return found
+
+    def _candidates(self, weights: Sequence[str], slot: str) -> dict[str, list[str]]:
+        """What one slot of each weight may be called."""
+        assert self.forms is not None
+        return {
+            weight: [SLOTS + name for name in self.forms.slot(self.optimizer, weight, slot)]
+            for weight in weights
+        }
+
     def common_slots(
-        self, state: State, weight: str, slots: Collection[str], rate: float
+        self, state: State, weight: str, names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """What there is of a weight's slots, as the spec means them and in the common order of axes."""
+        """What there is of a weight's slots, as the spec means them and in the common order of axes.
+
+        Args:
+            state: All of it.
+            weight: By its name here.
+            names: Of its slots, by how the spec calls them.
+            rate: Of the next step.
+        """
         assert self.forms is not None
         found = {}
-        for slot in slots:
-            name = self._name(weight, slot, state)
+        for slot, name in names.items():
             if name in state:
                 factor = self._factor(slot, rate)
                 found[slot] = self.names.to_common(weight, state[name]) * factor
@@ -53,24 +90,18 @@ class Dialect:
         return found
 
     def own_slots(
-        self, common: State, weight: str, known: Collection[str], rate: float
+        self, common: State, weight: str, names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """The same as they are kept here; `known` are names of slots that are there already."""
+        """The same as they are kept here."""
         assert self.forms is not None
         found = {}
         for slot in common.keys() - {STEPS}:
             value = self.names.to_own(weight, common[slot]) / self._factor(slot, rate)
-            found[self._name(weight, slot, known)] = value
+            found[names[slot]] = value
         steps = self.forms.steps(self.optimizer, weight)
         if steps is not None and STEPS in common:
             found[SLOTS + steps] = common[STEPS]
         return found
-
-    def _name(self, weight: str, slot: str, known: Collection[str]) -> str:
-        """What a slot is called, or will be."""
-        assert self.forms is not None
-        names = [SLOTS + name for name in self.forms.slot(self.optimizer, weight, slot)]
-        return next((name for name in names if name in known), names[0])
 
     def _factor(self, slot: str, rate: float) -> float:
         """What it is to be multiplied by to be as the spec means it."""

@@ -19,7 +19,10 @@ from isotrain.core.spec.references import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 
 LOST = "random state and what the strategy kept: of native models, each framework has its own"
-LOST_SLOTS = "slots of the optimizer, which the two frameworks do not keep alike"
+LOST_SLOTS = (
+    "slots of the optimizer, which the two frameworks do not keep alike, or one of them calls alike for two"
+    " weights"
+)
 
 
 class Translation:
@@ -87,11 +90,15 @@ class Translation:
             return None
         there = {old.names.common(name): name for name in state}
         here = group.describe_state(("optimizer",)).keys()
+        pairs = [(there[new.names.common(w)], w) for w in group.describe_state(("trainable",))]
+        were = old.slot_names([before for before, _ in pairs], self._slots, state)
+        will_be = new.slot_names([weight for _, weight in pairs], self._slots, here)
+        if were is None or will_be is None:
+            return None
         found: dict[str, np.ndarray] = {}
-        for weight in group.describe_state(("trainable",)):
-            before = there[new.names.common(weight)]
-            common = old.common_slots(state, before, self._slots, rate)
-            found |= new.own_slots(common, weight, here, rate)
+        for before, weight in pairs:
+            common = old.common_slots(state, before, were[before], rate)
+            found |= new.own_slots(common, weight, will_be[weight], rate)
         were_kept = any(name.startswith(SLOTS) for name in state)
         return None if were_kept and not found else found
 

@@ -38,6 +38,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam", "lr": 0.0625, "amsgrad": True, **NOWHERE},
     "adamw": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125, **NOWHERE},
     "rmsprop": {"name": "rmsprop", "lr": 0.0625, "rho": 0.875, **BOTH},
+    "adagrad": {"name": "adagrad", "lr": 0.0625, "epsilon": 2.0**-80},
+    "lamb": {"name": "lamb", "lr": 0.0625, **NOWHERE},
 }
 STOP, STEPS = 5, 9
 BACKENDS = {"torch-ddp": "tf-mirrored", "tf-mirrored": "torch-ddp"}

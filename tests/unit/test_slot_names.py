@@ -1,0 +1,51 @@
+"""Whose a slot of an optimizer is, where names of weights are much alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
+from isotrain.core.running.dialect import Dialect
+from isotrain.core.spec.name_maps import NameMap
+
+KERAS = Dialect(NameMap({}), KerasSlotForms(), "sgd")
+APART = {
+    "variables of TensorFlow": {"w": "w_0_momentum", "w_0": "w_0_0_momentum"},
+    "variables of Keras": {"w": "w_momentum", "w_0": "w_0_momentum", "w_0_0": "w_0_0_momentum"},
+    "both": {"w": "w_momentum", "w_0": "w_0_0_momentum"},
+    "of one path": {"w": "w_momentum", "w#1": "w_momentum#1"},
+}
+"""The slots of weights, by how these are called and kept."""
+ALIKE = {
+    "flattened": (["a/b_c", "a_b/c"], ["a_b_c_momentum", "a_b_c_momentum#1"]),
+    "by the number": (["w", "w_0"], ["w_0_momentum", "w_0_momentum#1"]),
+    "another's": (["w"], ["w_momentum", "w_0_momentum"]),
+}
+"""Weights whose slots' names do not tell whose they are, and these names."""
+
+
+@pytest.mark.parametrize("name", APART)
+def test_each_weight_gets_its_own(name: str) -> None:
+    own = {weight: f"optimizer/sgd/{slot}" for weight, slot in APART[name].items()}
+    state = {slot: np.array(float(place)) for place, slot in enumerate(own.values())}
+    names = KERAS.slot_names(list(own), ["momentum"], state)
+    assert names == {weight: {"momentum": slot} for weight, slot in own.items()}
+    for place, weight in enumerate(own):
+        found = KERAS.common_slots(state, weight, names[weight], 0.5)
+        assert float(found["momentum"]) == place
+        assert KERAS.own_slots(found, weight, names[weight], 0.5) == {own[weight]: place}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_nobody_gets_what_may_be_anothers(name: str) -> None:
+    weights, slots = ALIKE[name]
+    known = [f"optimizer/sgd/{slot}" for slot in slots]
+    assert KERAS.slot_names(weights, ["momentum"], known) is None
+
+
+def test_names_of_slots_that_are_not_there_yet_are_told_apart_too() -> None:
+    assert KERAS.slot_names(["v", "w"], ["momentum"], []) == {
+        weight: {"momentum": f"optimizer/sgd/{weight}_0_momentum"} for weight in ("v", "w")
+    }
+    assert KERAS.slot_names(["a/b_c", "a_b/c"], ["momentum"], []) is None
