@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from isotrain.core.checkpoints.attempt import Attempt, folder_of
 from isotrain.core.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from isotrain.core.checkpoints.locations import storage_at
 from isotrain.core.checkpoints.parts import Section
 from isotrain.core.checkpoints.records import MANIFEST
-from isotrain.core.checkpoints.saving import Attempt, folder_of
 from isotrain.core.errors import CheckpointError
 
 _STEP = re.compile(r"step-(\d{9,18})")

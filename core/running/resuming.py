@@ -15,7 +15,7 @@ from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plain_records import record
 from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.saving import FORMAT, OWN_STATE, SHARED_STATE, Identity, Position
+from isotrain.core.running.saver import FORMAT, OWN_STATE, SHARED_STATE, Identity, Position
 from isotrain.core.running.translation import LOST, LOST_SLOTS, Translation
 from isotrain.core.spec.training_spec import TrainingSpec
 

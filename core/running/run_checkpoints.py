@@ -17,7 +17,7 @@ from isotrain.core.running import resuming
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.learning_rates import LearningRates
-from isotrain.core.running.saving import Position, Saver
+from isotrain.core.running.saver import Position, Saver
 from isotrain.core.running.step_reports import StepReports
 
 PathLike = str | os.PathLike[str]
