@@ -5,12 +5,15 @@ Run as `python -m plugins.example_backend_runs BACKEND FOLDER`.
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from conformance import check_strategies, runs, strategy_bench, variety
 
 import isotrain
@@ -25,6 +28,21 @@ VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
 EPOCH = digits.spec(count=70, epochs=1)
 PENALTIES = (0.0, 0.25)
+
+
+def threads_of_imports(backend: str) -> int | None:
+    """How many threads begin in what the backend's processes are forked from; None: they are not forked.
+
+    It is imported here, where nothing of the backend is yet.
+    """
+    plan = isotrain.plan(EPOCH, backend=backend, replicas=2)
+    if plan.start.way != "forked":
+        return None
+    os.environ.update(plan.environment)
+    before = psutil.Process().num_threads()
+    for module in plan.start.imports:
+        importlib.import_module(module)
+    return psutil.Process().num_threads() - before
 
 
 def model_with_losses_of_its_own(penalty: float) -> Any:
@@ -121,11 +139,12 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Makes all of them."""
     backend, folder = sys.argv[1], Path(sys.argv[2])
+    found: dict[str, Any] = {"threads of imports": threads_of_imports(backend)}
     spec = {**strategy_bench.spec(backend), "timeouts": PATIENT}
     run = attempt(in_turn, spec, backend, 2)
     assert run.failure is None, run.failure
     first = run.returned[0]
-    found: dict[str, Any] = {"strategies": [each["strategies"] for each in run.returned]}
+    found["strategies"] = [each["strategies"] for each in run.returned]
     found["losses"] = first["case"]["loss"]
     np.savez(folder / "weights.npz", **first["case"]["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]

@@ -129,7 +129,10 @@ class JaxMesh(ServedOverTcp):
         return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
-        return Start(why_fresh="JAX has threads as soon as it is imported")
+        if device == "gpu":
+            return Start(why_fresh="a process that has seen a GPU cannot be forked")
+        # JAX starts its threads when it is first asked for devices
+        return Start((keras_backend.DEFERRED, "jax", "keras", "isotrain_jax.group"))
 
     def blames_peer(self, error: BaseException) -> bool:
         if "jax" not in sys.modules:

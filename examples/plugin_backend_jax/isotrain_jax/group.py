@@ -106,7 +106,7 @@ class JaxReplicaGroup(ReplicaGroup):
             data = self._mesh.lift((pieces, weights, rate))
             self._state, loss = self._step(self._state, *data)
         else:  # Slices differ in size: what the processes compile together must not see them.
-            loss, gradients, state = self._contribution(self._local_state(), pieces, weights)
+            loss, gradients, state = self._contributed(pieces, weights)
             own = (state, jnp.atleast_1d(loss), gradients, weights, rate)
             self._state, loss = self._finish(*self._mesh.lift(own))
         return self._mesh.lower(loss)
@@ -136,15 +136,26 @@ class JaxReplicaGroup(ReplicaGroup):
         state = self._program.apply(state._replace(others=others), gradients, rate)
         return state, loss.reshape(())
 
+    def _contributed(
+        self, pieces: Sequence[Piece], weights: jax.Array
+    ) -> tuple[jax.Array, Arrays, State]:
+        """This replica's contribution; the gradients that its state keeps have no part in it."""
+        state = self._local_state()
+        loss, gradients, after = self._contribution(state._replace(kept=[]), pieces, weights)
+        return loss, gradients, after._replace(kept=state.kept)
+
     def local_step(self, batch: Batch, learning_rate: float) -> jax.Array:
-        given = (_pieces(batch), self._weights(batch), self._rate(learning_rate))
+        weights = [piece.weight for piece in batch.slices[0]]
+        share = sum(weights)
+        own = tuple(weight / share if share else 0.0 for weight in weights)
+        loss, gradients, after = self._contributed(_pieces(batch), self._numbers_of(own))
+        given = (after, loss, gradients, self._numbers_of((share,)), self._rate(learning_rate))
         state, loss = self._local_update(self._local_state(), *given)
         self._state = self._mesh.lift(state)
         return self._mesh.mean(loss)
 
     def gradients(self, batch: Batch) -> tuple[list[list[jax.Array]], jax.Array]:
-        given = (_pieces(batch), self._weights(batch))
-        loss, gradients, state = self._contribution(self._local_state(), *given)
+        loss, gradients, state = self._contributed(_pieces(batch), self._weights(batch))
         self._state = self._mesh.lift(state)
         mean = self._mesh.mean(loss)
         return [self._unscaled(state, gradients)], mean

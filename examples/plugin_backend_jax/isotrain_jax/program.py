@@ -213,23 +213,34 @@ class Program:
         return state._replace(trainable=_packed(trained), slots=_packed(moved))
 
     def local_update(
-        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+        self,
+        before: State,
+        after: State,
+        loss: jax.Array,
+        gradients: Arrays,
+        share: jax.Array,
+        rate: jax.Array,
     ) -> tuple[State, jax.Array]:
         """Updates a replica from its own slices alone, and not at all where they hold no samples.
+
+        Args:
+            before: Of the replica, before it computed its contribution.
+            after: As the contribution left it.
+            loss: Of the contribution, by weights that sum up to 1, or are 0.
+            gradients: Likewise.
+            share: The sum of the weights in the global batch, shape `[1]`.
+            rate: The learning rate, shape `[1]`.
 
         Returns:
             The new state, and the share of the loss as `contribution` gives it.
         """
-        share = weights.sum()
-        own = jnp.where(share == 0, 0.0, weights / share)
-        loss, gradients, after = self.contribution(state, pieces, own)
-        updated = self.apply(after, gradients, rate)
+        updated, empty = self.apply(after, gradients, rate), share[0] == 0
         return (
             updated._replace(
-                trainable=_chosen(share == 0, state.trainable, updated.trainable),
-                slots=_chosen(share == 0, state.slots, updated.slots),
+                trainable=_chosen(empty, before.trainable, updated.trainable),
+                slots=_chosen(empty, before.slots, updated.slots),
             ),
-            loss * share.astype(loss.dtype),
+            loss * share[0].astype(loss.dtype),
         )
 
     def keeping_gradients(self, state: State) -> State:
