@@ -17,13 +17,13 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.launching.look import look
-from isotrain.core.launching.run_directory import PLAN_FILE, checkpoint_folder
+from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE, checkpoint_folder
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
-from isotrain.core.running.result import RESULT_FILE, RunResult, result_from_dict
+from isotrain.core.running.result import RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore
 from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import SpecLike, load_spec
@@ -73,8 +73,16 @@ def run(
     """
     chosen = ChosenLauncher(launcher, launcher_options or {})
     asked = AskedRun(
-        *(spec, backend, replicas, chosen, run_directory, on_event, port, resume, max_restarts),
-        ranks,
+        spec=spec,
+        backend=backend,
+        replicas=replicas,
+        launcher=chosen,
+        run_directory=run_directory,
+        on_event=on_event,
+        port=port,
+        resume=resume,
+        max_restarts=max_restarts,
+        ranks=ranks,
     )
     with asked.carried_out(train) as ended:
         result = result_from_dict(
@@ -129,8 +137,16 @@ def launch(
     """
     chosen = ChosenLauncher(launcher, launcher_options or {})
     asked = AskedRun(
-        *(spec, backend, replicas, chosen, run_directory, on_event, port, resume, max_restarts),
-        ranks,
+        spec=spec,
+        backend=backend,
+        replicas=replicas,
+        launcher=chosen,
+        run_directory=run_directory,
+        on_event=on_event,
+        port=port,
+        resume=resume,
+        max_restarts=max_restarts,
+        ranks=ranks,
     )
     with asked.carried_out(work) as ended:
         return ended.returned

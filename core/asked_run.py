@@ -55,7 +55,7 @@ class Ended:
     restarts: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AskedRun:
     """What `run` and `launch` are asked for: the arguments that they share."""
 

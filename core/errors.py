@@ -101,8 +101,12 @@ def _with_its_words(name: str, known: Iterable[str]) -> list[str] | None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question that names the nearest right name, with a space before it; or nothing."""
-    near = nearest(name, known)
-    return f" Did you mean {near!r}?" if near else ""
+    return whether_meant(nearest(name, known))
+
+
+def whether_meant(name: str | None, begins: str = " Did") -> str:
+    """A question that names what was probably meant, or nothing; `begins` is its first word."""
+    return f"{begins} you mean {name!r}?" if name else ""
 
 
 def unknown_name(kind: str, name: str, available: Iterable[str]) -> str:
@@ -123,4 +127,4 @@ def error_named(name: str, text: str) -> IsotrainError:
     kind = globals().get(name)
     if isinstance(kind, type) and issubclass(kind, IsotrainError):
         return kind(text)
-    return RunFailedError(text)
+    return RunFailedError(f"{name}: {text}".strip(": "))

@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from isotrain.core.errors import IsotrainError, nearest, unknown_name
+from isotrain.core.errors import IsotrainError, nearest, unknown_name, whether_meant
 
 
 class UsageError(IsotrainError):
@@ -103,7 +103,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
         near = nearest(name.removeprefix("--"), known)
     else:
         near = min((each for each in known if each.startswith(name[1])), default=None)
-    return f" Did you mean '--{near}'?" if near else ""
+    return whether_meant(f"--{near}" if near else None)
 
 
 def _field(option: str) -> str | None:

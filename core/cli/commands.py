@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.here import look_here
+from isotrain.core.contracts.events import RESULT
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_page, marked_line
@@ -94,7 +95,7 @@ def _train(
     if _speaks_for_another(options):
         return
     if options.json:
-        print(marked_line({"event": "result", **result.to_dict()}, options.mark), flush=True)
+        print(marked_line({"event": RESULT, **result.to_dict()}, options.mark), flush=True)
     else:
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 

@@ -124,11 +124,12 @@ def exit_code_of(error: IsotrainError) -> ExitCode:
 def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCode:
     """Prints an error as text, and with --json as an object too."""
     if "--json" in given:
-        from isotrain.core.json_text import FORMAT, marked_line
+        from isotrain.core.contracts.events import CommandFailed
+        from isotrain.core.json_text import marked_line
 
-        fields = {"error": type(error).__name__, "message": str(error), "exit_code": int(code)}
-        told = {"event": "error", "format": FORMAT, **fields}
-        print(marked_line(told, _mark_in(given)), flush=True)
+        kind = type(error).__name__
+        told = CommandFailed(error=kind, message=str(error), exit_code=int(code))
+        print(marked_line(told.to_dict(), _mark_in(given)), flush=True)
     if not isinstance(error, Exception) or isinstance(error, IsotrainError):
         print(f"isotrain: {error}", file=sys.stderr, flush=True)
     return code

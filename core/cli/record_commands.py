@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from isotrain.core.contracts.events import Output
 from isotrain.core.errors import IsotrainError
-from isotrain.core.json_text import FORMAT, json_line, json_page
+from isotrain.core.json_text import FORMAT, json_page
 
 _POLL_SECONDS = 0.2
 
@@ -31,7 +32,7 @@ def logs(options: argparse.Namespace) -> None:
     """Prints a log; with --json, one object for each line."""
     for line in _lines(Path(options.run), options.rank, options.follow):
         if options.json:
-            line = json_line({"event": "output", "rank": options.rank, "text": line}) + "\n"
+            line = Output(rank=options.rank, text=line).to_line().decode()
         sys.stdout.write(line)
         sys.stdout.flush()
 

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.core import errors
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.contracts.plan import split_backend
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import IsotrainError, PlanError, error_named
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
@@ -137,7 +136,7 @@ def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = process.answer()
     except ChildRaisedError as error:
-        raise _error(error, python) from None
+        raise error_named(error.kind, f"{error.message} (in {python})") from None
     except ChildEndedError as error:
         raise IsotrainError(_no_answer(error, python)) from None
     return found
@@ -148,11 +147,3 @@ def _no_answer(error: ChildEndedError, python: str) -> str:
     if "No module named" in error.said and "isotrain" in error.said:
         hint = f" Install isotrain {VERSION} there: {python} -m pip install isotrain."
     return f"{python} ended {error.how} before it answered; it said: {error.said}.{hint}"
-
-
-def _error(error: ChildRaisedError, python: str) -> IsotrainError:
-    """The same error here, as far as it is one of isotrain's."""
-    kind = getattr(errors, error.kind, None)
-    if isinstance(kind, type) and issubclass(kind, IsotrainError):
-        return kind(f"{error.message} (in {python})")
-    return IsotrainError(f"{error} (in {python})")

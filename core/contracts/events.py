@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from isotrain.core.json_text import json_line, with_numbers
+from isotrain.core.json_text import FORMAT, json_line, with_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +301,27 @@ class RunFailed(Event):
     message: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandFailed(Event):
+    """A command with `--json` ends by an error; nothing follows.
+
+    Attributes:
+        format: Of what the command line prints.
+        error: The name of the error's class.
+        message: The error, in words.
+        exit_code: Of the program.
+    """
+
+    kind = "error"
+    format: int = FORMAT
+    error: str
+    message: str
+    exit_code: int
+
+
+RESULT = "result"
+"""What stands for a kind in the last line of a run that went well, whose fields are `RunResult`'s."""
+
 _KINDS: tuple[type[Event], ...] = (
     Started,
     Heartbeat,
@@ -319,6 +340,7 @@ _KINDS: tuple[type[Event], ...] = (
     Remark,
     Restarted,
     RunFailed,
+    CommandFailed,
 )
 _CLASSES = {each.kind: each for each in _KINDS}
 

@@ -286,8 +286,9 @@ class Member(Meeting):
 def as_message(error: BaseException) -> dict[str, str]:
     """An error as JSON values."""
     kind = type(error).__name__
-    is_own = isinstance(error, IsotrainError)
-    return {"error": kind, "text": str(error) if is_own else f"{kind}: {error}".strip(": ")}
+    if isinstance(error, IsotrainError):
+        return {"error": kind, "text": str(error)}
+    return {"error": RunFailedError.__name__, "text": f"{kind}: {error}".strip(": ")}
 
 
 def error_of(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import OnEvent, Output, event_of
+from isotrain.core.contracts.events import RESULT, CommandFailed, OnEvent, Output, event_of
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.plugin_choice import PluginChoice
@@ -171,7 +171,7 @@ def _follow(engine: EngineProcess, mark: str, on_event: OnEvent) -> dict[str, An
         told = _event(line, mark)
         if told is None:
             on_event(Output(text=line))
-        elif told["event"] in ("result", "error"):
+        elif told["event"] in (RESULT, CommandFailed.kind):
             last = last or told
             engine.expect_end()
         elif (event := event_of(told)) is not None:
@@ -193,8 +193,9 @@ def _event(line: str, mark: str) -> dict[str, Any] | None:
 
 def _raise_if_error(told: Mapping[str, Any]) -> None:
     """Raises again what was raised on rank 0."""
-    if told["event"] == "error":
-        raise error_named(str(told.get("error")), str(told.get("message")))
+    event = event_of(told)
+    if isinstance(event, CommandFailed):
+        raise error_named(event.error, event.message)
 
 
 def _result(told: Mapping[str, Any], plan: Plan) -> dict[str, Any]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from isotrain.core.contracts.events import Finished, ProcessEvent, Ready, RunFailed, read_event
+from isotrain.core.contracts.events import (
+    Finished,
+    ProcessEvent,
+    Ready,
+    RunFailed,
+    Steps,
+    read_event,
+)
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.launching.run_directory import (
     EVENTS_FILE,
     PLAN_FILE,
+    RESULT_FILE,
     SPEC_FILE,
     STEPS_FILE,
     RunDirectory,
@@ -24,7 +31,6 @@ from isotrain.core.launching.run_directory import (
 State = Literal["running", "finished", "failed", "stopped", "damaged"]
 """`stopped`: nobody is in it, and it says nothing of its end, as after a kill or Ctrl-C; `damaged`: its files
 cannot be read."""
-_RESULT_FILE = "result.json"
 CHUNK_BYTES = 1 << 16
 """Of a file whose end is looked for, read at a time."""
 
@@ -113,14 +119,16 @@ def _progress(steps: Path) -> tuple[int, float | None]:
     line = _last_line(steps)
     if line is None:
         return 0, None
-    block = json.loads(line)
-    return block["first"] + len(block["losses"]), float(block["losses"][-1])
+    block = read_event(line)
+    if not isinstance(block, Steps):
+        raise IsotrainError(f"{steps}: expected steps that were done, received {line!r:.60}")
+    return block.first + len(block.losses), block.losses[-1]
 
 
 def _state(folder: Path) -> tuple[State, str | None]:
     if RunDirectory(folder).is_held():
         return "running", None
-    if (folder / _RESULT_FILE).exists():
+    if (folder / RESULT_FILE).exists():
         return "finished", None
     line = _last_line(folder / EVENTS_FILE)
     last = None if line is None else read_event(line)

@@ -26,6 +26,7 @@ SPEC_FILE = "spec.json"
 PLAN_FILE = "plan.json"
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
+RESULT_FILE = "result.json"
 _LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.2
 """Longer than anyone who only looks whether a run goes on keeps it from doing so."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import EpochEnded, Steps
 from isotrain.core.errors import IsotrainError
-from isotrain.core.launching.run_directory import EVENTS_FILE, STEPS_FILE, read_events
+from isotrain.core.launching.run_directory import EVENTS_FILE, RESULT_FILE, STEPS_FILE, read_events
 from isotrain.core.plain_records import read_json, record, value
 from isotrain.core.running.weights_file import WEIGHTS_FILE, read_weights
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.export import ExportForm
     from isotrain.core.spec.files import SpecLike
 
-RESULT_FILE = "result.json"
 FORMAT = 1
 
 

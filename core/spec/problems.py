@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from isotrain.core.errors import SpecError, nearest
+from isotrain.core.errors import SpecError, nearest, whether_meant
 from isotrain.core.spec.references import describe
 
 BRANCH = "\x1f"  # starts the label of a union's branch, which no person should see
@@ -176,7 +176,7 @@ def near(name: object, known: Iterable[str]) -> str:
     names = list(known)
     own = ELSEWHERE.get(str(name).lower())
     meant = own if own in names else nearest(str(name), names)
-    return f"did you mean {meant!r}?" if meant else ""
+    return whether_meant(meant, "did")
 
 
 def unknown_choice(name: object, known: Iterable[str], at: tuple[str | int, ...]) -> Problem:

@@ -17,6 +17,7 @@ import pytest
 from integration import driven_job
 
 import isotrain
+from isotrain.core.contracts.events import CommandFailed
 from isotrain.core.launching import engine_process
 from isotrain.core.plugins import asked
 from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Share, Submission
@@ -129,14 +130,15 @@ def test_an_engine_that_ends_without_a_word(
 def test_an_engine_that_waits_for_ever_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"event": "error", "error": "RunFailedError", "message": "rank 1 on far is lost"}
+    lost = "rank 1 on far is lost"
+    told = CommandFailed(error="RunFailedError", message=lost, exit_code=1).to_dict()
     text = (
         "import sys, time; mark = sys.argv[sys.argv.index('--mark') + 1];"
         f" print('[0]<stdout>:' + mark, {json.dumps(told)!r}, flush=True); time.sleep(1000)"
     )
     monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
     monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
-    with pytest.raises(isotrain.RunFailedError, match="rank 1 on far is lost"):
+    with pytest.raises(isotrain.RunFailedError, match=lost):
         run(tmp_path)
 
 

@@ -33,6 +33,7 @@ _EVENTS: list[Event] = [
     events.Remark(time=1.5, text="fresh processes"),
     events.Restarted(time=1.5, failure="rank 1", after_step=8, from_step=4, replicas=2),
     events.RunFailed(time=1.5, message="rank 1 raised"),
+    events.CommandFailed(error="SpecError", message="no loss", exit_code=2),
 ]
 
 

@@ -97,7 +97,13 @@ def test_the_last_line_of_a_long_file_is_found(
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("plan.json", "{"), ("events.jsonl", "what\n"), ("steps.jsonl", "{}\n")]
+    ("name", "text"),
+    [
+        ("plan.json", "{"),
+        ("events.jsonl", "what\n"),
+        ("steps.jsonl", "{}\n"),
+        ("steps.jsonl", '{"event": "finished"}\n'),
+    ],
 )
 def test_what_is_damaged_hides_no_other(tmp_path: Path, name: str, text: str) -> None:
     directory(tmp_path / "sound", Started(pid=1, time=5.0))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from isotrain.core.errors import IsotrainError
-from isotrain.core.running.result import FORMAT, RESULT_FILE, RunResult, read_result
+from isotrain.core.launching.run_directory import RESULT_FILE
+from isotrain.core.running.result import FORMAT, RunResult, read_result
 
 WHOLE = RunResult(
     0.5, {"accuracy": 0.75}, {}, {"train_s": 1.0}, {}, {}, [], Path("elsewhere")

@@ -1,10 +1,10 @@
-"""Which right name a wrong one is answered with."""
+"""What errors say: which right name a wrong one is answered with, and what another process has raised."""
 
 from __future__ import annotations
 
 import pytest
 
-from isotrain.core.errors import nearest
+from isotrain.core.errors import RunFailedError, SpecError, error_named, nearest
 
 METRICS = (
     *("accuracy", "binary_crossentropy", "categorical_crossentropy", "f1_score", "mean_io_u"),
@@ -45,3 +45,9 @@ def test_what_has_no_word_leads_nowhere(wrong: str) -> None:
 
 def test_letters_in_another_order_are_near_enough() -> None:
     assert nearest("rl", ("lr", "momentum")) == "lr"
+
+
+def test_what_another_process_raised_keeps_its_class_or_the_name_of_it() -> None:
+    own, others = error_named("SpecError", "no loss"), error_named("ValueError", "no loss")
+    assert (type(own), str(own)) == (SpecError, "no loss")
+    assert (type(others), str(others)) == (RunFailedError, "ValueError: no loss")
