@@ -16,6 +16,7 @@ from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.torch.bucketed import BucketedGradients
 from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
+from isotrain.adapters.torch.hold import Hold
 from isotrain.adapters.torch.measures import Measures
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import Shares
@@ -92,6 +93,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._measures = Measures(self.program, len(spec.losses("torch")), device)
         self._random = generators(device, self.program.generators())
         self._state = NamedState(self._sections())
+        self._hold = Hold()
 
     def _sections(self) -> dict[StateKind, Section]:
         """The state by its kinds."""
@@ -228,6 +230,7 @@ class TorchReplicaGroup(ReplicaGroup):
         """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
         if self._kept is not None:
             self._kept = self._unscaled_gradients()
+        self._hold.wait()
         self.program.apply()
 
     def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
@@ -260,6 +263,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._set_learning_rate(learning_rate)
         for parameter, gradient in zip(self.program.updated, gradients[0], strict=True):
             parameter.grad = gradient
+        self._hold.wait()
         self.program.apply(None if norms is None else norms[0])
         for parameter in self.program.updated:
             parameter.grad = None
@@ -282,6 +286,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
         options = {} if static is None else {"static": static}
+        self._hold.wait()
         with torch.no_grad():
             return [computation(self._replica, *(own for (own,) in values), **options)]
 
@@ -340,12 +345,13 @@ class TorchReplicaGroup(ReplicaGroup):
         kept: dict[str, np.ndarray],
         *,
         replica: int | None = None,
-    ) -> dict[str, np.ndarray]:
+    ) -> Callable[[], dict[str, np.ndarray]]:
         self.place_of(replica)
-        return self._state.copy(kinds, kept)
+        return self._hold.until(self._state.copy(kinds, kept))
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)
+        self._hold.wait()
         self._state.write(own_slots.held_here(state, self.program.is_elsewhere))
         self._rate = None  # the optimizer may have been given another
 
@@ -356,6 +362,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.program.export(form, target, inputs)
 
     def average_parameters(self) -> None:
+        self._hold.wait()
         flat_mean(self.exchange, list(self.program.trainable.values()), 1.0)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -15,6 +15,8 @@ from isotrain.adapters.torch.tensors import copied, overwrite, own_part, to_nump
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 _OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
+_UPDATED: tuple[StateKind, ...] = ("trainable", "optimizer")
+"""What updates alone change, but for single numbers, such as the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,22 @@ class NamedState:
 
     def copy(
         self, kinds: Sequence[StateKind], kept: dict[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """As `read`, into arrays that are kept for it; those of what there is no more are let go."""
-        found = {name: copied(tensor, kept.get(name)) for name, tensor in self._tensors(kinds)}
-        kept.clear()
-        kept |= found
-        return found
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """Copies as `read` does, into arrays that are kept for it; those of what there is no more are let go.
+
+        What nothing but updates changes is copied when what this gives is called.
+        """
+        updated = [kind for kind in _UPDATED if kind in kinds]
+        later = {name: own_part(each) for name, each in self._tensors(updated) if each.dim()}
+        now = {n: copied(each, kept.get(n)) for n, each in self._tensors(kinds) if n not in later}
+
+        def finished() -> dict[str, np.ndarray]:
+            found = now | {name: copied(each, kept.get(name)) for name, each in later.items()}
+            kept.clear()
+            kept.update(found)
+            return found
+
+        return finished
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""

@@ -315,8 +315,8 @@ class ReplicaGroup(ABC):
         kept: dict[str, np.ndarray],
         *,
         replica: int | None = None,
-    ) -> dict[str, np.ndarray]:
-        """As `read_state`, for who copies the same state again and again. Local.
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """Begins to copy the state as it is now, for who does so again and again. Local.
 
         Memory that is there already is filled several times as fast as new one.
 
@@ -325,8 +325,13 @@ class ReplicaGroup(ABC):
             kept: Empty at first, and the same in every call: the group may keep arrays in it, and give them
                 again, filled anew. So what the call before gave must not be read any more.
             replica: As for `read_state`.
+
+        Returns:
+            What gives the state, to be called once, on any thread: the group may go on meanwhile, but waits
+            for that before it changes what is not copied yet.
         """
-        return self.read_state(kinds, replica=replica)
+        found = self.read_state(kinds, replica=replica)
+        return lambda: found
 
     @abstractmethod
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:

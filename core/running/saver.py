@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
 """What is equal on replicas whose weights are."""
 OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange")
 """What each replica has for itself."""
+Copy = Callable[[], Section]
+"""Finishes the copy of a section, and gives it."""
 _LOOK_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
 """How long rank 0 waits for the files of the other processes."""
@@ -87,8 +90,8 @@ class Identity:
 class Saver:
     """Saves the checkpoints of one process's share of a run.
 
-    Every process calls every method at the same point. A checkpoint is copied from the devices at once,
-    and written by a thread of its own.
+    Every process calls every method at the same point. A thread of its own copies what the next update
+    would change, for which that waits, and writes; all else is copied at once.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class Saver:
             self._begin(position, None)
 
     def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
-        """Copies the state, and begins to write it.
+        """Begins to copy the state, and to write it.
 
         Args:
             position: Where the run is.
@@ -184,7 +187,6 @@ class Saver:
         folder = elsewhere or self.own_folder
         differ = self._replicas_differ(position.is_finished)
         kept = self._strategy.state(self._group)
-        sections = self._sections(differ, kept)
         if self._token is None:
             self._token = self._agreement.token()
         self._count += 1
@@ -193,8 +195,9 @@ class Saver:
             self._saved_step, self._saved_at = position.step, time.monotonic()
         self._written.clear()
         self._given_up.clear()
+        copies = self._copies(differ, kept)
         self._writing = threading.Thread(
-            target=self._write, args=(folder, position, sections, run), name="isotrain-checkpoint"
+            target=self._write, args=(folder, position, copies, run), name="isotrain-checkpoint"
         )
         self._writing.start()
 
@@ -247,39 +250,39 @@ class Saver:
         equal = promised == "always" or (promised == "finally" and finished)
         return not equal and not self._plan.is_served and self._group.replicas > 1
 
-    def _sections(self, differ: bool, kept: StrategyState) -> dict[str, Section]:
-        group, sections = self._group, dict[str, Section]()
+    def _copies(self, differ: bool, kept: StrategyState) -> dict[str, Copy]:
+        """Begins to copy each section; the group waits for who does not finish that."""
+        group, copies = self._group, dict[str, Copy]()
         kinds = (*SHARED_STATE, *OWN_STATE) if differ else OWN_STATE
-        if not differ:
-            sections["state"] = self._state()
-        for replica in group.local_replicas:
-            sections[f"replica-{replica}"] = self._parts(kinds, replica)
         if not self._reporter.rank:
-            sections["strategy"] = _as_parts(kept.tensors)
+            copies["strategy"] = functools.partial(_as_parts, kept.tensors)
         for replica, tensors in kept.of_replicas.items():
-            sections[f"strategy-{replica}"] = _as_parts(tensors)
-        return {name: section for name, section in sections.items() if section}
+            copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
+        if not differ and not self._plan.mesh.coordinates(self._reporter.rank).get(DATA):
+            copies["state"] = self._state()
+        for replica in group.local_replicas:
+            copies[f"replica-{replica}"] = self._parts(kinds, replica)
+        return copies
 
-    def _state(self) -> dict[str, TensorPart]:
+    def _state(self) -> Copy:
         """What this process writes of the state that replicas have alike, or in parts.
 
         Rank 0 writes what all have; each part is written by one of those that have it.
         """
         rank, kinds = self._reporter.rank, SHARED_STATE
-        if self._plan.mesh.coordinates(rank).get(DATA):
-            return {}
         if rank:
             kinds = tuple(kind for kind in kinds if self._has_parts(kind))
-        found = self._parts(kinds, None)
-        described = self._group.describe_state(kinds)
-        return {n: part for n, part in found.items() if described[n].offset is not None or not rank}
+        copy, described = self._parts(kinds, None), self._group.describe_state(kinds)
+        return lambda: {
+            n: part for n, part in copy().items() if described[n].offset is not None or not rank
+        }
 
-    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> dict[str, TensorPart]:
-        """A copy of the state; the one before is written by now."""
+    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> Copy:
+        """Of state; the copy before is written by now."""
         described = self._group.describe_state(kinds, replica=replica)
         kept = self._kept.setdefault(replica, {})
-        found = self._group.copy_state(kinds, kept, replica=replica)
-        return {name: _part(array, described[name]) for name, array in found.items()}
+        copy = self._group.copy_state(kinds, kept, replica=replica)
+        return lambda: {name: _part(array, described[name]) for name, array in copy().items()}
 
     def _has_parts(self, kind: StateKind) -> bool:
         infos = self._group.describe_state((kind,)).values()
@@ -300,12 +303,13 @@ class Saver:
         self,
         folder: CheckpointFolder,
         position: Position,
-        sections: Mapping[str, Section],
+        copies: Mapping[str, Copy],
         run: dict[str, Any] | None,
     ) -> None:
-        """Does the writing, on a thread; training goes on when it fails."""
+        """Does the copying that is left and the writing, on a thread; training goes on when it fails."""
         token, rank = f"{self._token}-{self._count}", self._reporter.rank
         try:
+            sections = _copied(copies)
             folder.write(position.step, token=token, writer=rank, sections=sections)
             self._written.set()
             if run is not None:
@@ -356,6 +360,19 @@ class Saver:
         self._reporter.emit(
             Warned(text=f"the checkpoint of step {step} was not saved. {held} {text}")
         )
+
+
+def _copied(copies: Mapping[str, Copy]) -> dict[str, Section]:
+    """Finishes all copies, also where one of them fails: groups wait for them."""
+    sections, faults = dict[str, Section](), []
+    for name, copy in copies.items():
+        try:
+            sections[name] = copy()
+        except Exception as error:  # no memory
+            faults.append(error)
+    if faults:
+        raise faults[0]
+    return {name: section for name, section in sections.items() if section}
 
 
 def _divides(interval: int | None, count: int) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import MODEL_STATE
 
+_PAUSE = 0.5
+
 
 def save_thrice(session: isotrain.Session, *, folder: Path) -> None:
     saved = []
@@ -22,16 +26,26 @@ def save_thrice(session: isotrain.Session, *, folder: Path) -> None:
         session.save(folder)
         saved.append(session.read_state())
     kept = {"of a layer that is gone": np.zeros(1)}
-    first = session.group.copy_state(MODEL_STATE, kept)
+    first = session.group.copy_state(MODEL_STATE, kept)()
     assert kept.keys() == first.keys()
     session.step(next(session.batches()))
-    again = session.group.copy_state(MODEL_STATE, kept)
+    again = session.group.copy_state(MODEL_STATE, kept)()
     assert all(np.shares_memory(again[name], array) for name, array in first.items())
     expected = session.read_state()
     assert all(np.array_equal(again[name], array) for name, array in expected.items())
+    assert all(np.array_equal(v, expected[n]) for n, v in while_stepping(session, kept).items())
     for checkpoint, state in zip(CheckpointFolder(folder).complete(), saved, strict=True):
         found = checkpoint.read("state")
         assert all(np.array_equal(found[name], array) for name, array in state.items())
+
+
+def while_stepping(session: isotrain.Session, kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A copy that is finished in the middle of the next step, if that waits; else after it."""
+    begun = session.group.copy_state(MODEL_STATE, kept)
+    with ThreadPoolExecutor(1) as thread:
+        copied = thread.submit(lambda: time.sleep(_PAUSE) or begun())
+        session.step(next(session.batches()))
+        return copied.result()
 
 
 @pytest.mark.slow
