@@ -48,7 +48,7 @@ def timed(session: isotrain.Session, every: int, saves: int) -> tuple[list[float
             now = time.perf_counter()
             intervals.append(now - began)
             began = now
-            session.save_if_due(best=True)
+            session.save_if_due(best=True, beside_step=True)
             calls.append(time.perf_counter() - now)
         if len(calls) > saves:
             break

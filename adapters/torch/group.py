@@ -92,8 +92,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self.statistics = self.program.statistics if self.replicas > 1 else []
         self._measures = Measures(self.program, len(spec.losses("torch")), device)
         self._random = generators(device, self.program.generators())
-        self._state = NamedState(self._sections())
         self._hold = Hold()
+        self._state = NamedState(self._sections(), self._hold)
 
     def _sections(self) -> dict[StateKind, Section]:
         """The state by its kinds."""
@@ -230,7 +230,7 @@ class TorchReplicaGroup(ReplicaGroup):
         """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
         if self._kept is not None:
             self._kept = self._unscaled_gradients()
-        self._hold.wait()
+        self._hold.wait_after_forward()
         self.program.apply()
 
     def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
@@ -263,7 +263,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._set_learning_rate(learning_rate)
         for parameter, gradient in zip(self.program.updated, gradients[0], strict=True):
             parameter.grad = gradient
-        self._hold.wait()
+        self._hold.wait_after_forward()
         self.program.apply(None if norms is None else norms[0])
         for parameter in self.program.updated:
             parameter.grad = None
@@ -347,7 +347,7 @@ class TorchReplicaGroup(ReplicaGroup):
         replica: int | None = None,
     ) -> Callable[[], dict[str, np.ndarray]]:
         self.place_of(replica)
-        return self._hold.until(self._state.copy(kinds, kept))
+        return self._state.copy(kinds, kept)
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)

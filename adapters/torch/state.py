@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from isotrain.adapters.torch.hold import Hold
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.tensors import copied, overwrite, own_part, to_numpy, where
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
@@ -35,9 +36,10 @@ class Section:
 class NamedState:
     """The state of one replica: weights under their names, all else under `KIND/...`."""
 
-    def __init__(self, sections: Mapping[StateKind, Section]) -> None:
-        """Puts sections together, the model's own among them."""
+    def __init__(self, sections: Mapping[StateKind, Section], hold: Hold) -> None:
+        """Puts sections together, the model's own among them; steps wait for what `hold` holds."""
         self._sections = sections
+        self._hold = hold
         self._weights = {name: kind for kind in _OF_MODEL for name in sections[kind].read()}
         self._kinds = {str(kind): kind for kind in sections if kind not in _OF_MODEL}
 
@@ -50,7 +52,7 @@ class NamedState:
     ) -> Callable[[], dict[str, np.ndarray]]:
         """Copies as `read` does, into arrays that are kept for it; those of what there is no more are let go.
 
-        What nothing but updates changes is copied when what this gives is called.
+        What nothing but updates changes may be copied when what this gives is called.
         """
         updated = [kind for kind in _UPDATED if kind in kinds]
         later = {name: own_part(each) for name, each in self._tensors(updated) if each.dim()}
@@ -62,7 +64,7 @@ class NamedState:
             kept.update(found)
             return found
 
-        return finished
+        return self._hold.until([*later.values()], finished)
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""

@@ -43,7 +43,7 @@ def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[st
             is_best = watch.note(metrics)
             if watch.is_over:
                 session.stop()
-        session.save_if_due(best=is_best)
+        session.save_if_due(best=is_best, beside_step=True)
     if watch.restores:
         session.restore_best()
     return metrics

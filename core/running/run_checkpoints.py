@@ -67,8 +67,13 @@ class RunCheckpoints:
             step = self._course.steps_done
             raise RunFailedError(f"the checkpoint of step {step} was not saved: {fault}")
 
-    def save_if_due(self, best: bool, notes: Mapping[str, Any]) -> bool:
+    def save_if_due(self, best: bool, beside_step: bool, notes: Mapping[str, Any]) -> bool:
         """Begins to save one if the spec or a signal asks for it, or the weights are the best so far.
+
+        Args:
+            best: Whether they are.
+            beside_step: Whether the copy may be finished beside the next step.
+            notes: The person's own.
 
         Returns:
             Whether one is being saved.
@@ -86,7 +91,7 @@ class RunCheckpoints:
         if not (due or best or wishes.save):
             return False
         with self._reporter.doing("save checkpoint"):
-            self._saver.save_once(self._position(notes))
+            self._saver.save_once(self._position(notes), beside_step)
         if wishes.end and not course.is_done:
             self._end_as_asked()
         return True

@@ -167,23 +167,30 @@ class Saver:
             )
         return self._folder
 
-    def save_once(self, position: Position) -> None:
-        """As `save`; a step that is saved already is not saved again."""
+    def save_once(self, position: Position, beside_step: bool) -> None:
+        """As `save`; a step that is saved already is not saved again.
+
+        Args:
+            position: Where the run is.
+            beside_step: Whether the copy may be finished beside the next step.
+        """
         self.wait()
         if position.step != self._saved_step:
-            self._begin(position, None)
+            self._begin(position, None, beside_step)
 
     def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
-        """Begins to copy the state, and to write it.
+        """Copies the state, and begins to write it.
 
         Args:
             position: Where the run is.
             elsewhere: Another folder than the run's own.
         """
         self.wait()
-        self._begin(position, elsewhere)
+        self._begin(position, elsewhere, beside_step=False)
 
-    def _begin(self, position: Position, elsewhere: CheckpointFolder | None) -> None:
+    def _begin(
+        self, position: Position, elsewhere: CheckpointFolder | None, beside_step: bool
+    ) -> None:
         folder = elsewhere or self.own_folder
         differ = self._replicas_differ(position.is_finished)
         kept = self._strategy.state(self._group)
@@ -195,9 +202,11 @@ class Saver:
             self._saved_step, self._saved_at = position.step, time.monotonic()
         self._written.clear()
         self._given_up.clear()
-        copies = self._copies(differ, kept)
+        copy = functools.partial(_copied, self._copies(differ, kept))
+        if not beside_step:
+            copy = functools.partial(dict, copy())
         self._writing = threading.Thread(
-            target=self._write, args=(folder, position, copies, run), name="isotrain-checkpoint"
+            target=self._write, args=(folder, position, copy, run), name="isotrain-checkpoint"
         )
         self._writing.start()
 
@@ -303,14 +312,13 @@ class Saver:
         self,
         folder: CheckpointFolder,
         position: Position,
-        copies: Mapping[str, Copy],
+        copy: Callable[[], dict[str, Section]],
         run: dict[str, Any] | None,
     ) -> None:
         """Does the copying that is left and the writing, on a thread; training goes on when it fails."""
         token, rank = f"{self._token}-{self._count}", self._reporter.rank
         try:
-            sections = _copied(copies)
-            folder.write(position.step, token=token, writer=rank, sections=sections)
+            folder.write(position.step, token=token, writer=rank, sections=copy())
             self._written.set()
             if run is not None:
                 self._complete(folder, position, token, run)

@@ -241,7 +241,7 @@ class Session:
         """
         self._checkpoints.save(folder, self.notes)
 
-    def save_if_due(self, *, best: bool = False) -> bool:
+    def save_if_due(self, *, best: bool = False, beside_step: bool = False) -> bool:
         """Saves a checkpoint if the spec's `checkpoint` or a signal asks for one, while training goes on.
 
         For loops of your own: call it after each step and, at the end of an epoch, once all of the epoch
@@ -249,6 +249,8 @@ class Session:
 
         Args:
             best: Whether the weights are the best so far: then one is saved in any case, and kept.
+            beside_step: Whether nothing but the session changes weights until the next step's update: then
+                their copy may be made while that step computes its gradients.
 
         Returns:
             Whether one is being saved.
@@ -256,7 +258,7 @@ class Session:
         Raises:
             EndedError: The run was asked to end; its checkpoint is saved.
         """
-        return self._checkpoints.save_if_due(best, self.notes)
+        return self._checkpoints.save_if_due(best, beside_step, self.notes)
 
     def restore(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
         """Goes on from a checkpoint: all state, and the step that comes next.

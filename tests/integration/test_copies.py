@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +48,44 @@ def while_stepping(session: isotrain.Session, kept: dict[str, np.ndarray]) -> di
         copied = thread.submit(lambda: time.sleep(_PAUSE) or begun())
         session.step(next(session.batches()))
         return copied.result()
+
+
+def hold_of_a_weight(change: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """After a first copy, and a forward pass that has changed the weight so."""
+    import torch
+
+    from isotrain.adapters.torch.hold import Hold
+
+    hold, weight = Hold(), torch.nn.Parameter(torch.ones(3))
+    first = hold.until([weight], weight.tolist)
+    change(weight)
+    assert first() == [1, 1, 1]
+    hold.wait_after_forward()
+    return hold, weight
+
+
+def copies_of_what_passes_change(session: isotrain.Session) -> None:
+    """Neither a change that torch does not count nor one that comes later makes a copy of no step."""
+    import torch
+
+    hold, weight = hold_of_a_weight(lambda weight: weight.data.clamp_(max=0.5))
+    copy = hold.until([weight], weight.tolist)
+    weight.data.zero_()
+    assert copy() == [0.5, 0.5, 0.5]
+    hold, weight = hold_of_a_weight(lambda weight: weight.sum())
+    copy = hold.until([weight], weight.tolist)
+    torch.nn.init.zeros_(weight)
+    with pytest.raises(isotrain.IsotrainError, match="forward pass changed its own weights"):
+        copy()
+    copy = hold.until([weight], weight.tolist)
+    torch.nn.init.ones_(weight)
+    assert copy() == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_a_copy_is_of_the_step_after_which_it_was_begun(tmp_path: Path) -> None:
+    spec = native_going_on.spec()
+    alone(copies_of_what_passes_change, spec, "torch-ddp", tmp_path / "run")
 
 
 @pytest.mark.slow
