@@ -53,7 +53,9 @@ class Hierarchical(Strategy):
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes which replicas share a host."""
         options.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
-        self._hosts = _of_size(plan, self._size) if self._size else _of_plan(plan)
+        self._hosts = _of_plan(plan)
+        if self._size is not None and plan.replicas > 1:
+            self._hosts = _of_size(plan, self._size)
         return []
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:

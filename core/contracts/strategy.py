@@ -71,7 +71,8 @@ class Strategy(ABC):
 
         Once while the plan is made, then (with the numbers of steps and parameters) before
         `exchanged_bytes` and, on every process, before `started`. Where it is told of several plans, the
-        last is the one that counts.
+        last is the one that counts. One may have a single replica, whatever the options: so data and model
+        are looked at for a measured plan or a check of any number.
 
         Returns:
             Remarks on what the spec's fields mean under this strategy, for the plan.

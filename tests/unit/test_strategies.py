@@ -92,6 +92,21 @@ def test_wrong_options_are_refused_by_the_plan(
         plan(host, name, options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hierarchical", {"host_size": 2}),
+        ("gossip", {"graph": "torus"}),
+        ("gossip", {"graph": "random"}),
+    ],
+)
+def test_options_for_several_replicas_do_not_refuse_one(
+    host: PluginHost, name: str, options: dict[str, Any]
+) -> None:
+    """By one replica, data and model of a measured plan and of a check are looked at."""
+    assert plan(host, name, options, replicas=1).replicas == 1
+
+
 def test_a_torus_needs_a_grid(host: PluginHost) -> None:
     with pytest.raises(PlanError, match="rows"):
         plan(host, "gossip", {"graph": "torus"}, replicas=5)
