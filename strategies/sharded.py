@@ -100,10 +100,10 @@ class Sharded(Strategy):
         for field, why in _NOT_OF_PARTS.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: stage 3: {field}: {why}.")
-        if spec.optimizer.name == "lamb":
+        if spec.optimizer.needs_whole_weights:
             raise UnsupportedError(
-                f"strategy {self.name}: stage 3: optimizer lamb looks at the norm of each weight, of which a"
-                " replica has a part. Use adam or adamw, or stage 1 or 2."
+                f"strategy {self.name}: stage 3: optimizer {spec.optimizer.name} looks at the norm of each"
+                " weight, of which a replica has a part. Use adam or adamw, or stage 1 or 2."
             )
         if not isinstance(spec.model, Mapping):
             raise UnsupportedError(

@@ -54,20 +54,32 @@ _REPLICATED = Capabilities(
 )
 
 
+_OF_WHOLE_REPLICAS = (
+    Capability.LOCAL_STEP,
+    Capability.GRADIENTS,
+    Capability.APPLY,
+    Capability.AVERAGE_PARAMETERS,
+    Capability.SEND_RECEIVE,
+    Capability.COMPUTE,
+    Capability.SUBGROUPS,
+    Capability.BFLOAT16_EXCHANGE,
+    Capability.SERVED_STEP,
+    Capability.PARTIAL_UPDATE,
+    Capability.GRADIENTS_IN_BUCKETS,
+)
+"""What needs all weights of a replica in one process."""
 _STAGED = Capabilities(
     frozenset({Capability.STAGED_STEP, Capability.NAMED_STATE}),
     dict.fromkeys(
-        set(Capability) - {Capability.STAGED_STEP, Capability.NAMED_STATE},
+        (*_OF_WHOLE_REPLICAS, Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS),
         "a process has one stage of a replica, which takes no step alone",
     ),
 )
-
-
-_OF_PARTS = frozenset(
-    {Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}
-)
 _FULLY_SHARDED = Capabilities(
-    _OF_PARTS, dict.fromkeys(set(Capability) - _OF_PARTS, "a replica has a part of each weight")
+    frozenset({Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}),
+    dict.fromkeys(
+        (*_OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
+    ),
 )
 
 

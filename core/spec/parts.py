@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -106,23 +106,15 @@ class PolynomialSchedule(_DecaySchedule):
     power: Positive = Field(default=1.0, description="Exponent; 1 is a straight line.")
 
 
-_OPTIMIZERS: dict[str, type[SpecModel]] = {
-    "sgd": Sgd,
-    "adam": Adam,
-    "adamw": AdamW,
-    "rmsprop": RmsProp,
-    "adagrad": Adagrad,
-    "lamb": Lamb,
-    "custom": CustomOptimizer,
-}
-_SCHEDULES: dict[str, type[SpecModel]] = {
-    "constant": ConstantSchedule,
-    "step": StepSchedule,
-    "cosine": CosineSchedule,
-    "polynomial": PolynomialSchedule,
-}
-OPTIMIZERS = tuple(name for name in _OPTIMIZERS if name != "custom")
-SCHEDULES = tuple(_SCHEDULES)
+def _tag(kind: type[SpecModel]) -> Tag:
+    """By which one of several forms is told: its name."""
+    return Tag(f"{BRANCH}{getattr(kind, 'name', None) or kind.model_fields['name'].default}")
+
+
+def _names(forms: Any) -> tuple[str, ...]:
+    """The names of those among several forms that are chosen by one."""
+    kinds = [get_args(each)[0] for each in get_args(forms)]
+    return tuple(k.model_fields["name"].default for k in kinds if "name" in k.model_fields)
 
 
 def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[Any], Any]:
@@ -152,22 +144,30 @@ def _branch(value: Any) -> str:
     return f"{BRANCH}{getattr(value, 'name', '')}"
 
 
+_Optimizers = (
+    Annotated[Sgd, _tag(Sgd)]
+    | Annotated[Adam, _tag(Adam)]
+    | Annotated[AdamW, _tag(AdamW)]
+    | Annotated[RmsProp, _tag(RmsProp)]
+    | Annotated[Adagrad, _tag(Adagrad)]
+    | Annotated[Lamb, _tag(Lamb)]
+    | Annotated[CustomOptimizer, _tag(CustomOptimizer)]
+)
+_Schedules = (
+    Annotated[ConstantSchedule, _tag(ConstantSchedule)]
+    | Annotated[StepSchedule, _tag(StepSchedule)]
+    | Annotated[CosineSchedule, _tag(CosineSchedule)]
+    | Annotated[PolynomialSchedule, _tag(PolynomialSchedule)]
+)
+OPTIMIZERS = _names(_Optimizers)
+SCHEDULES = _names(_Schedules)
 Optimizer = Annotated[
-    Annotated[Sgd, Tag(f"{BRANCH}sgd")]
-    | Annotated[Adam, Tag(f"{BRANCH}adam")]
-    | Annotated[AdamW, Tag(f"{BRANCH}adamw")]
-    | Annotated[RmsProp, Tag(f"{BRANCH}rmsprop")]
-    | Annotated[Adagrad, Tag(f"{BRANCH}adagrad")]
-    | Annotated[Lamb, Tag(f"{BRANCH}lamb")]
-    | Annotated[CustomOptimizer, Tag(f"{BRANCH}custom")],
+    _Optimizers,
     Discriminator(_branch),
     BeforeValidator(_named("an optimizer", OPTIMIZERS, None)),
 ]
 Schedule = Annotated[
-    Annotated[ConstantSchedule, Tag(f"{BRANCH}constant")]
-    | Annotated[StepSchedule, Tag(f"{BRANCH}step")]
-    | Annotated[CosineSchedule, Tag(f"{BRANCH}cosine")]
-    | Annotated[PolynomialSchedule, Tag(f"{BRANCH}polynomial")],
+    _Schedules,
     Discriminator(_branch),
     BeforeValidator(_named("a schedule", SCHEDULES, "constant")),
 ]
