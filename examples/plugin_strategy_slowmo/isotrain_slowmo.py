@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-import isotrain
-from isotrain import Capability
-from isotrain.plugin import StrategyState
+from isotrain.plugin import Capability, IsotrainError, Strategy, StrategyState, hookimpl
 
 isotrain_api = "1.0"
 
 
-class SlowMomentum(isotrain.Strategy):
+class SlowMomentum(Strategy):
     """Every few local steps the weights are averaged, and moved on with momentum."""
 
     name = "slow-momentum"
@@ -36,7 +34,7 @@ class SlowMomentum(isotrain.Strategy):
             IsotrainError: One is out of range.
         """
         if not (isinstance(every, int) and every >= 1 and 0 <= momentum < 1 and rate > 0):
-            raise isotrain.IsotrainError(
+            raise IsotrainError(
                 "strategy 'slow-momentum': expected a whole number `every` of at least 1, `momentum`"
                 f" from 0 to below 1 and `rate` above 0; received every={every!r},"
                 f" momentum={momentum!r}, rate={rate!r}."
@@ -152,7 +150,7 @@ def _move(
     return anchor, velocity
 
 
-@isotrain.hookimpl
+@hookimpl
 def isotrain_register_strategies(register: Any) -> None:
     """Registers the strategy."""
     register.add(SlowMomentum)

@@ -101,5 +101,11 @@ def test_every_public_name_is_documented() -> None:
     assert missing == []
 
 
+def test_both_doors_lead_to_the_same_things() -> None:
+    both = set(isotrain.__all__) & set(isotrain.plugin.__all__)
+    assert "Strategy" in both
+    assert {n for n in both if getattr(isotrain, n) is not getattr(isotrain.plugin, n)} == set()
+
+
 if __name__ == "__main__":
     LISTED.write_text(public_api(), encoding="utf-8")

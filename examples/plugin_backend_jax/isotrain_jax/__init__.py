@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain import hookimpl
-from isotrain.plugin import BackendRegister
+from isotrain.plugin import BackendRegister, hookimpl
 
 isotrain_api = "1.0"
 
