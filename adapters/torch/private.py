@@ -184,6 +184,23 @@ def _lets_no_value_out() -> None:
     require(VALUE_LEAVES in said, f"an error of make_fx that says {VALUE_LEAVES!r}")
 
 
+def is_mapped() -> bool:
+    """Whether `torch.vmap` or another transform is calling a function: `traced` sees nothing of it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _knows_what_is_mapped() -> None:
+    seen: list[bool] = []
+
+    def function(given: torch.Tensor) -> torch.Tensor:
+        seen.append(is_mapped())
+        return given * 2
+
+    torch.vmap(function)(torch.ones(2))
+    traced(function, torch.ones(2))
+    require(seen[0] and not any(seen[1:]), "something on the stack within torch.vmap alone")
+
+
 def schema_of(operation: Any) -> Any:
     """What torch writes of an operation's arguments and results; None where it is none of torch's."""
     return getattr(operation, "_schema", None)
@@ -220,6 +237,7 @@ PARTS = (
     PrivatePart("_inductor.config.compile_threads", _compiles_in_this_process),
     PrivatePart("fx.experimental.proxy_tensor, _guards and _subclasses", _writes_operations_down),
     PrivatePart("fx.experimental.proxy_tensor's error", _lets_no_value_out),
+    PrivatePart("_C._functorch.peek_interpreter_stack", _knows_what_is_mapped),
     PrivatePart("OpOverload._schema", _describes_operations),
     PrivatePart("Tensor._version", _counts_changes),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from isotrain.adapters.torch.replaying.holders import holders_in, refill
 from isotrain.adapters.torch.replaying.outcome import Outcome
 from isotrain.adapters.torch.replaying.recordable import (
     BY_VALUE,
+    MAPPED,
     UnrecordableError,
     ValuesStay,
     require_fixed_shapes,
@@ -62,6 +64,12 @@ def recorded(compute: Compute) -> torch.fx.GraphModule:
 def test_values_that_leave_torch_are_refused(name: str) -> None:
     with pytest.raises(UnrecordableError, match=BY_VALUE):
         recorded(LEAVING[name])
+
+
+def test_what_a_transform_of_functions_computes_is_refused() -> None:
+    """A record would have its results as they were for one batch."""
+    with pytest.raises(UnrecordableError, match=re.escape(MAPPED)):
+        recorded(lambda x: torch.vmap(lambda number: number * 2)(x))
 
 
 @pytest.mark.parametrize("name", SHAPED)
@@ -149,7 +157,7 @@ def test_numbers_and_weights_are_rounded_by_chance() -> None:
 
 
 def test_rows_are_rolled_alike() -> None:
-    """Inputs and targets keep belonging to each other; what has no rows stays."""
+    """Several inputs keep belonging to each other; what has no rows stays."""
     rows = torch.arange(6).reshape(3, 2)
     found = rolled(({"left": rows}, rows[:, 0], torch.tensor(7), None))
     assert found[0]["left"].tolist() == [[4, 5], [0, 1], [2, 3]]

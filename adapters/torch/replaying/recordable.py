@@ -13,6 +13,7 @@ from isotrain.adapters.torch import private
 from isotrain.adapters.torch.replaying.graph_nodes import aten
 
 BY_VALUE = "Python depends on the value of a tensor"
+MAPPED = "a function is called by torch.vmap (keras.ops.vectorized_map) or another transform"
 _EXITS: set[Any] = {
     torch.Tensor.numpy,
     torch.Tensor.tolist,
@@ -47,8 +48,11 @@ class ValuesStay(TorchFunctionMode):
         """Computes as ever.
 
         Raises:
-            UnrecordableError: A value that depends on the batch or on weights is to leave.
+            UnrecordableError: A value that depends on the batch or on weights is to leave; or a transform is
+                calling a function, and what this computes would not be written down.
         """
+        if private.is_mapped():
+            raise UnrecordableError(MAPPED)
         if func in _EXITS and _is_recorded(args[0]):
             raise UnrecordableError(BY_VALUE)
         return func(*args, **(kwargs or {}))

@@ -19,6 +19,7 @@ from isotrain.adapters.torch.replaying.outcome import Snapshot
 from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.adapters.torch.replaying.recordable import (
     BY_VALUE,
+    MAPPED,
     UnrecordableError,
     ValuesStay,
     require_fixed_shapes,
@@ -182,6 +183,8 @@ def _why(error: Exception) -> str:
     where = keras_private.layer_of_error(str(error))
     if BY_VALUE in str(error) or private.VALUE_LEAVES in str(error):
         reason = BY_VALUE
+    elif MAPPED in str(error):
+        reason = MAPPED
     elif isinstance(error, UnrecordableError):
         reason = lines[0]
     else:

@@ -349,7 +349,7 @@ class Replayed:
                 known = _Record(self._recorded(inputs, targets), self._is_exact)
             except UnrecordableError as error:
                 return [told(self._phase, str(error))]
-            difference = self._found_on(known, rolled(inputs), rolled(targets))
+            difference = self._found_on(known, rolled(inputs), targets)
         if difference is not None:
             return [told(self._phase, difference)]
         left = self._metrics.left.keys()
