@@ -119,9 +119,9 @@ def run_here(
     host = plugin_host(spec.plugins)
     plan = make_plan(Cast(spec, host), backend=backend, replicas=replicas)
     directory = RunDirectory.create(spec.name, folder)
-    OF_THIS_PROGRAM.retire()  # what is measured is what a new program would see
-    started = time.monotonic()
-    ranks = run_job(measurement, spec, plan, host, directory)
+    with OF_THIS_PROGRAM.only_new():  # what is measured is what a new program would see
+        started = time.monotonic()
+        ranks = run_job(measurement, spec, plan, host, directory)
     return {"started": started, "ranks": ranks}
 
 

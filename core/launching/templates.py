@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import resource
 import sys
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isotrain.core.launching.template import Template, TemplateError
@@ -20,6 +21,10 @@ _READ_BY_NO_IMPORT = frozenset(
     ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "ISOTRAIN_START")
 )
 """Variables that shells and test runners change all the time, and one that plans read."""
+
+
+_Key = tuple[Hashable, tuple[str, ...], Hashable]
+"""The occasion, what is imported, and the circumstances."""
 
 
 class Templates:
@@ -34,10 +39,12 @@ class Templates:
         self.most = most
         self.besides: tuple[str, ...] = ()
         self._lock = threading.RLock()
-        self._found: dict[Hashable, Template] = {}
-        self._refused: dict[Hashable, tuple[str, float]] = {}
+        self._found: dict[_Key, Template] = {}
+        self._refused: dict[_Key, tuple[str, float]] = {}
         """Why there can be none, and until when nobody tries again (`time.monotonic`)."""
         self._is_closed = False
+        self._occasion: Hashable = None
+        """For what runs are started: part of what tells templates apart."""
 
     def get(self, imports: Sequence[str], variables: Mapping[str, str]) -> Template:
         """Gives a template, started just now if there is none; it may still import.
@@ -50,7 +57,7 @@ class Templates:
             TemplateError: There can be none.
         """
         imports = (*imports, *self.besides)
-        key = (imports, _circumstances(variables))
+        key = (self._occasion, imports, _circumstances(variables))
         former = self._found.get(key)
         if former is not None and not former.is_current():  # without the lock: it may be slow
             self.drop(former)
@@ -63,7 +70,7 @@ class Templates:
             each.retire()
         return given
 
-    def _refuse(self, key: Hashable) -> None:
+    def _refuse(self, key: _Key) -> None:
         if self._is_closed:
             raise TemplateError("this program is ending")
         reason, until = self._refused.get(key, ("", 0.0))
@@ -86,14 +93,20 @@ class Templates:
                         self._refused[key] = reason, time.monotonic() + _REFUSED_SECONDS
         template.retire()
 
-    def retire(self) -> None:
-        """Has the next run start a new template; those that no run uses end now."""
-        with self._lock:
-            retired = list(self._found.values())
-            self._found.clear()
-            self._refused.clear()
-        for template in retired:
-            template.retire()
+    @contextlib.contextmanager
+    def only_new(self) -> Iterator[None]:
+        """Has runs meanwhile start templates of their own, which end with it; the others are kept."""
+        before, self._occasion = self._occasion, object()
+        own = self._occasion
+        try:
+            yield
+        finally:
+            self._occasion = before
+            with self._lock:
+                keys = [key for key in self._found if key[0] is own]
+                ended = [self._found.pop(key) for key in keys]
+            for template in ended:
+                template.retire()
 
     def pids(self) -> list[int]:
         """Numbers of the templates that are kept."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from benchmarks import checkpoints
+from benchmarks.peers import __main__ as program
 from benchmarks.peers import table
 from benchmarks.peers.contenders import CONTENDERS, Command, Contender
 from benchmarks.peers.rounds import measure
@@ -112,49 +118,80 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 @pytest.mark.slow
-def test_smallest_selection(tmp_path: Path) -> None:
+def test_smallest_selection() -> None:
+    """Really trained: by hand, and by isotrain."""
     command = [sys.executable, "-m", "benchmarks.peers", "--workload", "mlp-64", "--replicas", "1"]
-    command += ["--contender", "torch-ddp", "--contender", "isotrain/torch-ddp/native"]
-    command += [
-        "--rounds",
-        "1",
-        "--json",
-        str(tmp_path / "rows"),
-        "--markdown",
-        str(tmp_path / "md"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    command += ["--threads", "1", "--contender", "torch-ddp"]
+    command += ["--contender", "isotrain/torch-ddp/native"]
+    done = subprocess.run(
+        [*command, "--rounds", "0"], capture_output=True, text=True, check=False, timeout=250
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout == "All 2 train the same.\n"
+
+
+def test_a_table_and_its_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("torch-ddp", "isotrain/torch-ddp/native")
+    planted = [cell(name, PLANTED).contender for name in names]
+    known = [dataclasses.replace(each, reference="torch-ddp") for each in planted]
+    monkeypatch.setattr(program, "CONTENDERS", known)
+    asked = ["--workload", "mlp-64", "--replicas", "1", "--contender", "*torch-ddp*"]
+    asked += ["--rounds", "1", "--json", f"{tmp_path}/rows", "--markdown", f"{tmp_path}/md"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.peers", *asked])
+    assert program.main() == 0
     by_hand, ours = json.loads((tmp_path / "rows").read_text())["rows"]
     assert by_hand["ratio"] is None
     assert ours["ratio"]["value"] == pytest.approx(
         ours["step_ms"]["value"] / by_hand["step_ms"]["value"]
     )
     text = (tmp_path / "md").read_text()
+    assert text in capsys.readouterr().out
     assert "### mlp-64, 1 replica" in text
     assert "| isotrain/torch-ddp/native |" in text
 
 
 @pytest.mark.slow
 def test_exchange() -> None:
-    command = [sys.executable, "-m", "benchmarks.exchange", "--weights", "6", "--width", "64"]
+    command = [sys.executable, "-m", "benchmarks.exchange", "--weights", "3", "--width", "64"]
     done = subprocess.run(
         [*command, "--pairs", "2"], capture_output=True, text=True, check=False, timeout=250
     )
     assert done.returncode == 0, done.stderr
-    assert "6 weights of 0.02 MiB, 2 replicas: TensorFlow's own" in done.stdout
+    assert "3 weights of 0.02 MiB, 2 replicas: TensorFlow's own" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def trying() -> Iterator[Executor]:
+    """Does what it is given in new processes, forked from one that has imported what the ways need."""
+    programs = multiprocessing.get_context("forkserver")
+    programs.set_forkserver_preload(["keras", "torch.distributed.checkpoint"])
+    with (
+        mock.patch.dict(os.environ, {"KERAS_BACKEND": "torch"}),
+        ProcessPoolExecutor(1, programs, max_tasks_per_child=1) as trying,
+    ):
+        yield trying
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
-def test_every_way_to_save_loads_what_it_saved(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_way_to_save_loads_what_it_saved(name: str, tmp_path: Path, trying: Executor) -> None:
+    """Loading sees to it."""
+    found: dict[str, float] = {}
+    for part in (checkpoints.measure_saving, checkpoints.measure_loading):
+        found |= trying.submit(part, checkpoints.CONTENDERS[name](), 1, tmp_path).result()
+    assert found.keys() == set(checkpoints.FIGURES)
+    assert 0 < found["stall"] <= found["on disk"]
+
+
+@pytest.mark.slow
+def test_saving_and_loading_are_programs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{os.environ['PYTHONPATH']}")
-    found = checkpoints.measure(name, 1)
-    assert found.keys() == set(checkpoints.FIGURES)
-    assert 0 < found["stall"] <= found["on disk"]
+    assert checkpoints.measure("isotrain", 1).keys() == set(checkpoints.FIGURES)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import numpy as np
@@ -425,14 +426,15 @@ def test_a_run_whose_template_cannot_fork(
             psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
         return fork(template, *given)
 
-    OF_THIS_PROGRAM.retire()
     monkeypatch.setattr(Template, "fork", runs_out)
     told: list[Mapping[str, Any]] = []
     if begun:
-        with pytest.raises(RunFailedError, match=r"after 1 of them were: the template .* Too many"):
+        says = r"after 1 of them were: the template .* Too many"
+        with OF_THIS_PROGRAM.only_new(), pytest.raises(RunFailedError, match=says):
             launch(parameters, tmp_path, told.append)
     else:
-        assert launch(parameters, tmp_path, told.append) == [10, 10]
+        with OF_THIS_PROGRAM.only_new():
+            assert launch(parameters, tmp_path, told.append) == [10, 10]
         (remark,) = (event["text"] for event in told if event["event"] == "remark")
         assert "Too many open files" in remark
 
@@ -474,13 +476,18 @@ def test_an_imported_file_that_changes_makes_a_template_useless(
 
 
 def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
+    """And leaves alone what the runs before and after it start from."""
     launch(parameters, tmp_path / "warm")
     warm = templates()
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
     given = isotrain.TrainingSpec.model_validate(spec())
-    found = run_here(given, "reference", 1, measurement, tmp_path / "cold")
+    with mock.patch.object(Template, "fork", autospec=True, side_effect=Template.fork) as fork:
+        found = run_here(given, "reference", 1, measurement, tmp_path / "cold")
     assert found["ranks"][0]["plan"]["start"]["way"] == "forked"
-    assert not warm & templates()
+    used = {call.args[0].pid for call in fork.call_args_list}
+    assert used
+    assert not used & warm
+    assert templates() == warm
 
 
 def templates() -> set[int]:
