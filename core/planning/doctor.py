@@ -1,4 +1,4 @@
-"""Finding out what works on this machine, by loading every backend in a process of its own."""
+"""Finding out what works on this machine, by loading every backend in another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,39 +60,52 @@ def examine(
     }
 
 
-def examine_here(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Examines one backend in this process.
+def examine_here(task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Examines backends in this process, one after the other.
 
     Args:
-        task: Its `name`; the plugins that were `asked` for by module or file, and those `blocked` by name.
+        task: Their `names`; the plugins that were `asked` for by module or file, and those `blocked` by name.
 
     Returns:
-        What was found, or what loading it `raised`.
+        By name: what was found, or what loading it `raised`.
     """
+    asked.take_over(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
+    return {name: _examined(name) for name in task["names"]}
+
+
+def _examined(name: str) -> dict[str, Any]:
     from isotrain.core.plugins.host import plugin_host
 
-    asked.take_over(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
     try:
-        return asdict(plugin_host().backend(task["name"]).examine())
+        return asdict(plugin_host().backend(name).examine())
     except BaseException as error:  # whatever loading it raises is the finding
         return {"raised": f"{type(error).__name__}: {error}".strip(": ")}
 
 
+_Group = tuple[str, ...]
+"""Names of backends that are examined in one process."""
+
+
 def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> list[dict[str, Any]]:
-    """Has each backend examined in a process of its own, a few at a time; none of these is left."""
+    """Has backends examined in processes of their own, a few at a time; none of these is left.
+
+    Backends of one framework share a process, which imports it once. What is not found usable there is
+    examined again by itself: another may be to blame.
+    """
     findings: dict[str, dict[str, Any]] = {}
-    waiting = deque(names)
-    running: dict[str, ChildProcess] = {}
+    waiting = deque(_groups(host, names))
+    running: dict[_Group, ChildProcess] = {}
     with tempfile.TemporaryDirectory(prefix="isotrain-doctor-") as folder:
         try:
             while waiting or running:
                 while waiting and len(running) < _AT_A_TIME:
-                    name = waiting.popleft()
-                    running[name] = _started(host, name, Path(folder))
-                for name, process in list(running.items()):
+                    group = waiting.popleft()
+                    running[group] = _started(host, group, Path(folder))
+                for group, process in list(running.items()):
                     if process.is_done or process.seconds > seconds:
-                        findings[name] = _finding(process, seconds)
-                        running.pop(name).end()
+                        findings |= _findings(process, group, seconds)
+                        running.pop(group).end()
+                        waiting.extend(_to_examine_again(group, findings))
                 time.sleep(_POLL_SECONDS)
         finally:
             for process in running.values():
@@ -100,21 +113,43 @@ def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> li
     return [findings[name] for name in names]
 
 
-def _started(host: PluginHost, name: str, folder: Path) -> ChildProcess:
+def _groups(host: PluginHost, names: Sequence[str]) -> list[_Group]:
+    """Backends that a run would give the same variables, and that have the same framework, together."""
+    found: dict[Hashable, _Group] = {}
+    for name in names:
+        adapter = _declaration(host, name)
+        alike = name if adapter is None else adapter.framework
+        key = alike, tuple(sorted(_variables(host, name).items()))
+        found[key] = (*found.get(key, ()), name)
+    return list(found.values())
+
+
+def _started(host: PluginHost, group: _Group, folder: Path) -> ChildProcess:
     plugins = asked.for_workers(asked.current())
-    task = {"name": name, "asked": plugins.asked, "blocked": plugins.blocked}
-    return ChildProcess(_EXAMINE, task, folder / name, variables=_variables(host, name))
+    task = {"names": group, "asked": plugins.asked, "blocked": plugins.blocked}
+    variables = _variables(host, group[0])
+    return ChildProcess(_EXAMINE, task, folder / "+".join(group), variables=variables)
 
 
-def _finding(process: ChildProcess, seconds: float) -> dict[str, Any]:
+def _findings(process: ChildProcess, group: _Group, seconds: float) -> dict[str, dict[str, Any]]:
     """What it found, or how it ended instead."""
     if not process.is_done:
-        return {"raised": f"loading it did not end within {seconds:g} s"}
+        raised = f"loading it did not end within {seconds:g} s"
+        return {name: {"raised": raised} for name in group}
     try:
-        found: dict[str, Any] = process.answer()
+        found: dict[str, dict[str, Any]] = process.answer()
         return found
     except ChildEndedError as error:
-        return {"raised": f"loading it ended the process {error.how}; it said: {error.said}"}
+        raised = f"loading it ended the process {error.how}; it said: {error.said}"
+        return {name: {"raised": raised} for name in group}
+
+
+def _to_examine_again(group: _Group, findings: Mapping[str, Mapping[str, Any]]) -> Iterator[_Group]:
+    """Those of several that were not found usable, each by itself."""
+    if len(group) > 1:
+        for name in group:
+            if not findings[name].get("backend", {}).get("usable"):
+                yield (name,)
 
 
 def _variables(host: PluginHost, name: str) -> dict[str, str]:

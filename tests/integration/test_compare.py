@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -223,6 +224,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     while process.poll() is None:
         if kept.exists() and read_comparison(kept).cells[0].repeats:
             break
+        time.sleep(0.02)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)

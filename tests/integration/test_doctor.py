@@ -129,6 +129,33 @@ def test_a_horovod_whose_extension_cannot_be_loaded(tmp_path: Path) -> None:
     assert not found["horovod-tf"]["usable"]
 
 
+ENDING = """
+import os
+from isotrain import hookimpl
+from isotrain.testing.reference.adapter import Reference
+
+class Ending(Reference):
+    name = "ending"
+    def examine(self):
+        os._exit(3)
+
+@hookimpl
+def isotrain_register_backends(register):
+    register.add(Ending)
+"""
+
+
+@pytest.mark.slow
+def test_a_backend_that_ends_their_process_hides_no_other_of_its_framework(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    plugins = (f"--plugin={tmp_path}/ending.py", "--plugin=isotrain.testing.reference")
+    found = json.loads(doctor("--json", *plugins, "--backend=ending", "--backend=reference"))
+    ending, reference = found["backends"]
+    assert ending["framework"] == reference["framework"]
+    assert "exit code 3" in ending["reason"]
+    assert reference["usable"]
+
+
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(IsotrainError, match="Did you mean 'torch-ddp'"):
         examine(plugin_host(), ["torch-dpp"])
@@ -198,10 +225,8 @@ EXAMINES = """
 import json, sys
 from isotrain.core.planning.doctor import examine_here
 plugin, target, *names = sys.argv[1:]
-found = {
-    name: examine_here({"name": name, "asked": [plugin], "blocked": []})["backend"] for name in names
-}
-json.dump(found, open(target, "w"))
+found = examine_here({"names": names, "asked": [plugin], "blocked": []})
+json.dump({name: each["backend"] for name, each in found.items()}, open(target, "w"))
 """
 
 

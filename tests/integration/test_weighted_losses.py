@@ -95,7 +95,7 @@ RUNS: dict[tuple[str, int], list[tuple[str, int]]] = {
     ("torch-ddp", 2): [("masked, ignoring", 1), *((n, a) for n in LOSSES for a in (1, 2))],
     ("torch-ddp", 3): [*((name, 2) for name in PORTABLE), *((name, 1) for name in LOSSES)],
     ("horovod-torch", 2): [("masked, ignoring", 1), ("both", 2)],
-    ("tf-mirrored", 2): [(name, 2) for name in PORTABLE],
+    ("tf-mirrored", 2): [("masked, ignoring", 2)],
     ("horovod-tf", 2): [("masked, ignoring", 1)],
 }
 """What the processes of each run train in turn: cases, and into how many slices a replica's share is cut."""
