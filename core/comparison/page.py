@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -43,17 +44,11 @@ def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) ->
         IsotrainError: A package that the report needs is not installed.
     """
     try:
-        import jinja2
         from markupsafe import Markup
+
+        template = _template()
     except ImportError as error:
         raise missing(error) from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     drawn = [
         _Drawn(
             plot,
@@ -63,8 +58,23 @@ def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) ->
         for plot in (plots_of(comparison) if plots is None else plots)
     ]
     style = Markup((_HERE / _STYLE_SHEET).read_text(encoding="utf-8"))
-    template = environment.get_template(_TEMPLATE)
-    return template.render(style=style, plots=drawn, **_facts(comparison))
+    page: str = template.render(style=style, plots=drawn, **_facts(comparison))
+    return page
+
+
+@functools.cache
+def _template() -> Any:
+    """To compile it takes as long as to fill it in."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(_TEMPLATE)
 
 
 def _inline(plot: Plot, variant: str, width: int) -> str:

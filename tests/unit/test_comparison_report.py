@@ -16,6 +16,7 @@ import pytest
 from unit import comparison_samples as samples
 
 from isotrain.core.comparison import curves, drawing, figures, report, rows, timelines, units
+from isotrain.core.comparison import page as pages
 from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Estimate, Span
@@ -159,6 +160,7 @@ def test_every_plot_is_a_sound_svg_and_png(folder: Path) -> None:
             assert len(image.convert("RGB").getcolors(1 << 20) or []) > 20, "nothing is drawn"
 
 
+@pytest.mark.slow
 def test_the_same_comparison_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     report.write_report(samples.typical(), tmp_path)
     files = [path.relative_to(folder) for path in folder.rglob("*.*")]
@@ -215,6 +217,7 @@ def test_a_missing_package_is_named_with_what_to_do(
     for name in (package, "matplotlib.style"):
         if name.startswith(package):
             monkeypatch.setitem(sys.modules, name, None)
+    pages._template.cache_clear()
     with pytest.raises(IsotrainError, match=rf"{package}.*isotrain\[report\]"):
         render(samples.single())
 
