@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,11 +52,16 @@ ENGINES = {"torchrun": torchrun, "slurm": slurm}
 
 
 class Started:
-    """The processes of a run, as an engine starts them."""
+    """The processes of a run, as an engine starts them.
+
+    Attributes:
+        folder: With their files, and what each of them says.
+        processes: By rank.
+    """
 
     def __init__(self, engine: str, size: int, command: Sequence[str], folder: Path) -> None:
         job = f"{folder.name}-{time.time_ns()}"
-        self._folder = folder
+        self.folder = folder
         self.processes = [
             self._start(rank, command, ENGINES[engine](rank, size, job)) for rank in range(size)
         ]
@@ -64,11 +69,11 @@ class Started:
     def _start(
         self, rank: int, command: Sequence[str], variables: Variables
     ) -> subprocess.Popen[bytes]:
-        with (self._folder / f"out-{rank}").open("w") as out:
+        with (self.folder / f"out-{rank}").open("w") as out:
             return subprocess.Popen(
                 [sys.executable, *command],
                 env={**os.environ, "PYTHONUNBUFFERED": "", **variables},  # as engines leave it
-                cwd=self._folder,
+                cwd=self.folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
@@ -85,13 +90,17 @@ class Started:
                 if rank not in but:
                     process.wait(PATIENCE_SECONDS)
         finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
+            self.kill()
         return [process.returncode for process in self.processes]
 
+    def kill(self) -> None:
+        """Ends those that still run."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
     def said(self, rank: int) -> str:
-        return (self._folder / f"out-{rank}").read_text()
+        return (self.folder / f"out-{rank}").read_text()
 
 
 def script(engine: str, folder: Path, size: int = 2, **asked: Any) -> Started:
@@ -141,6 +150,31 @@ def test_a_joined_run_ends_with_the_bits_of_a_local_one(
     assert len({each["host"] for each in plan["processes"]}) == (1 if engine == "torchrun" else 3)
 
 
+SILENT = [("stop", 1), ("hang", 1), ("stop", 0)]
+"""Deeds after which the others wait, and by which rank."""
+
+
+def with_a_deed(deed: str, rank: int, folder: Path) -> Started:
+    timeouts = {"silence": 5.0, "progress": 5.0 if deed == "hang" else LIMIT_SECONDS}
+    fields = {"timeouts": timeouts, "epochs": 2000}
+    return script("slurm", folder, deed=deed, rank=rank, spec=fields, pause=0.05)
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, int], Started]]:
+    """Runs that end after seconds in which nothing happens: each is begun while those before it wait."""
+    found = {}
+    try:
+        for deed, rank in SILENT:
+            folder = tmp_path_factory.mktemp("silent")
+            found[deed, rank] = with_a_deed(deed, rank, folder)
+            found[deed, rank].await_file(folder / "moment")
+        yield found
+    finally:
+        for started in found.values():
+            started.kill()
+
+
 @pytest.mark.parametrize(
     ("deed", "rank", "expected"),
     [
@@ -155,16 +189,19 @@ def test_a_joined_run_ends_with_the_bits_of_a_local_one(
     ],
 )
 def test_who_ends_a_run_is_named_by_all_in_time(
-    deed: str, rank: int, expected: str, tmp_path: Path
+    deed: str,
+    rank: int,
+    expected: str,
+    tmp_path: Path,
+    silent: dict[tuple[str, int], Started],
 ) -> None:
-    timeouts = {"silence": 5.0, "progress": 5.0 if deed == "hang" else LIMIT_SECONDS}
-    fields = {"timeouts": timeouts, "epochs": 2000}
-    started = script("slurm", tmp_path, deed=deed, rank=rank, spec=fields, pause=0.05)
-    others = [1 - rank]
+    started = silent.get((deed, rank)) or with_a_deed(deed, rank, tmp_path)
     codes = started.ended(but=[] if deed in ("raise_error", "hang") else [rank])
-    assert time.time() - float((tmp_path / "moment").read_text()) < LIMIT_SECONDS
-    assert codes[others[0]] == 1
-    text = started.said(others[0])
+    other = 1 - rank
+    said = (started.folder / f"out-{other}").stat().st_mtime
+    assert said - float((started.folder / "moment").read_text()) < LIMIT_SECONDS
+    assert codes[other] == 1
+    text = started.said(other)
     assert expected in text
     assert "in call 'between calls'" in text or rank == 0
     if deed == "crash":
