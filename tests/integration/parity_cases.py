@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -151,23 +149,25 @@ def other_precision(precision: str) -> str:
     return "float32" if precision == "float64" else "float64"
 
 
-def references(folder: Path) -> None:
-    """Traces every clean spec under torch: as it is, and in the other precision."""
-    for number, (compared, fields) in enumerate(CLEAN):
-        other = other_precision(fields.get("precision", "float32"))
-        traces = [
+def references(session: Session) -> list[list[dict[str, Any]]]:
+    """Traces every clean spec under torch: as it is, and in the other precision; a run's work."""
+    session.close()
+    return [
+        [
             _traced({**fields, **change}, "torch-ddp", 1, compared)
-            for change in ({}, {"precision": other})
+            for change in ({}, {"precision": other_precision(fields.get("precision", "float32"))})
         ]
-        (folder / f"reference-{number}.json").write_text(json.dumps(traces), encoding="utf-8")
+        for compared, fields in CLEAN
+    ]
 
 
-def others(folder: Path) -> None:
-    """Traces every clean spec under TensorFlow."""
-    for number, (replicas, fields) in enumerate(CLEAN):
-        fields = {**fields, "threads": 2 // replicas}  # two in all, which can be set only once
-        found = [_traced(fields, "tf-mirrored", replicas, replicas)]
-        (folder / f"other-{number}.json").write_text(json.dumps(found), encoding="utf-8")
+def others(session: Session) -> list[list[dict[str, Any]]]:
+    """Traces every clean spec under TensorFlow; a run's work."""
+    session.close()
+    return [
+        [_traced({**fields, "threads": 2 // replicas}, "tf-mirrored", replicas, replicas)]
+        for replicas, fields in CLEAN
+    ]  # two threads in all, which can be set only once
 
 
 def _traced(fields: dict[str, Any], backend: str, replicas: int, compared: int) -> dict[str, Any]:
@@ -175,7 +175,3 @@ def _traced(fields: dict[str, Any], backend: str, replicas: int, compared: int) 
     with isotrain.open_session(fields, backend=backend, replicas=replicas) as session:
         session.run_directory = Path(tempfile.mkdtemp())
         return trace_right(session, STEPS if compared > 1 else STEPS - 1)
-
-
-if __name__ == "__main__":
-    {"references": references, "others": others}[sys.argv[1]](Path(sys.argv[2]))

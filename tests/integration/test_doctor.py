@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from alone import alone
 
+import isotrain
 from isotrain.core.errors import IsotrainError
-from isotrain.core.planning.doctor import examine
+from isotrain.core.planning.doctor import examine, examine_here
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.showing import texts
 
@@ -221,33 +226,45 @@ CHANGED_PARTS = {
 }
 """Backend to what must be said of it."""
 
-EXAMINES = """
-import json, sys
-from isotrain.core.planning.doctor import examine_here
-plugin, target, *names = sys.argv[1:]
-found = examine_here({"names": names, "asked": [plugin], "blocked": []})
-json.dump({name: each["backend"] for name, each in found.items()}, open(target, "w"))
-"""
+SPEC: dict[str, Any] = {
+    "data": (np.ones((2, 1), "float32"), np.ones((2, 1), "float32")),
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.5},
+    "global_batch": 2,
+    "steps": 1,
+    "threads": 1,
+}
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+
+def examined(session: isotrain.Session, plugin: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What is found where the frameworks have been imported."""
+    session.close()
+    return examine_here({"names": names, "asked": [str(plugin)], "blocked": []})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "names"),
+    ("backend", "names"),
     [
-        ("torch", ["changed-horovod", "changed-keras", "changed-torch"]),
-        ("tensorflow", ["changed-tensorflow"]),
+        ("torch-ddp", ["changed-horovod", "changed-keras", "changed-torch"]),
+        ("tf-mirrored", ["changed-tensorflow"]),
     ],
 )
 def test_a_private_part_that_has_changed_is_named(
-    framework: str, names: list[str], tmp_path: Path
+    backend: str, names: list[str], tmp_path: Path
 ) -> None:
-    plugin, target = tmp_path / "changed.py", tmp_path / "found.json"
+    plugin = tmp_path / "changed.py"
     plugin.write_text(CHANGED)
-    variables = {**os.environ, "KERAS_BACKEND": framework, "CUDA_VISIBLE_DEVICES": "-1"}
-    program = [sys.executable, "-c", EXAMINES, str(plugin), str(target), *names]
-    subprocess.run(program, env=variables, timeout=120, check=True)
-    found = json.loads(target.read_text())
+    work = functools.partial(examined, plugin=plugin, names=names)
+    told = alone(work, {**SPEC, "model": model}, backend, tmp_path / "run")
     for name in names:
-        assert not found[name]["usable"]
-        assert re.match(CHANGED_PARTS[name], found[name]["reason"]), found[name]["reason"]
-        assert "install a version of" in found[name]["hint"]
+        found = told[name]["backend"]
+        assert not found["usable"]
+        assert re.match(CHANGED_PARTS[name], found["reason"]), found["reason"]
+        assert "install a version of" in found["hint"]

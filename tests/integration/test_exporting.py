@@ -279,6 +279,7 @@ def first_weights(session: isotrain.Session) -> dict[str, np.ndarray]:
     return session.read_state(["trainable"])
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_bfloat16_on_its_way_out_and_in(tmp_path: Path) -> None:
     native = spec(model={"torch": narrow_net}, optimizer={"name": "sgd", "lr": 0.125})
     result = run(native, backend="torch-ddp", run_directory=tmp_path / "run")

@@ -161,9 +161,11 @@ DEEDS = {
     exit_as_frameworks_do: "ended with exit code 1 before its work was done",
     abort: "was ended by SIGABRT",
 }
-WAYS = ("forked", "fresh")
+FRESH = (kill, raise_error, exit_at_once)
+"""A signal, an error and an exit code of a process that was not forked."""
 CASES = [
-    *(("reference", deed, way) for deed in DEEDS for way in WAYS),
+    *(("reference", deed, "forked") for deed in DEEDS),
+    *(("reference", deed, "fresh") for deed in FRESH),
     *((backend, raise_error, "forked") for backend in BACKENDS),
 ]
 EVERYDAY = [("reference", deed, "forked") for deed in DEEDS]

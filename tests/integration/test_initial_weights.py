@@ -301,9 +301,8 @@ def files_of_the_framework(session: isotrain.Session) -> list[str]:
     return files
 
 
-@pytest.mark.parametrize(
-    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_files_of_frameworks_are_read_by_the_models_names(backend: str) -> None:
     changes = {"model": with_dropout, "precision": "float32"}
     (found,) = isotrain.launch(

@@ -86,9 +86,8 @@ def test_any_number_of_replicas_predicts_the_same(
     np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_frameworks_predict_the_same(result: isotrain.RunResult, backend: str) -> None:
     found = isotrain.predict(result.run_directory, data, spec=spec(), backend=backend, replicas=2)
     np.testing.assert_allclose(found, expected(result.weights, SAMPLES), rtol=1e-12, atol=1e-13)

@@ -159,7 +159,7 @@ CHANGED: dict[str, tuple[Any, list[str]]] = {
 """What changes a model while it is trained, and what is said of it."""
 
 
-def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
+def train(changes: dict[str, Any], between: Any = nothing, evaluations: int = 4) -> dict[str, Any]:
     """Trains and evaluates; losses, state and metrics, and why steps were not replayed."""
     given = {**BASE, **changes}
     fields = {name: value for name, value in given.items() if value is not None}
@@ -171,12 +171,12 @@ def train(changes: dict[str, Any], between: Any = nothing) -> dict[str, Any]:
         isotrain.open_session(fields, backend="torch-ddp", replicas=1) as session,
     ):
         warnings.simplefilter("always")
-        evaluated = [session.evaluate()]
+        evaluated = [session.evaluate() for _ in range(min(evaluations, 1))]
         losses = []
         for batch in session.batches():
             between(session)
             losses.append(float(session.step(batch)))
-        evaluated += [session.evaluate() for _ in range(3)]
+        evaluated += [session.evaluate() for _ in range(evaluations - 1)]
         program: Any = session.group.program  # type: ignore[attr-defined]
         phases = (program.training, program.evaluation)
         records = [len(getattr(each, "records", ())) for each in phases]
@@ -220,7 +220,7 @@ UPDATED: dict[str, dict[str, Any]] = {
     "image": {"model": models.image, "data_args": {"kind": "image"}, "optimizer": _ADAM},
     "constrained": {"model": models.constrained, "optimizer": _ADAM},
 }
-"""Specs whose update is not Keras' own code."""
+"""Specs whose update is not Keras' own code; of what is trained, only steps of one size."""
 
 
 def compared() -> dict[str, Any]:
@@ -251,8 +251,10 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
     ways = ({**metrics, "record": record} for record in (True, False))
     found["left"] = [train(way, end_epochs) for way in ways]
     for name, changes in UPDATED.items():
-        wide = {"precision": "float64", **changes}
-        found[f"update {name}"] = [train({**wide, "record": record}) for record in (True, False)]
+        wide = {"precision": "float64", "drop_remainder": True, **changes}
+        found[f"update {name}"] = [
+            train({**wide, "record": record}, evaluations=0) for record in (True, False)
+        ]
     rare = {"data_args": {"kind": "rare"}, "global_batch": 2, "epochs": 1, "shuffle": False}
     for way in models.LEAVES:
         found[f"rare {way}"] = train({**rare, "model": models.rarely, "model_args": {"way": way}})

@@ -27,7 +27,7 @@ CROSS_ENTROPY = {"name": "sparse_categorical_crossentropy", "from_logits": True}
 WHOLE = ("torch-ddp", 1, 1)
 BACKENDS = [("torch-ddp", 2, 2), ("tf-mirrored", 2, 1)]
 EVERY = [*BACKENDS, ("horovod-torch", 2, 1), ("tf-multiworker", 2, 2)]
-"""Backend, replicas, and slices of each: the last global batch has three samples."""
+"""Backend, replicas, and slices of each, which 9 samples and 3 leave uneven."""
 
 
 def classifier() -> Any:
@@ -76,6 +76,8 @@ def halving(learning_rate: float) -> Any:
     return keras.optimizers.SGD(schedule, momentum=0.5)
 
 
+UNEVEN = {"global_batch": 8}
+"""The last global batch is smaller; TensorFlow traces it once more."""
 ONE_HOT = np.eye(3)[CLASSES]
 BOTH = {
     "loss": {"number": "mean_squared_error", "kind": CROSS_ENTROPY},
@@ -87,13 +89,22 @@ BOTH = {
 }
 WEIGHTED = {"name": "sparse_categorical_accuracy", "weighted": True}
 CASES: dict[str, dict[str, Any]] = {
-    "samples": {"data": (X, CLASSES, WEIGHTS), "metrics": [WEIGHTED]},
+    "samples": {
+        "data": (X, CLASSES, WEIGHTS),
+        "metrics": [WEIGHTED],
+        "validation_split": 0.3,
+        **UNEVEN,
+    },
     "divided by the weights": {
         "data": (X, CLASSES, WEIGHTS),
         "loss": {**CROSS_ENTROPY, "reduction": "mean_with_sample_weight"},
     },
     "a function": {"data": (X, ONE_HOT, WEIGHTS), "loss": absolute},
-    "places with a mask": {"model": tagger, "data": (WORDS, NEXT, WEIGHTS[:, None] + NEXT)},
+    "places with a mask": {
+        "model": tagger,
+        "data": (WORDS, NEXT, WEIGHTS[:, None] + NEXT),
+        **UNEVEN,
+    },
     "classes": {"data": (X, CLASSES), "class_weight": {0: 2.0, 2: 0.25}, "validation_split": 0.25},
     "one-hot": {
         "data": (X, ONE_HOT),
@@ -104,8 +115,8 @@ CASES: dict[str, dict[str, Any]] = {
         "data": (X, CLASSES),
         "optimizer": {"custom": halving, "lr": 0.25},
         "scaling": {"rule": "linear", "base_batch": 16},
+        **UNEVEN,
     },
-    "split": {"data": (X, CLASSES, WEIGHTS), "validation_split": 0.3},
     "outputs": {"model": named, "data": (X, {"number": NUMBERS, "kind": CLASSES}), **BOTH},
     "outputs in a list": {
         "model": listed,
@@ -120,6 +131,7 @@ CASES: dict[str, dict[str, Any]] = {
             {"number": WEIGHTS, "kind": OTHERS},
         ),
         **BOTH,
+        **UNEVEN,
     },
 }
 
@@ -129,7 +141,7 @@ def spec_of(case: str) -> dict[str, Any]:
         "model": classifier,
         "loss": CROSS_ENTROPY,
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 8,
+        "global_batch": 9,
         "epochs": 2,
         "shuffle": False,
         "precision": "float64",
@@ -182,7 +194,7 @@ def by_keras(built: Any, case: str) -> list[float]:
         sample_weight=_of_keras(weights[0]) if weights else None,
         class_weight=given.get("class_weight"),
         validation_split=given.get("validation_split", 0.0),
-        batch_size=8,
+        batch_size=given["global_batch"],
         epochs=2,
         shuffle=False,
         verbose=0,

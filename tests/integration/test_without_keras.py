@@ -65,13 +65,15 @@ def trained(session: isotrain.Session) -> dict[str, Any]:
     }
 
 
-def launched(folder: Path, backend: str, model: Any, **changes: Any) -> list[dict[str, Any]]:
+def launched(
+    folder: Path, backend: str, model: Any, replicas: int = 2, **changes: Any
+) -> list[dict[str, Any]]:
     spec = {**SPEC, "model": model, "data": samples, "metrics": METRICS, **changes}
     found: list[dict[str, Any]] = isotrain.launch(
         trained,
         spec,
         backend=backend,
-        replicas=2,
+        replicas=replicas,
         run_directory=folder,
         on_event=lambda event: None,
     )
@@ -118,15 +120,25 @@ def test_no_keras_with_any_strategy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "start", "strategy"),
-    [("torch-ddp", "fresh", "parameter-server"), ("horovod-torch", "forked", "data-parallel")],
+    ("backend", "replicas", "start", "strategy"),
+    [
+        ("torch-ddp", 1, "fresh", "data-parallel"),
+        ("torch-ddp", 2, "forked", "parameter-server"),
+        ("horovod-torch", 2, "forked", "data-parallel"),
+    ],
 )
 def test_no_keras(
-    tmp_path: Path, backend: str, start: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    backend: str,
+    replicas: int,
+    start: str,
+    strategy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor in a served run, whose processes have other parts, nor with Horovod."""
+    """Nor in a fresh process, in a served run, whose processes have other parts, or with Horovod."""
     monkeypatch.setenv("ISOTRAIN_START", start)
-    for found in launched(tmp_path, backend, {"torch": network}, strategy={"name": strategy}):
+    asked = {"name": strategy}
+    for found in launched(tmp_path, backend, {"torch": network}, replicas, strategy=asked):
         require_no_keras(found)
 
 
