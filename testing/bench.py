@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,17 +73,6 @@ class Bench:
         ]
         shapes = {name: value.shape for name, value in probe.starting_state().items()}
         return [_split(row, names, shapes) for row in self.board.share_rows(flat)], float(loss)
-
-    def collective(
-        self, operation: Callable[[list[Any]], list[Any]], given: Callable[[int], np.ndarray]
-    ) -> list[np.ndarray]:
-        """Runs a collective on `given(replica)`; the results of the local replicas.
-
-        NumPy's type of the result is kept, and compared by the caller.
-        """
-        values = [self.group.tensor(given(replica)) for replica in self.group.local_replicas]
-        results = operation(values)
-        return [self.group.numpy(result) for result in results]
 
 
 def batches_in_order(

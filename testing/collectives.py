@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.replica import Computation, Parts, ReduceOp, Replica, Tensor
+from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.testing.bench import Bench, assert_same
 
 CASES = (
@@ -37,25 +36,34 @@ def value(replica: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndar
 
 def _compare(
     bench: Bench,
-    operation: Callable[[list[Any]], list[Any]],
-    given: Callable[..., np.ndarray],
-    expected: Callable[[int, Case], np.ndarray],
+    computation: Computation,
+    ways: Sequence[Any],
+    given: Callable[[int, Case], np.ndarray],
+    expected: Callable[[Any, int, Case], np.ndarray],
     wanted: Callable[[Case], bool] = lambda case: True,
 ) -> None:
-    """Runs a collective on every case, and only then compares.
+    """Runs a collective in every way and on every case, all in one computation, and then compares.
 
     Args:
         bench: Of this process.
-        operation: The collective.
-        given: Of a replica and a `case`, its input.
-        expected: Of a replica and a case, what it must get.
+        computation: Of the tensors of the cases, and of the ways: for each way the list of results.
+        ways: The operations, roots or distances that are tried.
+        given: Of a replica and a case, its input.
+        expected: Of a way, a replica and a case, what it must get.
         wanted: Which cases to run.
     """
-    chosen = [case for case in cases() if wanted(case)]
-    results = [bench.collective(operation, partial(given, case=case)) for case in chosen]
-    for case, found in zip(chosen, results, strict=True):
-        for replica, result in zip(bench.group.local_replicas, found, strict=True):
-            assert_same(result, expected(replica, case), f"replica {replica}, {case[0]}")
+    group, chosen = bench.group, [case for case in cases() if wanted(case)]
+    values = [[group.tensor(given(r, case)) for r in group.local_replicas] for case in chosen]
+    results = group.compute(computation, *values, static=tuple(ways))
+    for replica, of_ways in zip(group.local_replicas, results, strict=True):
+        for way, tensors in zip(ways, of_ways, strict=True):
+            for case, tensor in zip(chosen, tensors, strict=True):
+                what = f"{way}: replica {replica}, {case[0]}"
+                assert_same(group.numpy(tensor), expected(way, replica, case), what)
+
+
+def _own(replica: int, case: Case) -> np.ndarray:
+    return value(replica, *case[1:])
 
 
 def _inputs(bench: Bench, case: Case) -> np.ndarray:
@@ -66,145 +74,116 @@ def _exact_mean(case: Case) -> bool:
     return case[1].kind == "f"
 
 
+def _reduce(replica: Replica, *tensors: Tensor, static: Sequence[ReduceOp]) -> Any:
+    return [[replica.all_reduce(tensor, op) for tensor in tensors] for op in static]
+
+
+def _compare_reduced(
+    bench: Bench,
+    op: ReduceOp,
+    given: Callable[[int, Case], np.ndarray],
+    expected: Callable[[Case], np.ndarray],
+    wanted: Callable[[Case], bool] = lambda case: True,
+) -> None:
+    """Reduces every case within a computation, and the first one outside of any as well."""
+    group, first = bench.group, next(cases())
+    outside = group.all_reduce([group.tensor(given(r, first)) for r in group.local_replicas], op)
+    _compare(bench, _reduce, (op,), given, lambda way, replica, case: expected(case), wanted)
+    for replica, tensor in zip(group.local_replicas, outside, strict=True):
+        what = f"replica {replica}, outside of a computation"
+        assert_same(group.numpy(tensor), expected(first), what)
+
+
 def all_reduce_sum(bench: Bench) -> None:
     """Every replica gets the sum."""
-    _compare(
-        bench,
-        lambda values: bench.group.all_reduce(values, "sum"),
-        lambda r, case: value(r, *case[1:]),
-        lambda r, case: _inputs(bench, case).sum(axis=0, dtype=case[1]),
+    _compare_reduced(
+        bench, "sum", _own, lambda case: _inputs(bench, case).sum(axis=0, dtype=case[1])
     )
 
 
 def all_reduce_mean(bench: Bench) -> None:
     """Every replica gets the mean; inputs are multiples of the number of replicas, so it is exact."""
-    n = bench.group.replicas
-    _compare(
+    _compare_reduced(
         bench,
-        lambda values: bench.group.all_reduce(values, "mean"),
-        lambda r, case: value(r, *case[1:]) * n,
-        lambda r, case: _inputs(bench, case).sum(axis=0, dtype=case[1]),
+        "mean",
+        lambda r, case: _own(r, case) * bench.group.replicas,
+        lambda case: _inputs(bench, case).sum(axis=0, dtype=case[1]),
         _exact_mean,
     )
 
 
 def all_reduce_max(bench: Bench) -> None:
     """Every replica gets the elementwise maximum."""
-    _compare(
-        bench,
-        lambda values: bench.group.all_reduce(values, "max"),
-        lambda r, case: value(r, *case[1:]),
-        lambda r, case: _inputs(bench, case).max(axis=0),
-    )
+    _compare_reduced(bench, "max", _own, lambda case: _inputs(bench, case).max(axis=0))
 
 
-def _computing(
-    bench: Bench, computation: Computation, static: Hashable = None
-) -> Callable[[list[Any]], list[Any]]:
-    """A collective of the replicas, from without."""
-    return lambda values: bench.group.compute(computation, values, static=static)
-
-
-def _gather(replica: Replica, tensor: Tensor) -> Tensor:
-    return replica.all_gather(tensor)
+def _gather(replica: Replica, *tensors: Tensor, static: Sequence[str]) -> Any:
+    return [[replica.all_gather(tensor) for tensor in tensors] for _ in static]
 
 
 def all_gather(bench: Bench) -> None:
     """Every replica gets the tensors of all, stacked in the order of the replicas."""
-    _compare(
-        bench,
-        _computing(bench, _gather),
-        lambda r, case: value(r, *case[1:]),
-        lambda r, case: _inputs(bench, case),
-    )
+    _compare(bench, _gather, ("all",), _own, lambda way, r, case: _inputs(bench, case))
 
 
-def _share(replica: Replica, tensor: Tensor, *, static: Parts) -> Tensor:
-    return replica.broadcast_within(tensor, static)
-
-
-def _sum(replica: Replica, tensor: Tensor, *, static: Parts) -> Tensor:
-    return replica.sum_within(tensor, static)
-
-
-def _of_root(root: int, replica: int, case: Case) -> np.ndarray:
-    """The input of replica `root` for those that follow it, and the own one for those before it."""
-    return value(min(root, replica), *case[1:])
+def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+    """From each root to all that follow it."""
+    parts = [(tuple(range(root, replica.replicas)),) for root in static]
+    return [[replica.broadcast_within(tensor, part) for tensor in tensors] for part in parts]
 
 
 def broadcast_within(bench: Bench) -> None:
     """From every replica in turn to all that follow it; those before it keep their own."""
-    n = bench.group.replicas
-    failures = []
-    for root in range(n):
-        try:
-            _compare(
-                bench,
-                _computing(bench, _share, (tuple(range(root, n)),)),
-                lambda r, case: value(r, *case[1:]),
-                partial(_of_root, root),
-            )
-        except AssertionError as error:
-            failures.append(f"root {root}: {error}")
-    assert not failures, "\n".join(failures)
+    roots = range(bench.group.replicas)
+    _compare(bench, _share, roots, _own, lambda root, r, case: _own(min(root, r), case))
 
 
 def broadcast_keeps_bits(bench: Bench) -> None:
     """Negative zero, infinities, NaN and the largest and smallest normal numbers arrive as sent."""
+    group = bench.group
     special = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 2.0**-1022, -1e308])
-    results = bench.collective(
-        _computing(bench, _share, (tuple(range(bench.group.replicas)),)),
-        lambda r: np.full(special.shape, 2.0 + r) if r else special,
-    )
-    for result in results:
+    given = [np.full(special.shape, 2.0 + r) if r else special for r in group.local_replicas]
+    found = group.compute(_share, list(map(group.tensor, given)), static=(0,))
+    for ((tensor,),) in found:
+        result = group.numpy(tensor)
         assert result.tobytes() == special.tobytes(), f"{result} != {special}"
 
 
-def _of_neighbour(step: int, replicas: int, replica: int, case: Case) -> np.ndarray:
-    """The input of the replica that is `step` before."""
-    return value((replica - step) % replicas, *case[1:])
-
-
-def _shift(replica: Replica, tensor: Tensor, *, static: Sequence[int]) -> Tensor:
-    return replica.send_receive(tensor, static)
+def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+    """Around the ring by each distance."""
+    n = replica.replicas
+    rings = [tuple((r + distance) % n for r in range(n)) for distance in static]
+    return [[replica.send_receive(tensor, ring) for tensor in tensors] for ring in rings]
 
 
 def send_receive(bench: Bench) -> None:
     """Around the ring in both directions."""
     n = bench.group.replicas
-    failures = []
-    for step in (1, n - 1):
-        destinations = tuple((r + step) % n for r in range(n))
-        try:
-            _compare(
-                bench,
-                _computing(bench, _shift, destinations),
-                lambda r, case: value(r, *case[1:]),
-                partial(_of_neighbour, step, n),
-            )
-        except AssertionError as error:
-            failures.append(f"step {step}: {error}")
-    assert not failures, "\n".join(failures)
+    _compare(bench, _shift, (1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
 
 
-def _reduce_and_gather(replica: Replica, tensor: Tensor) -> list[Tensor]:
-    return [
-        *(replica.all_reduce(tensor, op) for op in get_args(ReduceOp)),
-        _gather(replica, tensor),
-    ]
+def _exchange(replica: Replica, tensor: Tensor, *, static: Sequence[Computation]) -> Any:
+    """All that the backend has."""
+    found = [_reduce(replica, tensor, static=get_args(ReduceOp))]
+    found.append(_gather(replica, tensor, static=("all",)))
+    return found + [computation(replica, tensor, static=(1,)) for computation in static]
+
+
+def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+    everybody = (tuple(range(replica.replicas)),)
+    return [[replica.sum_within(tensor, everybody) for tensor in tensors] for _ in static]
 
 
 def inputs_are_left_alone(bench: Bench) -> None:
     """Collectives make new tensors and do not write into those they are given."""
-    group, everybody = bench.group, tuple(range(bench.group.replicas))
+    group, others = bench.group, list[Computation]()
+    if Capability.SEND_RECEIVE in bench.supported:
+        others.append(_shift)
+    if Capability.SUBGROUPS in bench.supported:
+        others += [_share, _sum]
     given = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
     tensors = [group.tensor(array) for array in given.values()]
-    group.compute(_reduce_and_gather, tensors)
-    if Capability.SEND_RECEIVE in bench.supported:
-        group.compute(_shift, tensors, static=(*everybody[1:], 0))
-    if Capability.SUBGROUPS in bench.supported:
-        group.compute(_share, tensors, static=(everybody,))
-        group.compute(_sum, tensors, static=(everybody,))
+    group.compute(_exchange, tensors, static=tuple(others))
     for replica, tensor in zip(given, tensors, strict=True):
         assert_same(group.numpy(tensor), given[replica], f"input of replica {replica}")
 

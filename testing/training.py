@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import psutil
 
+from isotrain.core.contracts.replica import Replica, Tensor
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
 
@@ -183,6 +184,10 @@ def accumulation(bench: Bench) -> None:
         assert_close(weights, oracle.weights, f"weights after {count} samples")
 
 
+def _means(replica: Replica, *gradients: Tensor) -> list[Tensor]:
+    return [replica.all_reduce(gradient, "mean") for gradient in gradients]
+
+
 def gradients_and_apply(bench: Bench) -> None:
     """`gradients`, an all-reduce and `apply` end where the native synchronised step ends."""
     batches = bench.batches(14, 7)
@@ -193,8 +198,8 @@ def gradients_and_apply(bench: Bench) -> None:
     bench.restart()
     for batch in batches:
         gradients, _ = bench.group.gradients(batch)
-        reduced = [bench.group.all_reduce(list(g), "mean") for g in zip(*gradients, strict=True)]
-        bench.group.apply(list(zip(*reduced, strict=True)), probe.RATE)
+        reduced = bench.group.compute(_means, *map(list, zip(*gradients, strict=True)))
+        bench.group.apply(reduced, probe.RATE)
     assert_close(bench.session.read_state(("trainable", "optimizer")), native, "state")
 
 
