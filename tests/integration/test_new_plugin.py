@@ -84,7 +84,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(tmp_path: Path) -> No
     assert json.loads(told(*run, "--set", "epochs=1", "--json").splitlines()[-1])["final_loss"] < 1
     # Of the five that are compared there, one of each framework: they start cold, as measured programs do.
     assert compare[2:12:2] == ["--backend"] * 5
-    del compare[4:10]
+    del compare[6:12]
     options = ("--set", "epochs=1", "--repeat", "1", "--output", "all", "--json")
     compared = json.loads(told(*compare, *options))
     assert [cell["status"] for cell in compared["cells"]] == ["finished"] * 2

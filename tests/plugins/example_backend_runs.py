@@ -38,7 +38,7 @@ def threads_of_imports(backend: str) -> int | None:
     plan = isotrain.plan(EPOCH, backend=backend, replicas=2)
     if plan.start.way != "forked":
         return None
-    os.environ.update(plan.environment)
+    os.environ.update(plan.variables)
     before = psutil.Process().num_threads()
     for module in plan.start.imports:
         importlib.import_module(module)
