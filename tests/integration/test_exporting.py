@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from integration import exported_models
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.contracts.export import ExportForm
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.running.weights_file import save_weights
 from isotrain.testing.reference.layers import Dense
@@ -69,6 +71,22 @@ def inside(trained: isotrain.RunResult) -> np.ndarray:
     return found
 
 
+@pytest.fixture(scope="module")
+def by_keras(
+    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What is to be predicted by what Keras opens, on any framework."""
+    assert trained.export(folder / "model.keras") == folder / "model.keras"
+    isotrain.export(trained.run_directory, folder / "model.weights.h5", to="keras-weights")
+    return {"by_keras": inside, "by_keras_weights": inside}
+
+
+@pytest.fixture(scope="module")
+def native(folder: Path) -> isotrain.RunResult:
+    given = spec(model={"torch": exported_models.torch_net})
+    return run(given, backend="torch-ddp", replicas=2, run_directory=folder / "native")
+
+
 def outside(folder: Path, keras_backend: str, *names: str) -> dict[str, np.ndarray]:
     """What others predict, in a process of their own."""
     program = Path(exported_models.__file__)
@@ -84,58 +102,89 @@ def outside(folder: Path, keras_backend: str, *names: str) -> dict[str, np.ndarr
     return {name: np.load(folder / f"{name}.npy") for name in names}
 
 
-def assert_near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=what)
+def assert_near(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
-def test_a_portable_model_is_opened_by_keras_on_any_framework(
-    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
+def test_torch_and_onnx_open_what_is_theirs(
+    folder: Path,
+    trained: isotrain.RunResult,
+    inside: np.ndarray,
+    by_keras: dict[str, np.ndarray],
+    native: isotrain.RunResult,
 ) -> None:
-    assert trained.export(folder / "model.keras") == folder / "model.keras"
-    isotrain.export(trained.run_directory, folder / "model.weights.h5", to="keras-weights")
+    """Portable models, and native ones of torch; one program opens all."""
     isotrain.export(trained, folder / "model.pt", to="torch")
-    opened = outside(folder, "torch", "by_keras", "by_keras_weights", "by_keras_on_torch")
-    opened |= {
-        f"{name} on tensorflow": found
-        for name, found in outside(folder, "tensorflow", "by_keras", "by_keras_weights").items()
+    isotrain.export(trained, folder / "model.onnx")
+    isotrain.export(native, folder / "native.pt")
+    isotrain.export(native, folder / "native.onnx")
+    of_native = isotrain.predict(native, IMAGES)
+    wanted = {
+        **by_keras,
+        **dict.fromkeys(("by_keras_on_torch", "by_onnx"), inside),
+        **dict.fromkeys(("by_torch", "by_onnx_of_torch"), of_native),
     }
-    for name, found in opened.items():
-        assert_near(found, inside, name)
+    assert_near(outside(folder, "torch", *wanted), wanted)
 
 
 @pytest.mark.slow
-def test_a_portable_model_is_saved_for_tensorflow_wherever_it_was_trained(
-    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
+def test_tensorflow_opens_what_is_its_own(
+    folder: Path,
+    trained: isotrain.RunResult,
+    inside: np.ndarray,
+    by_keras: dict[str, np.ndarray],
 ) -> None:
+    """Portable models wherever they were trained, and native ones of TensorFlow; one program opens all."""
     for _ in range(2):  # the second time in place of the first
         isotrain.export(trained, folder / "saved", to="saved-model")
-    found = outside(folder, "tensorflow", "by_tensorflow")
-    assert_near(found["by_tensorflow"], inside, "SavedModel")
+    wanted = {
+        **by_keras,
+        "by_tensorflow": inside,
+        "by_tensorflow_module": of_module(folder),
+        **of_backends(folder, trained),
+    }
+    assert_near(outside(folder, "tensorflow", *wanted), wanted)
 
 
-EXPORTED = {
+def of_module(folder: Path) -> np.ndarray:
+    """Predictions of a native model that is exported."""
+    module = spec(model={"tensorflow": exported_models.tensorflow_net})
+    result = run(module, backend="tf-mirrored", replicas=2, run_directory=folder / "of-module")
+    isotrain.export(result, folder / "module", to="saved-model")
+    found: np.ndarray = isotrain.predict(result, IMAGES)
+    return found
+
+
+EXPORTED: dict[str, ExportForm] = {
     "tf-mirrored": "keras",
     "tf-multiworker": "keras-weights",
     "horovod-torch": "keras-weights",
     "horovod-tf": "keras",
 }
 """What a backend writes is written by Keras, in each form on each framework."""
-FILES = {"keras": "model.keras", "keras-weights": "model.weights.h5"}
+FILES = {"keras": "model.keras", "keras-weights": "model.weights.h5", "onnx": "model.onnx"}
 
 
-@pytest.mark.slow
-def test_every_backend_exports(folder: Path, trained: isotrain.RunResult) -> None:
-    """A program opens all files."""
-    frozen = spec(initial_weights=trained, optimizer={"name": "sgd", "lr": 1e-30}, epochs=1)
-    wanted = {}
+def of_backends(folder: Path, trained: isotrain.RunResult) -> dict[str, np.ndarray]:
+    """Predictions of what each backend exports, by how it is opened."""
+    given, wanted = spec(initial_weights=trained), {}
     for backend, form in EXPORTED.items():
-        result = run(frozen, backend=backend, replicas=1, run_directory=folder / backend / "run")
-        isotrain.export(result, folder / backend / FILES[form])
+        (folder / backend).mkdir()
+        work = functools.partial(
+            export_and_predict, folder=folder / backend, form=form, samples=IMAGES
+        )
         name = f"{backend}/by_{form.replace('-', '_')}"
-        wanted[name] = isotrain.predict(result, IMAGES)
-    for name, found in outside(folder, "tensorflow", *wanted).items():
-        assert_near(found, wanted[name], name)
+        wanted[name] = alone(work, given, backend, folder / backend / "run")
+    return wanted
+
+
+def export_and_predict(
+    session: isotrain.Session, *, folder: Path, form: ExportForm, samples: np.ndarray
+) -> Any:
+    session.group.export(form, folder / FILES[form], None)
+    return session.predict((samples,))
 
 
 def test_safetensors_are_the_weights_and_need_no_framework(
@@ -148,14 +197,6 @@ def test_safetensors_are_the_weights_and_need_no_framework(
         np.testing.assert_array_equal(found[name], value)
 
 
-@pytest.mark.slow
-def test_a_portable_model_runs_under_onnx(
-    folder: Path, trained: isotrain.RunResult, inside: np.ndarray
-) -> None:
-    isotrain.export(trained, folder / "model.onnx")
-    assert_near(outside(folder, "torch", "by_onnx")["by_onnx"], inside, "ONNX")
-
-
 def in_sequence() -> Any:
     import keras
     from keras import layers
@@ -165,19 +206,13 @@ def in_sequence() -> Any:
     )
 
 
-def export_and_predict(session: isotrain.Session, *, target: Path, samples: np.ndarray) -> Any:
-    session.group.export("onnx", target, None)
-    return session.predict((samples,))
-
-
 @pytest.mark.slow
 def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
     import onnxruntime
 
     samples = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
-    own = {"model": in_sequence, "data": (samples, samples[:, :3]), "loss": "mse", "steps": 2}
-    own |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 7}
-    work = functools.partial(export_and_predict, target=tmp_path / "model.onnx", samples=samples)
+    own = spec(model=in_sequence, data=(samples, samples[:, :3]), loss="mse")
+    work = functools.partial(export_and_predict, folder=tmp_path, form="onnx", samples=samples)
     inside = alone(work, own, "torch-ddp", tmp_path / "run")
     runtime = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (found,) = runtime.run(None, {runtime.get_inputs()[0].name: samples})
@@ -185,17 +220,14 @@ def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_torch_module_is_a_state_dict(folder: Path, tmp_path: Path) -> None:
-    native = spec(model={"torch": exported_models.torch_net})
-    result = run(native, backend="torch-ddp", replicas=2, run_directory=tmp_path / "run")
-    isotrain.export(result, folder / "native.pt")
-    wanted = isotrain.predict(result, IMAGES)
-    assert_near(outside(folder, "torch", "by_torch")["by_torch"], wanted, "state_dict")
+def test_what_a_torch_module_cannot_be_written_as(
+    native: isotrain.RunResult, tmp_path: Path
+) -> None:
     with pytest.raises(UnsupportedError, match="no backend that is usable"):
-        isotrain.export(result, tmp_path / "saved", to="saved-model")
+        isotrain.export(native, tmp_path / "saved", to="saved-model")
     with pytest.raises(isotrain.RunFailedError, match="a torch module has no form 'keras'"):
-        isotrain.export(result, tmp_path / "model.keras")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+        isotrain.export(native, tmp_path / "model.keras")
+    assert not list(tmp_path.iterdir())
 
 
 def tied() -> Any:
@@ -233,32 +265,11 @@ def load_by_hand(session: isotrain.Session, *, file: Path, samples: np.ndarray) 
 @pytest.mark.slow
 def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
-    own = {"model": {"torch": tied}, "data": (samples, samples), "loss": "mse", "steps": 2}
-    own |= {"optimizer": "adam", "global_batch": 6}
+    own = spec(model={"torch": tied}, data=(samples, samples), loss="mse")
     work = functools.partial(load_by_hand, file=tmp_path / "weights.safetensors", samples=samples)
     keys, by_hand, inside = alone(work, own, "torch-ddp", tmp_path / "run")
     assert keys == {"missing": ["second.weight"], "unexpected": ["scale"]}
     np.testing.assert_array_equal(by_hand, inside)
-
-
-@pytest.mark.slow
-def test_a_torch_module_runs_under_onnx(folder: Path, tmp_path: Path) -> None:
-    native = spec(model={"torch": exported_models.torch_net})
-    result = run(native, backend="torch-ddp", run_directory=tmp_path / "run")
-    isotrain.export(result, folder / "native.onnx")
-    wanted = isotrain.predict(result, IMAGES)
-    found = outside(folder, "torch", "by_onnx_of_torch")["by_onnx_of_torch"]
-    assert_near(found, wanted, "ONNX")
-
-
-@pytest.mark.slow
-def test_a_tensorflow_module_is_a_saved_model(folder: Path, tmp_path: Path) -> None:
-    native = spec(model={"tensorflow": exported_models.tensorflow_net})
-    result = run(native, backend="tf-mirrored", replicas=2, run_directory=tmp_path / "run")
-    isotrain.export(result, folder / "module", to="saved-model")
-    wanted = isotrain.predict(result, IMAGES)
-    found = outside(folder, "tensorflow", "by_tensorflow_module")["by_tensorflow_module"]
-    assert_near(found, wanted, "SavedModel")
 
 
 def narrow_net() -> Any:
