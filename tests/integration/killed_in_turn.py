@@ -13,7 +13,6 @@ import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.launching.returned import load_value, save_value
-from isotrain.core.running.loop import fit
 from isotrain.testing.bench import assert_same
 from isotrain.testing.series import next_session
 
@@ -41,34 +40,46 @@ def trained(session: isotrain.Session, specs: Mapping[str, Any], folder: Path) -
         folder: For checkpoints, and for the ends: `STRATEGY-PART-RANK`.
     """
     attempt = sum(1 for path in folder.glob("*-kills") if not any(path.iterdir()))
-    parts = [(name, part) for part in (WHOLE, KILLED) for name in specs]
     count = len(session.plan.processes)
-    left = [each for each in parts if not _is_over(folder, each, count)]
-    for place, (name, part) in enumerate(left):
-        spec = _own(specs[name], folder, name, part)
+    left = [name for name in specs if not _is_over(folder, name, count)]
+    for place, name in enumerate(left):
+        killer = Killer(folder / f"{name}-kills", is_armed=False)
+        checkpoint = {**specs[name]["checkpoint"], "folder": str(folder / name)}
+        spec = {**specs[name], "checkpoint": checkpoint, "transform": killer}
         with next_session(session, f"start-{attempt}-{place}", spec) as session:
-            if CheckpointFolder(folder / name / part).newest() is not None:
+            if CheckpointFolder(folder / name).newest() is not None:
                 session.restore()
-            save_value(_end(session), folder, f"{name}-{part}-{session.rank}")
+            else:
+                _train_undisturbed(session, folder, name)
+            killer.is_armed = True
+            save_value(_end(session), folder, f"{name}-{KILLED}-{session.rank}")
 
 
-def _is_over(folder: Path, part: tuple[str, str], processes: int) -> bool:
+def _is_over(folder: Path, name: str, processes: int) -> bool:
     """Every process finds the same: none can end a run that another has not begun."""
-    return all((folder / f"{'-'.join(part)}-{rank}.json").exists() for rank in range(processes))
+    return all((folder / f"{name}-{KILLED}-{rank}.json").exists() for rank in range(processes))
 
 
-def _own(spec: Mapping[str, Any], folder: Path, name: str, part: str) -> dict[str, Any]:
-    changes = {"checkpoint": {**spec["checkpoint"], "folder": str(folder / name / part)}}
-    if part == KILLED:
-        changes["transform"] = Killer(folder / f"{name}-kills")
-    return {**spec, **changes}
+def _train_undisturbed(session: isotrain.Session, folder: Path, name: str) -> None:
+    """Saves no checkpoint but that of the start, and goes back there: what was traced is not traced again."""
+    start = folder / f"{name}-start"
+    session.save(start)
+    save_value(_end(session, saves=False), folder, f"{name}-{WHOLE}-{session.rank}")
+    session.restore(start)
 
 
-def _end(session: isotrain.Session) -> dict[str, Any]:
+def _end(session: isotrain.Session, *, saves: bool = True) -> dict[str, Any]:
     """All state of this process's replicas, and what has gone into it."""
-    metrics, group = fit(session), session.group
+    metrics = []
+    for batch in session.batches():
+        session.step(batch)
+        if batch.is_last_of_epoch or session.is_done:
+            metrics.append(session.metrics())
+        if saves:
+            session.save_if_due()
+    group = session.group
     state = {str(r): group.read_state(ALL_STATE, replica=r) for r in group.local_replicas}
-    return {"metrics": metrics, "loss": session.last_loss, "state": state}
+    return {"metrics": metrics[-1], "loss": session.last_loss, "state": state}
 
 
 def difference(folder: Path, name: str, rank: int) -> str:

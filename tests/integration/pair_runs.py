@@ -20,15 +20,14 @@ BACKENDS = (
     *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),
     "jax-mesh",
 )
-REPLICAS = {"first": 1, "rest": 2}
-"""Of the two parts."""
+REPLICAS = {"first": 1, "rest": 2, "both": 2}
+"""Of the two parts, and where one session does both."""
 STOP, STEPS = 5, 9
 """The second epoch has begun."""
 EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
 """Numbers that float32 holds: frameworks pass them through it."""
 CASES: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5}},
-    "adam": {"optimizer": {"name": "adam", "lr": 0.0625, **EXACT}},
     "adamw": {"optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125, **EXACT}},
     "loss scale": {
         "optimizer": {"name": "adam", "lr": 2.0**-6, **EXACT},
@@ -92,6 +91,14 @@ def rest(session: isotrain.Session, case: str, *, folders: Iterable[Path]) -> di
     return found
 
 
+def both(
+    session: isotrain.Session, case: str, *, folder: Path, folders: Iterable[Path]
+) -> dict[str, Any]:
+    """Both parts, where all others have done their first."""
+    own = first(session, case, folder=folder)
+    return {"first": own, "rest": rest(session, case, folders=folders)}
+
+
 def _trained(session: isotrain.Session) -> Found:
     """What the steps from here on give; the metrics are of the last epoch, which is begun."""
     losses, metrics = [], {}
@@ -104,11 +111,12 @@ def _trained(session: isotrain.Session) -> Found:
 
 
 def run(part: str, backend: str, folder: Path, plugins: Sequence[str] = ()) -> None:
-    """Runs one part on one backend, of each case; `BACKEND/` has checkpoints, `BACKEND-PART.json` numbers."""
+    """Runs a part on one backend, of each case; `BACKEND/` has checkpoints, `BACKEND-PART.json` numbers."""
     others = [folder / other for other in BACKENDS if other != backend]
     work: dict[str, Work] = {
         "first": functools.partial(first, folder=folder / backend),
         "rest": functools.partial(rest, folders=others),
+        "both": functools.partial(both, folder=folder / backend, folders=others),
     }
     specs = {case: spec(case) for case in CASES}
     with asked.chosen(plugins, []):
