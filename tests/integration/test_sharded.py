@@ -17,30 +17,27 @@ from isotrain.core.plugins import asked
 from isotrain.core.plugins.host import plugin_host
 from isotrain.testing import probe
 from isotrain.testing.launching import attempt
+from isotrain.testing.series import launched_in_turn
 
 CLOSE = 1e-12
 EVERY = tuple(cases.OPTIMIZERS)
-TRIED = {
-    "reference": EVERY,
-    "torch-ddp": EVERY,
-    "horovod-torch": EVERY[-1:],
-    "tf-multiworker": EVERY[-1:],
-    "horovod-tf": EVERY[-1:],
-}
-"""Backend to the optimizers that are tried: all where that is quick, else the one that takes most."""
 STAGES = (1, 2)
-REPLICAS = {
-    "reference": (2, 3),
-    "torch-ddp": (2, 3),
-    "horovod-torch": (3,),
-    "tf-multiworker": (3,),
-    "horovod-tf": (2,),
+MOST = EVERY[-1:]
+"""The optimizer that takes most."""
+TRIED: dict[tuple[str, int], tuple[tuple[str, ...], tuple[int, ...]]] = {
+    ("reference", 2): (EVERY, STAGES),
+    ("reference", 3): (EVERY, STAGES),
+    ("torch-ddp", 2): (MOST, STAGES),
+    ("torch-ddp", 3): (EVERY, STAGES),
+    ("horovod-torch", 3): (MOST, STAGES),
+    ("tf-multiworker", 2): (MOST, (2,)),
+    ("horovod-tf", 2): (MOST, (2,)),
 }
-COUNTED = [
-    param(name, replicas, slow=name != "reference")
-    for name, counts in REPLICAS.items()
-    for replicas in counts
-]
+"""Backend and replicas to the optimizers and stages that are tried: all where that is quick.
+
+`test_it_goes_on_as_data_parallel_and_back` has the first stage on `tf-multiworker`, and three replicas.
+"""
+COUNTED = [param(*run, slow=run[0] != "reference") for run in TRIED]
 CELLS = [
     param(name, slow=name != "reference") for name in ("reference", "torch-ddp", "tf-multiworker")
 ]
@@ -54,11 +51,12 @@ def plugins() -> Iterator[None]:
 
 
 def base(backend: str) -> dict[str, Any]:
-    return probe.spec(plugin_host().backend(backend))
+    """What is replayed is tried on `torch-ddp`."""
+    return {**probe.spec(plugin_host().backend(backend)), "record": backend != "horovod-torch"}
 
 
-def launched(work: Any, backend: str, replicas: int, **changes: Any) -> list[Any]:
-    fields = cases.spec(changes.pop("strategy", cases.PARALLEL), base(backend), **changes)
+def launched(work: Any, backend: str, replicas: int, strategy: Any) -> list[Any]:
+    fields = cases.spec(strategy, base(backend), **cases.OPTIMIZERS[cases.LAST])
     run = attempt(work, fields, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
@@ -82,26 +80,27 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
 
 @pytest.mark.parametrize(("backend", "replicas"), COUNTED)
 def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
-    work = functools.partial(cases.compared, base=base(backend), names=TRIED[backend])
-    processes = launched(work, backend, replicas)
-    for name in TRIED[backend]:
+    names, stages = TRIED[backend, replicas]
+    specs = cases.compared(base(backend), names, stages)
+    processes = launched_in_turn(specs, cases.trained, backend, replicas)
+    for name in names:
         for rank, found in enumerate(processes):
             expected = found[f"{name}: parallel"]
-            for stage in STAGES:
+            for stage in stages:
                 what = f"{name}: stage {stage}"
                 assert_equal(found[what], expected, f"{what}, rank {rank}")
                 assert not found[what]["keeps gradients"], "it does not have those of others"
-        for stage in STAGES:
+        for stage in stages:
             shares = [found[f"{name}: stage {stage}"] for found in processes]
             assert sum(s["slots"] for s in shares) == processes[0][f"{name}: parallel"]["slots"]
-            names = [part for share in shares for part in share["parts"]]
-            assert len(names) == len(set(names)), "a slot is kept twice"
+            parts = [part for share in shares for part in share["parts"]]
+            assert len(parts) == len(set(parts)), "a slot is kept twice"
 
 
 @pytest.mark.slow
 def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
-    work = functools.partial(cases.compared, base=cases.native(), names=EVERY)
-    for rank, found in enumerate(launched(work, "torch-ddp", 3)):
+    specs = cases.compared(cases.native(), EVERY, STAGES)
+    for rank, found in enumerate(launched_in_turn(specs, cases.trained, "torch-ddp", 3)):
         for name in EVERY:
             for stage in STAGES:
                 what = f"{name}: stage {stage}"
@@ -112,8 +111,8 @@ def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
 @pytest.mark.parametrize(("name", "replicas"), [("momentum", 2), (cases.LAST, 2), (cases.LAST, 3)])
 def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int) -> None:
     base = cases.native(**cases.UNEVEN) if replicas == 3 else cases.native()
-    work = functools.partial(cases.compared, base=base, names=[name], stages=(3,))
-    processes = launched(work, "torch-ddp", replicas)
+    specs = cases.compared(base, [name], (3,))
+    processes = launched_in_turn(specs, cases.trained, "torch-ddp", replicas)
     for rank, found in enumerate(processes):
         assert_equal(found[f"{name}: stage 3"], found[f"{name}: parallel"], f"rank {rank}")
     slots = sum(found[f"{name}: stage 3"]["slots"] for found in processes)
@@ -148,7 +147,7 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
 def test_it_takes_and_sends_what_the_plan_says() -> None:
     """Of the replica that has most, and on average: with two replicas, all of it within a tenth."""
     work = functools.partial(cases.measured, stages=STAGES)
-    processes = launched(work, "torch-ddp", 2)
+    processes = launched(work, "torch-ddp", 2, cases.PARALLEL)
     whole = cases.LAYERS * cases.WIDTH**2 * 8
     for stage in STAGES:
         all_found = [found[f"stage {stage}"] for found in processes]
@@ -165,18 +164,17 @@ def test_it_takes_and_sends_what_the_plan_says() -> None:
 @pytest.mark.parametrize("backend", CELLS)
 def test_it_goes_on_as_data_parallel_and_back(backend: str, tmp_path: Path) -> None:
     work = functools.partial(cases.passed_on, base=base(backend), folder=str(tmp_path))
-    (first, *_) = launched(work, backend, 2)
+    (first, *_) = launched(work, backend, 2, cases.PARALLEL)
+    expected = first["parallel"]
     for name, found in first.items():
-        assert_equal(found, first["parallel to parallel"], name)
+        assert_equal(found, expected, name)
     saved = CheckpointFolder(tmp_path / "sharded").newest()
     whole = CheckpointFolder(tmp_path / "parallel").newest()
     assert saved is not None
     assert whole is not None
     assert saved.tensors("state") == whole.tensors("state")
-    changes = {**cases.OPTIMIZERS["adamw, clipped, accumulated"], "strategy": cases.sharded(1)}
     work = functools.partial(cases.gone_on, folder=str(tmp_path / "sharded"))
-    (other, *_) = launched(work, backend, 3, **changes)
-    expected = first["parallel to parallel"]
+    (other, *_) = launched(work, backend, 3, cases.sharded(1))
     for name in probe.starting_state():  # moving statistics are of the slices of so many replicas
         assert_close(other["weights"][name], expected["weights"][name], f"3 replicas: {name}")
     assert_close(other["evaluation"], expected["evaluation"], "3 replicas: evaluation")
