@@ -31,7 +31,10 @@ NATIVE: dict[str, dict[str, Any]] = {
 """Changes of the spec with a native model, by name."""
 PORTABLE: dict[str, dict[str, Any]] = {
     "convolutions": {},
-    "a metric that is made late": {"metrics": ["r2_score", "mean_absolute_error"]},
+    "a metric that is made late": {
+        "model": portable_going_on.small,
+        "metrics": ["r2_score", "mean_absolute_error"],
+    },
     "two outputs, at a falling rate": {
         "optimizer": {"custom": portable_going_on.falling, "lr": 2.0**-5},
         "model": portable_going_on.two_outputs,
@@ -39,7 +42,11 @@ PORTABLE: dict[str, dict[str, Any]] = {
         "loss": dict.fromkeys(("near", "far"), "mean_squared_error"),
         "metrics": {name: ["mean_absolute_error"] for name in ("near", "far")},
     },
-    "seeds of no layer": {"loss": None, "objective": OBJECTIVE},
+    "seeds of no layer": {
+        "model": portable_going_on.small,
+        "loss": None,
+        "objective": OBJECTIVE,
+    },
 }
 TWICE_ADDED = f"{Path(__file__).with_name('twice_added.py')}:"
 REPLAYED: dict[str, dict[str, Any]] = {
@@ -122,6 +129,7 @@ def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(tmp_path: Pat
     """The sums of a metric that waits for samples."""
     changes: dict[str, Any] = {
         "strategy": {"name": "compressed", "options": {"method": "fp16"}},
+        "model": portable_going_on.small,
         "metrics": ["r2_score"],
         "epochs": None,
         "checkpoint": {"every_steps": 6},

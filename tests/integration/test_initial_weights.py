@@ -47,7 +47,7 @@ def portable() -> Any:
 
 def data() -> Any:
     generator = np.random.default_rng(2)
-    return generator.standard_normal((23, 4)), generator.integers(0, 3, 23)
+    return generator.standard_normal((21, 4)), generator.integers(0, 3, 21)
 
 
 def spec(**changes: Any) -> dict[str, Any]:

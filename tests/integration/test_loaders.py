@@ -99,6 +99,7 @@ def spec(data: Any) -> dict[str, Any]:
         "global_batch": 8,
         "epochs": 2,
         "shuffle": False,
+        "record": False,  # what reads samples does not know of it
         "device": "cpu",
         "threads": 1,
     }
