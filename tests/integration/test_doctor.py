@@ -166,6 +166,12 @@ def test_an_unknown_backend_is_named() -> None:
         examine(plugin_host(), ["torch-dpp"])
 
 
+def test_private_parts_of_torch_and_keras_are_as_isotrain_uses_them() -> None:
+    """Among the everyday tests, for what an upgrade changes; `here` is of TensorFlow and Horovod too."""
+    (found,) = examine(plugin_host(), ["torch-ddp"])["backends"]
+    assert found["usable"], found["reason"]
+
+
 @pytest.mark.slow
 def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "torch", "import time; time.sleep(1000)")
