@@ -19,7 +19,7 @@ PLACE = Command(
     "place",
     "say which process of which engine this one is",
     "Says which process of which engine this one would be taken for, from its variables alone:\n"
-    "srun isotrain place shows what each task of a step is told.",
+    "srun isotrain place shows what each task of a step is told, and whether it could encrypt.",
     """\
 examples:
   isotrain place

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 def place(options: argparse.Namespace) -> None:
     """Prints this process's place; as JSON in one line, for many processes print theirs at once."""
     from isotrain.core.planning.places import place_of
+    from isotrain.core.served.terms import TLS_VARIABLE, Terms
 
     found = place_of(os.environ, plugin_host())
+    tls = Terms.of(os.environ.get(TLS_VARIABLE, "")).facts()
     if options.json:
-        print(json_line({"format": FORMAT, "place": None if found is None else asdict(found)}))
+        shown = None if found is None else asdict(found)
+        print(json_line({"format": FORMAT, "place": shown, "tls": tls}))
         return
     from isotrain.core.showing import launching_texts
 
-    sys.stdout.write(launching_texts.place(found))
+    sys.stdout.write(launching_texts.place(found, tls))
 
 
 def launchers(options: argparse.Namespace) -> None:

@@ -27,14 +27,14 @@ class Layout:
         spots: Of each process, by rank.
         cores: That each may use.
         gpus: That each can see.
-        is_secret: Whether their key is made from something that nobody else knows.
+        remarks: On how they talk with each other, for people.
     """
 
     engine: str
     spots: tuple[Spot, ...]
     cores: int
     gpus: int
-    is_secret: bool
+    remarks: tuple[str, ...] = ()
 
     @property
     def most_on_a_host(self) -> int:

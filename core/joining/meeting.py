@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 from isotrain.core import errors
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.process import LOCALHOST
-from isotrain.core.errors import EndedError, IsotrainError, PeerLostError, RunFailedError
+from isotrain.core.errors import (
+    EndedError,
+    IsotrainError,
+    PeerLostError,
+    PlanError,
+    RunFailedError,
+)
 from isotrain.core.joining.channel import Channel, finish
 from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.welcome import Welcome
@@ -143,6 +149,8 @@ class Chair(Meeting):
             else:  # those who came at the same time are to hear of it too
                 wire.close()
                 refused = rank
+        for problem in self._welcome.estranged.values():
+            raise PlanError(problem)
         if refused is not None:
             raise IsotrainError(
                 f"two processes say that they are rank {refused} of the run's {self.place.world_size}."
@@ -211,7 +219,8 @@ class Chair(Meeting):
             for rank in self.channels.keys() - informed:
                 self.channels[rank].send(message)
                 informed.add(rank)
-            if len(informed) == self.place.world_size - 1 or time.monotonic() >= deadline:
+            know = informed | self._welcome.estranged.keys()
+            if len(know) == self.place.world_size - 1 or time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK_SECONDS)
         self.close_door()

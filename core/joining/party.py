@@ -27,6 +27,7 @@ from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import PORTS, require_port
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.served.terms import TLS_VARIABLE, Terms
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.urls import is_url
 from isotrain.core.system.version import VERSION
@@ -38,6 +39,15 @@ _UNKNOWN_SECONDS = 60.0
 """To meet where no spec says how long: it cannot be read."""
 _numbers = itertools.count()
 """Of the runs that this program joins, which it does in the same order on every rank."""
+
+_NO_SECRET = (
+    "the processes know each other by the engine's name for the job, which is no secret: set ISOTRAIN_KEY"
+    " for all of them where others can reach the network"
+)
+_ENCRYPTED = (
+    f"events, output and returned values travel encrypted ({TLS_VARIABLE}); the tensors that the backend"
+    " exchanges do not"
+)
 
 Load = Callable[[], tuple[TrainingSpec, PluginHost]]
 
@@ -174,40 +184,53 @@ def gather(
     if port is not None:
         require_port(port)
     key = RunKey.of(place, os.environ, next(_numbers))
+    terms = Terms.of(os.environ.get(TLS_VARIABLE, ""))
     try:
         spec, host = load()
     except IsotrainError as error:
-        _open(place, key, _UNKNOWN_SECONDS, port).fail(error)
+        _open(place, key, terms, _UNKNOWN_SECONDS, port).fail(error)
         raise
-    meeting = _open(place, key, spec.timeouts.start, port)
+    meeting = _open(place, key, terms, spec.timeouts.start, port)
     with meeting.telling():
-        parts = {
-            "asked": {"backend": backend, "replicas": replicas},
-            "spec": spec.to_dict(),
-            "plugins": plugins_of(host),
-            "versions": {
-                "isotrain": VERSION,
-                **versions(host.backend(split_backend(backend)[0]).packages),
-            },
-        }
-        require_equal(meeting, parts)
+        terms.require_usable()
+        asked = {"backend": backend, "replicas": replicas}
+        require_equal(meeting, {"asked": asked, **_parts(spec, host, backend)})
         own = _own_address(meeting)
         facts = own_facts(place, own, OWN_PORTS.backend(own, port))
         found = meeting.settle(facts, Seating(_reached_at(meeting)))
     spots = tuple(Spot(seat["host"], seat["local_rank"]) for seat in found["seats"])
-    layout = Layout(place.engine, spots, found["cores"], found["gpus"], key.is_secret)
+    remarks = tuple(_remarks(key, terms))
+    layout = Layout(place.engine, spots, found["cores"], found["gpus"], remarks)
     return Party(meeting, Cast(spec, host), layout, found["seats"], port)
 
 
-def _open(place: Place, key: RunKey, seconds: float, port: int | None) -> Meeting:
+def _parts(spec: TrainingSpec, host: PluginHost, backend: str) -> dict[str, Any]:
+    """What every process must have the same of."""
+    packages = host.backend(split_backend(backend)[0]).packages
+    return {
+        "spec": spec.to_dict(),
+        "plugins": plugins_of(host),
+        "versions": {"isotrain": VERSION, **versions(packages)},
+    }
+
+
+def _remarks(key: RunKey, terms: Terms) -> Iterator[str]:
+    """On how the processes talk with each other."""
+    if not key.is_secret:
+        yield _NO_SECRET
+    if terms.tls is not None:
+        yield _ENCRYPTED
+
+
+def _open(place: Place, key: RunKey, terms: Terms, seconds: float, port: int | None) -> Meeting:
     Chair.close_earlier()
     doorstep = Doorstep.of(place, os.environ)
     told = place.port if port is None else port
     drawn = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]
     ports = drawn if told is None else [told]
     if place.rank == 0:
-        return Chair(place, key, seconds, Welcome(doorstep.listening, ports, key.secret))
-    wire = reached(doorstep.called, ports, key.secret, place.rank, seconds)
+        return Chair(place, key, seconds, Welcome(doorstep.listening, ports, key.secret, terms))
+    wire = reached(doorstep.called, ports, key.secret, place.rank, seconds, terms)
     return Member(place, key, seconds, Channel(wire))
 
 

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 
 from isotrain.core.contracts.process import Address
 from isotrain.core.errors import PeerLostError, PlanError
+from isotrain.core.served.calling import called
 from isotrain.core.served.door import Door
-from isotrain.core.served.seal import Seals
-from isotrain.core.served.wire import Wire, WireError, shake_hands
+from isotrain.core.served.terms import Terms
+from isotrain.core.served.wire import Wire, WireError
 
 _HANDSHAKE_SECONDS = 5.0
 _LAST_SECONDS = 1.0
 """For a call when the time is over: it may just begin to be answered."""
 _BETWEEN_ROUNDS_SECONDS = 0.1
+_PLAIN = Terms()
 
 
 class Welcome:
@@ -25,24 +27,32 @@ class Welcome:
         shown: Where it is, for messages.
     """
 
-    def __init__(self, address: str, ports: Sequence[int], key: bytes) -> None:
+    def __init__(
+        self, address: str, ports: Sequence[int], key: bytes, terms: Terms = _PLAIN
+    ) -> None:
         """Listens.
 
         Args:
             address: To listen on; empty for all of this machine's.
             ports: To try, in order.
             key: Of the run.
+            terms: Whether this process encrypts.
 
         Raises:
             PlanError: None of them is free.
         """
-        self._door = _opened(address, ports, key)
+        self._door = _opened(address, ports, key, terms)
         self.shown = f"port {self._door.address[1]} of {address or socket.gethostname()}"
 
     @property
     def refused(self) -> int:
         """Callers that could not prove that they have the key."""
         return self._door.refused
+
+    @property
+    def estranged(self) -> dict[int, str]:
+        """Why ranks that have come cannot be talked with; they know."""
+        return dict(self._door.estranged)
 
     def arrivals(self) -> list[tuple[int, Wire]]:
         """Ranks and connections of those who came since the last call."""
@@ -53,11 +63,11 @@ class Welcome:
         self._door.close()
 
 
-def _opened(address: str, ports: Sequence[int], key: bytes) -> Door:
+def _opened(address: str, ports: Sequence[int], key: bytes, terms: Terms) -> Door:
     problems = {}
     for port in ports:
         try:
-            return Door((address, port), key, seals=True)
+            return Door((address, port), key, terms=terms)
         except OSError as error:
             problems[port] = (error.strerror or str(error)).lower()
     told = "; ".join(f"{port}: {problem}" for port, problem in problems.items())
@@ -67,7 +77,14 @@ def _opened(address: str, ports: Sequence[int], key: bytes) -> Door:
     )
 
 
-def reached(host: str, ports: Sequence[int], key: bytes, rank: int, seconds: float) -> Wire:
+def reached(
+    host: str,
+    ports: Sequence[int],
+    key: bytes,
+    rank: int,
+    seconds: float,
+    terms: Terms = _PLAIN,
+) -> Wire:
     """Calls at rank 0's door until it lets this process in.
 
     Args:
@@ -76,20 +93,23 @@ def reached(host: str, ports: Sequence[int], key: bytes, rank: int, seconds: flo
         key: Of the run.
         rank: Of this process.
         seconds: To keep trying.
+        terms: Whether this process encrypts; one that was told to and cannot tells rank 0 so.
 
     Raises:
         PeerLostError: Nobody there let it in.
+        PlanError: It is rank 0, and the two cannot talk.
     """
     deadline = time.monotonic() + seconds
     while True:
         problems: dict[str, None] = {}
         for port in ports:
             left = deadline - time.monotonic()
-            found = _tried((host, port), key, rank, left)
+            found = _tried((host, port), key, rank, left, terms)
             if isinstance(found, Wire):
                 return found
             problems[found] = None
         if time.monotonic() > deadline:
+            terms.require_usable()
             listed = ", ".join(map(str, ports))
             raise PeerLostError(
                 f"rank {rank} did not find rank 0 at {host}, ports {listed}, in {seconds:g} s"
@@ -99,20 +119,23 @@ def reached(host: str, ports: Sequence[int], key: bytes, rank: int, seconds: flo
         time.sleep(_BETWEEN_ROUNDS_SECONDS)
 
 
-def _tried(address: Address, key: bytes, rank: int, left: float) -> Wire | str:
+def _tried(address: Address, key: bytes, rank: int, left: float, terms: Terms) -> Wire | str:
     """A connection, or why there is none."""
     limit = max(_LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
     try:
         connection = socket.create_connection(address, limit)
     except OSError as error:
         return (error.strerror or str(error)).lower()
+    wire = None
     try:
-        session = shake_hands(connection, key, rank)
-        if session is not None:
-            connection.settimeout(None)
-            return Wire(connection, Seals.made(session, is_caller=True))
+        wire = called(connection, key, rank, terms)
         problem = "who listens there turned this process away"
     except WireError:
         problem = "who listens there has another key"
-    connection.close()
-    return problem
+    finally:
+        if wire is None:
+            connection.close()
+    if wire is None:
+        return problem
+    connection.settimeout(None)
+    return wire

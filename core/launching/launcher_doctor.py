@@ -14,6 +14,7 @@ from isotrain.core.launching.engine_launcher import EngineLauncher
 from isotrain.core.planning import launchable
 from isotrain.core.planning.places import place_of
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.served.terms import TLS_VARIABLE, Terms
 
 
 def examine_launcher(host: PluginHost, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def examine_launcher(host: PluginHost, name: str, options: Mapping[str, Any]) ->
 
     Returns:
         As `launchable.launchers` describes it; besides its `options` with their defaults, the `allocation`
-        that it has here with those given, or why it has none, and the `place` of this process.
+        that it has here with those given, or why it has none, the `place` of this process, and the `tls` that
+        a run's processes would have here.
 
     Raises:
         IsotrainError: There is no launcher of that name, or it refuses the options.
@@ -42,6 +44,7 @@ def examine_launcher(host: PluginHost, name: str, options: Mapping[str, Any]) ->
         "no_allocation": why_none,
         "place": place,
         "no_place": unclear,
+        "tls": Terms.of(os.environ.get(TLS_VARIABLE, "")).facts(),
     }
 
 

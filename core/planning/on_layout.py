@@ -16,11 +16,6 @@ from isotrain.core.planning.ground import Devices, Ground
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
-_NO_SECRET = (
-    "the processes know each other by the engine's name for the job, which is no secret: set ISOTRAIN_KEY"
-    " for all of them where others can reach the network"
-)
-
 
 class OnLayout(Ground):
     """One process at each spot of a layout."""
@@ -42,16 +37,16 @@ class OnLayout(Ground):
         count = replicas_for(self._layout, adapter, strategy, replicas)
         gpus = 0 if spec.device == "cpu" else min(adapter.accelerators(), self._layout.gpus)
         needed = self._layout.most_on_a_host
-        secret = [] if self._layout.is_secret else [_NO_SECRET]
+        remarks = list(self._layout.remarks)
         if gpus >= needed:
-            return Devices("gpu", count, secret)
+            return Devices("gpu", count, remarks)
         if spec.device == "gpu":
             raise PlanError(
                 f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
                 " Let each process see all GPUs of its host, start fewer, or use device: cpu."
             )
         few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
-        return Devices("cpu", count, [few, *secret] if gpus else secret)
+        return Devices("cpu", count, [few, *remarks] if gpus else remarks)
 
     def cores(self, places: int) -> int:
         return self._layout.cores
@@ -76,7 +71,6 @@ def layout_of(launcher: str, allocation: Allocation) -> Layout:
         spots=tuple(spots),
         cores=max(1, hardware.cores() // most),
         gpus=min(share.devices for share in allocation.shares),
-        is_secret=True,
     )
 
 

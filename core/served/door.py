@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
 
-from isotrain.core.served import handshake
-from isotrain.core.served.seal import Seals
+from isotrain.core.served.caller import Caller, Refused
+from isotrain.core.served.terms import Terms
 from isotrain.core.served.wire import Wire
 from isotrain.core.served.workforce import readable
 
 _PATIENCE_SECONDS = 3.0
 _PLACES = 256
 _BREATH_SECONDS = 0.05
-
-
-class _Refused(Exception):
-    """A caller that is none of this run's processes."""
-
-
-class _Caller:
-    """Somebody who has connected and has not proved anything yet.
-
-    Attributes:
-        connection: To it; never waits.
-        deadline: When its answer must be whole (`time.monotonic`).
-    """
-
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self.connection = connection
-        self.deadline = deadline
-        self._greeting = handshake.greet()
-        self._heard = b""
-        connection.setblocking(False)
-        with contextlib.suppress(OSError):  # gone: noticed when it is heard
-            connection.send(self._greeting)
-
-    def session(self, key: bytes) -> bytes:
-        """What only both ends know of the connection, once its answer was right."""
-        return handshake.session(self._greeting, self._heard, key)
-
-    def hear(self, key: bytes) -> int | None:
-        """Takes what has come of its answer.
-
-        Returns:
-            Its rank, with the confirmation sent; None while something is missing.
-
-        Raises:
-            _Refused: It is gone, or has proved that it does not belong here.
-        """
-        try:
-            part = self.connection.recv(handshake.ANSWER_BYTES - len(self._heard))
-        except BlockingIOError:  # it only seemed that something had come
-            return None
-        except OSError as error:
-            raise _Refused from error
-        self._heard += part
-        if not part or not handshake.may_become_answer(self._heard):
-            raise _Refused
-        if len(self._heard) < handshake.ANSWER_BYTES:
-            return None
-        return self._admitted(key)
-
-    def _admitted(self, key: bytes) -> int:
-        rank = handshake.proven_rank(self._greeting, self._heard, key)
-        if rank is None:
-            raise _Refused
-        try:
-            self.connection.send(handshake.confirm(self._greeting, self._heard, key))
-        except OSError as error:
-            raise _Refused from error
-        self.connection.setblocking(True)
-        return rank
 
 
 class Door:
@@ -85,6 +25,8 @@ class Door:
     Attributes:
         address: Host and port.
         refused: How many were turned away so far.
+        estranged: Why the run's own processes were, by rank: they encrypt otherwise, or a certificate is not
+            accepted. They know.
     """
 
     def __init__(
@@ -94,7 +36,7 @@ class Door:
         patience: float = _PATIENCE_SECONDS,
         places: int = _PLACES,
         *,
-        seals: bool = False,
+        terms: Terms | None = None,
     ) -> None:
         """Listens, on this address alone.
 
@@ -103,18 +45,19 @@ class Door:
             key: Of this run.
             patience: Seconds in which a caller must have proved that it has the key.
             places: So many callers are heard at once; more wait until a place is free.
-            seals: Whether the messages of those who come in are sealed.
+            terms: Of this process, where the messages of those who come in are sealed; None: they are not.
         """
         self.refused = 0
+        self.estranged: dict[int, str] = {}
         self._key = key
         self._patience = patience
         self._places = places
-        self._seals = seals
+        self._terms = terms
         self._listener = socket.create_server(address, backlog=128)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._bell, self._ringer = socket.socketpair()
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, Caller] = {}
         self._lock = threading.Lock()
         self._arrived: list[tuple[int, Wire]] = []
         self._thread = threading.Thread(target=self._serve, name="isotrain-door", daemon=True)
@@ -151,23 +94,19 @@ class Door:
         except OSError:  # the caller is gone again, or this process may open no more files now
             time.sleep(_BREATH_SECONDS)
             return
-        caller = _Caller(connection, time.monotonic() + self._patience)
+        caller = Caller(connection, time.monotonic() + self._patience, self._key, self._terms)
         self._callers[connection.fileno()] = caller
 
     def _hear(self, descriptor: int) -> None:
-        caller = self._callers[descriptor]
         try:
-            rank = caller.hear(self._key)
-        except _Refused:
+            arrived = self._callers[descriptor].hear()
+        except Refused:
             self._drop(descriptor)
             return
-        if rank is not None:
+        if arrived is not None:
             del self._callers[descriptor]
             with self._lock:
-                self._arrived.append((rank, Wire(caller.connection, self._seals_of(caller))))
-
-    def _seals_of(self, caller: _Caller) -> Seals | None:
-        return Seals.made(caller.session(self._key), is_caller=False) if self._seals else None
+                self._arrived.append(arrived)
 
     def _drop_late(self, begun: float) -> None:
         """Drops those whose time was over before this look began: what they had said is heard."""
@@ -177,7 +116,10 @@ class Door:
 
     def _drop(self, descriptor: int) -> None:
         self.refused += 1
-        self._callers.pop(descriptor).connection.close()
+        caller = self._callers.pop(descriptor)
+        caller.connection.close()
+        if caller.estranged:
+            self.estranged[caller.rank] = caller.estranged
 
     def arrivals(self) -> list[tuple[int, Wire]]:
         """Ranks and connections of those who came since the last call."""

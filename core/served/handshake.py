@@ -1,9 +1,10 @@
 """How a caller and the coordinator of a served run prove to each other that they have the run's key.
 
-The coordinator greets each caller with a challenge. The caller answers with its rank, a challenge of its
-own and a proof; whoever cannot is told nothing more. Then the coordinator confirms that it has the key too.
-A proof is the HMAC-SHA256 of all that was said before: the key itself never travels, and what was overheard
-proves nothing later. Every message has a fixed length, so nobody can announce a long one.
+The coordinator greets each caller with a challenge. The caller answers with its rank, its terms (whether it
+encrypts), a challenge of its own and a proof; whoever cannot is told nothing more. Then the coordinator tells
+its terms, and confirms that it has the key too. A proof is the HMAC-SHA256 of all that was said before: the
+key itself never travels, and what was overheard proves nothing later. Every message has a fixed length, so
+nobody can announce a long one.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import hmac
 import secrets
 import struct
 
+from isotrain.core.served.terms import TERMS_BYTES, Terms
+
 _CHALLENGE_BYTES = 32
 _PROOF_BYTES = 32
 _OPENING = b"isotrain served run 1\n"
 """With it an answer begins; most who call by mistake are known by their first byte."""
+_PLAIN = Terms()
 _RANK = struct.Struct("!I")
 
 GREETING_BYTES = _CHALLENGE_BYTES
-ANSWER_BYTES = len(_OPENING) + _RANK.size + _CHALLENGE_BYTES + _PROOF_BYTES
-CONFIRMATION_BYTES = _PROOF_BYTES
+ANSWER_BYTES = len(_OPENING) + _RANK.size + TERMS_BYTES + _CHALLENGE_BYTES + _PROOF_BYTES
+CONFIRMATION_BYTES = TERMS_BYTES + _PROOF_BYTES
+WELCOME_BYTES = _PROOF_BYTES
 
 
 def greet() -> bytes:
@@ -28,9 +33,10 @@ def greet() -> bytes:
     return secrets.token_bytes(_CHALLENGE_BYTES)
 
 
-def answer_to(greeting: bytes, key: bytes, rank: int) -> bytes:
+def answer_to(greeting: bytes, key: bytes, rank: int, terms: Terms = _PLAIN) -> bytes:
     """What the caller of this rank answers."""
-    claim = _OPENING + _RANK.pack(rank) + secrets.token_bytes(_CHALLENGE_BYTES)
+    challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+    claim = _OPENING + _RANK.pack(rank) + terms.as_told() + challenge
     return claim + _proof(key, b"caller", greeting + claim)
 
 
@@ -48,19 +54,39 @@ def proven_rank(greeting: bytes, answer: bytes, key: bytes) -> int | None:
     return rank
 
 
-def confirm(greeting: bytes, answer: bytes, key: bytes) -> bytes:
+def terms_of(answer: bytes) -> Terms:
+    """What a caller that has proved its rank has said of encrypting."""
+    start = len(_OPENING) + _RANK.size
+    return Terms.told(answer[start : start + TERMS_BYTES])
+
+
+def confirm(greeting: bytes, answer: bytes, key: bytes, terms: Terms = _PLAIN) -> bytes:
     """What the coordinator says last, to a caller that has the key."""
-    return _proof(key, b"coordinator", greeting + answer)
+    told = terms.as_told()
+    return told + _proof(key, b"coordinator", greeting + answer + told)
 
 
-def is_confirmed(confirmation: bytes, greeting: bytes, answer: bytes, key: bytes) -> bool:
-    """Whether the coordinator has the key."""
-    return hmac.compare_digest(confirmation, confirm(greeting, answer, key))
+def confirmed(confirmation: bytes, greeting: bytes, answer: bytes, key: bytes) -> Terms | None:
+    """The coordinator's terms; None unless it has the key."""
+    told, proof = confirmation[:TERMS_BYTES], confirmation[TERMS_BYTES:]
+    if not hmac.compare_digest(proof, _proof(key, b"coordinator", greeting + answer + told)):
+        return None
+    return Terms.told(told)
 
 
 def session(greeting: bytes, answer: bytes, key: bytes) -> bytes:
     """What from now on only these two know, of this connection alone."""
     return _proof(key, b"session", greeting + answer)
+
+
+def bound(session: bytes, binding: bytes) -> bytes:
+    """The same of an encrypted connection: somebody in between has two, and another one of each."""
+    return _proof(session, b"encrypted", binding)
+
+
+def welcome(session: bytes) -> bytes:
+    """What the coordinator says first, once it has accepted the certificate of a caller that encrypts."""
+    return _proof(session, b"welcome", b"")
 
 
 def _proof(key: bytes, role: bytes, said: bytes) -> bytes:

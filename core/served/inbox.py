@@ -6,11 +6,14 @@ import json
 import math
 import socket
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from isotrain.core.served.seal import SEAL_BYTES, Seal
+
+if TYPE_CHECKING:
+    from isotrain.core.served.tls import TlsEnd
 
 Message = tuple[dict[str, Any], list[np.ndarray]]
 """A header of JSON values, and arrays."""
@@ -30,11 +33,20 @@ class Inbox:
         received: Bytes that have come in, of messages that are not whole yet too.
     """
 
-    def __init__(self, connection: socket.socket, seal: Seal | None = None) -> None:
-        """Takes a connection, and of which seal its messages are; None: they have none."""
+    def __init__(
+        self, connection: socket.socket, seal: Seal | None = None, tls: TlsEnd | None = None
+    ) -> None:
+        """Takes a connection.
+
+        Args:
+            connection: To read from.
+            seal: Of its messages; None: they have none.
+            tls: Encrypts it; None: nothing does.
+        """
         self.received = 0
         self._limit = HEADER_LIMIT if seal else UNSEALED_LIMIT
         self._seal = seal
+        self._tls = tls
         self._connection = connection
         self._unread = bytearray()
 
@@ -55,14 +67,14 @@ class Inbox:
         while True:
             try:
                 chunk = self._connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+                self.received += len(chunk)
+                self._unread += chunk if self._tls is None else self._tls.decrypted(chunk)
             except BlockingIOError:
                 return True
-            except OSError:
+            except OSError:  # of TLS too
                 return False
             if not chunk:
                 return False
-            self.received += len(chunk)
-            self._unread += chunk
 
     def _next(self) -> Message | None:
         if len(self._unread) < LENGTH.size:

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,14 @@ from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.served import handshake
 from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, UNSEALED_LIMIT, Inbox
-from isotrain.core.served.seal import Seals
+from isotrain.core.served.seal import Bytes, Seals
+from isotrain.core.served.terms import Terms
+
+if TYPE_CHECKING:
+    from isotrain.core.served.tls import TlsEnd
 
 _RETRY_SECONDS = 0.05
+_PLAIN = Terms()
 
 
 class WireError(PeerLostError):
@@ -29,16 +34,20 @@ class WireError(PeerLostError):
 class Wire:
     """One connection, to send and receive messages whole."""
 
-    def __init__(self, connection: socket.socket, seals: Seals | None = None) -> None:
+    def __init__(
+        self, connection: socket.socket, seals: Seals | None = None, tls: TlsEnd | None = None
+    ) -> None:
         """Takes a connection.
 
         Args:
             connection: On which both ends have proved that they have the key.
             seals: Of its messages; None: they have none.
+            tls: Encrypts it; None: nothing does.
         """
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._seals = seals
+        self._tls = tls
         self._limit = UNSEALED_LIMIT if seals is None else HEADER_LIMIT
 
     def fileno(self) -> int:
@@ -68,7 +77,11 @@ class Wire:
             parts.append(self._seals.sending.of(parts))
         with _told(OSError):
             for part in parts:
-                self._socket.sendall(part)
+                self._put(part)
+
+    def _put(self, part: Bytes) -> None:
+        for piece in [part] if self._tls is None else self._tls.encrypted(part):
+            self._socket.sendall(piece)
 
     def receive(self) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Waits for one message: its header and its arrays.
@@ -100,7 +113,8 @@ class Wire:
 
     def inbox(self) -> Inbox:
         """What comes in, to be read without waiting, and not by `receive` any more."""
-        return Inbox(self._socket, None if self._seals is None else self._seals.receiving)
+        seal = None if self._seals is None else self._seals.receiving
+        return Inbox(self._socket, seal, self._tls)
 
     def limit_sending(self, seconds: float) -> None:
         """Has `send` give up when the other end takes nothing in for so long."""
@@ -180,30 +194,34 @@ def _reached(address: tuple[str, int]) -> socket.socket:
             time.sleep(_RETRY_SECONDS)
 
 
-def shake_hands(connection: socket.socket, key: bytes, rank: int) -> bytes | None:
+def shake_hands(
+    connection: socket.socket, key: bytes, rank: int, terms: Terms = _PLAIN
+) -> tuple[bytes, Terms] | None:
     """Proves that this process has the key; None where the other end hung up before that was done.
 
     Args:
         connection: To rank 0.
         key: Of the run.
         rank: Of this process.
+        terms: Of this process.
 
     Returns:
-        What only both ends know of this connection.
+        What only both ends know of this connection, and the terms of rank 0.
 
     Raises:
         WireError: It is no rank 0 of this run.
     """
     try:
         greeting = _receive_exactly(connection, handshake.GREETING_BYTES)
-        answer = handshake.answer_to(greeting, key, rank)
+        answer = handshake.answer_to(greeting, key, rank, terms)
         connection.sendall(answer)
         confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
     except (WireError, OSError):
         return None
-    if not handshake.is_confirmed(confirmation, greeting, answer, key):
+    found = handshake.confirmed(confirmation, greeting, answer, key)
+    if found is None:
         raise WireError("it does not have the key")
-    return handshake.session(greeting, answer, key)
+    return handshake.session(greeting, answer, key), found
 
 
 def packed(tree: Any, arrays: list[np.ndarray]) -> Any:

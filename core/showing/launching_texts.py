@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _LABELS = {"told_by": "told by", "world_size": "processes", "job": "job", "hosts": "all hosts"}
 
 
-def place(found: Place | None) -> str:
-    """A process's place."""
+def place(found: Place | None, tls: Mapping[str, Any]) -> str:
+    """A process's place, and whether it encrypts."""
     if found is None:
         return paragraph("No engine started this process: a run would be launched from here.")
     rows = [
         (_LABELS.get(name, name.replace("_", " ")), value) for name, value in asdict(found).items()
     ]
-    return facts(None, [(name, _text(value)) for name, value in rows])
+    return facts(None, [*((name, _text(value)) for name, value in rows), ("TLS", _tls(tls))])
 
 
 def _text(value: Any) -> str:
@@ -58,11 +58,20 @@ def examined(found: Mapping[str, Any]) -> str:
         ("usable here", "yes" if found["usable"] else f"no: {why}"),
         ("allocation", _allocation(found)),
         ("this process", found["no_place"] or _rank(found["place"])),
+        ("TLS", _tls(found["tls"])),
         ("options", text_of(found["options"])),
     ]
     for name, pair in found["backends"].items():
         rows.append((name, "yes" if pair["supported"] else f"no: {pair['reason']}"))
     return facts(found["name"], rows)
+
+
+def _tls(found: Mapping[str, Any]) -> str:
+    if found["problem"]:
+        return f"no: {found['problem']}"
+    if found["folder"]:
+        return f"yes: certificate in {found['folder']}, until {found['until']}"
+    return "no: ISOTRAIN_TLS names no folder with ca.crt, tls.crt and tls.key"
 
 
 def _rank(place: Mapping[str, Any]) -> str:

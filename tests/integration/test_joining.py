@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from certificates import Authority
 from integration import joined_program
 from integration.joined_program import STEP
 
@@ -130,10 +131,14 @@ def last_line(text: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("engine", "size"), [("torchrun", 2), ("slurm", 3)])
+@pytest.mark.parametrize(
+    ("engine", "size", "encrypts"), [("torchrun", 2, True), ("slurm", 3, False)]
+)
 def test_a_joined_run_ends_with_the_bits_of_a_local_one(
-    engine: str, size: int, tmp_path: Path
+    engine: str, size: int, encrypts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if encrypts:
+        monkeypatch.setenv("ISOTRAIN_TLS", Authority().folder(tmp_path / "tls"))
     started = script(engine, tmp_path, size)
     codes = started.ended()
     assert codes == [0] * size, started.said(0) + started.said(1)
@@ -147,7 +152,23 @@ def test_a_joined_run_ends_with_the_bits_of_a_local_one(
     assert f"printed by rank {size - 1}" in (run / f"rank-{size - 1}.log").read_text()
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["launcher"], plan["replicas"]) == (engine, size)
+    assert any("travel encrypted" in each for each in plan["remarks"]) is encrypts
     assert len({each["host"] for each in plan["processes"]}) == (1 if engine == "torchrun" else 3)
+
+
+def test_all_say_that_rank_0_cannot_encrypt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [str(tmp_path / "missing"), Authority().folder(tmp_path / "tls")]
+
+    def told(rank: int, size: int, job: str) -> dict[str, str]:
+        return {**torchrun(rank, size, job), "ISOTRAIN_TLS": folders[rank]}
+
+    monkeypatch.setitem(ENGINES, "torchrun", told)
+    started = script("torchrun", tmp_path)
+    assert started.ended() == [1, 1]
+    for rank in range(2):
+        assert f"ISOTRAIN_TLS: {folders[0]}/ca.crt cannot be read" in started.said(rank)
 
 
 SILENT = [("stop", 1), ("hang", 1), ("stop", 0)]

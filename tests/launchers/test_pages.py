@@ -11,7 +11,7 @@ from cluster.bed import Bed
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = _ROOT / "docs" / "launching"
-PAGES = ("slurm", "mpi", "torchrun", "horovodrun", "kubernetes")
+PAGES = ("slurm", "mpi", "torchrun", "horovodrun", "kubernetes", "tls")
 SECONDS = 120.0
 
 

@@ -87,7 +87,9 @@ def test_the_commands_print_them(
 ) -> None:
     monkeypatch.setattr("os.environ", {**SRUN})
     assert main(["place", "--json"]) == ExitCode.OK
-    found = json.loads(capsys.readouterr().out)["place"]
+    told = json.loads(capsys.readouterr().out)
+    found = told["place"]
+    assert told["tls"] == {"folder": None, "problem": None, "until": None}
     assert (found["engine"], found["rank"], found["hosts"]) == ("slurm", 4, ["n02", "n03", "n04"])
     assert main(["place"]) == ExitCode.OK
     assert "all hosts         n02, n03, n04\n" in capsys.readouterr().out

@@ -8,22 +8,21 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from unit.meeting import LOCAL, LONG, free_port, key, meet, opened, settling
 
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
 from isotrain.core.joining import doorstep
 from isotrain.core.joining import key as key_module
-from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.doorstep import Doorstep
 from isotrain.core.joining.facts import Facts, Seating, require_equal
-from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.meeting import Chair, Meeting, Member
 from isotrain.core.joining.own_ports import OwnPorts
 from isotrain.core.joining.sight import marked, token_of
@@ -32,61 +31,6 @@ from isotrain.core.launching.ports import Ports
 from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.served.wire import Wire
-
-LOCAL = "127.0.0.1"
-LONG = 30.0
-Part = Callable[[Meeting], Any]
-
-
-def place(rank: int, size: int, job: str = "job") -> Place:
-    return Place("torchrun", ("RANK",), rank, size, job, host=f"n{rank}")
-
-
-def key(job: str = "job", number: int = 0, **variables: str) -> RunKey:
-    return RunKey.of(place(0, 2, job), variables, number)
-
-
-@contextlib.contextmanager
-def free_port() -> Iterator[int]:
-    with contextlib.closing(Ports()) as ports:
-        yield ports.take(1)[0]
-
-
-def meet(parts: Mapping[int, Part], size: int, *, seconds: float = LONG) -> dict[int, Any]:
-    """What came of each rank's part, an error too; each on a thread. Ranks without a part never come."""
-    found: dict[int, Any] = {}
-
-    def attend(rank: int, port: int) -> None:
-        own = key()
-        try:
-            with contextlib.closing(opened(rank, size, own, port, seconds)) as meeting:
-                found[rank] = parts[rank](meeting)
-        except IsotrainError as error:
-            found[rank] = error
-
-    with free_port() as port:
-        threads = [threading.Thread(target=attend, args=(rank, port)) for rank in parts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return found
-
-
-def opened(rank: int, size: int, own: RunKey, port: int, seconds: float) -> Meeting:
-    if rank == 0:
-        return Chair(place(0, size), own, seconds, Welcome(LOCAL, [port], own.secret))
-    wire = reached(LOCAL, [port], own.secret, rank, seconds)
-    return Member(place(rank, size), own, seconds, Channel(wire))
-
-
-def settling(judge: Any = lambda told: {"ranks": [each["rank"] for each in told]}) -> Part:
-    def part(meeting: Meeting) -> Any:
-        with meeting.telling():
-            rank = meeting.place.rank
-            return meeting.settle({"rank": rank, "host": f"n{rank}"}, judge)
-
-    return part
 
 
 def test_all_get_what_rank_0_decides_of_what_all_have_told() -> None:
@@ -391,7 +335,7 @@ def test_cores_are_shared_by_those_who_share_them() -> None:
 
 def replicas(backend: str, strategy: str, processes: int, asked: int | None = None) -> int:
     host = plugin_host()
-    layout = Layout("slurm", tuple(Spot("n", rank) for rank in range(processes)), 1, 0, False)
+    layout = Layout("slurm", tuple(Spot("n", rank) for rank in range(processes)), 1, 0)
     return replicas_for(layout, host.backend(backend), host.strategy(strategy, {}), asked)
 
 

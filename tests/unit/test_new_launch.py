@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority
 from unit.environment_cases import SRUN
 
 from isotrain.core.cli.arguments import parser
@@ -132,6 +133,23 @@ def test_the_doctor_says_what_a_launcher_lacks(
     assert "there is no srun; run it where SLURM's commands are" in text
     assert "n01 (2 processes), n02 (2 processes)" in text
     assert "in one process" in text
+    assert found["tls"]["folder"] is None
+
+
+@pytest.mark.parametrize("given", [["doctor", "--launcher", "slurm"], ["place"]])
+def test_it_and_place_say_whether_processes_could_encrypt_here(
+    given: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    folder = Authority().folder(tmp_path / "tls")
+    monkeypatch.setattr("os.environ", {**SRUN, "PATH": "/nowhere", "ISOTRAIN_TLS": folder})
+    assert main(given) == ExitCode.OK
+    assert f"yes: certificate in {folder}, until " in capsys.readouterr().out
+    (tmp_path / "tls" / "tls.key").unlink()
+    assert main(given) == ExitCode.OK
+    assert f"no: ISOTRAIN_TLS: {folder}/tls.key cannot be read" in capsys.readouterr().out
 
 
 def test_the_doctor_knows_the_launcher_of_this_machine(

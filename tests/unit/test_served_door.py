@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,10 +216,10 @@ def test_who_has_another_key_stays_outside() -> None:
 def test_a_worker_that_was_dropped_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, stalls = handshake.answer_to, [1.0]
 
-    def answer_to(greeting: bytes, key: bytes, rank: int) -> bytes:
+    def answer_to(*asked: Any) -> bytes:
         if stalls:
             time.sleep(stalls.pop())
-        return prompt(greeting, key, rank)
+        return prompt(*asked)
 
     monkeypatch.setattr(handshake, "answer_to", answer_to)
     with door(patience=0.1) as at:
@@ -240,7 +241,9 @@ def test_a_worker_that_is_not_let_in_has_not_finished() -> None:
             work.result(IN_TIME)
 
 
-@pytest.mark.parametrize("reply", [bytes(32), None], ids=["zeros", "its own proof"])
+@pytest.mark.parametrize(
+    "reply", [bytes(handshake.CONFIRMATION_BYTES), None], ids=["zeros", "its own proof"]
+)
 def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) -> None:
     with socket.create_server(LOOPBACK) as listener, ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call, listener.getsockname())

@@ -1,0 +1,108 @@
+"""How a caller comes to a connection whose messages are sealed, and encrypted where both ends want that."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+from typing import TYPE_CHECKING
+
+from isotrain.core.errors import PlanError
+from isotrain.core.served import handshake
+from isotrain.core.served.seal import Seals
+from isotrain.core.served.terms import Terms, apart, turned_down
+from isotrain.core.served.wire import Wire, WireError, shake_hands
+
+if TYPE_CHECKING:
+    from isotrain.core.served.tls import Tls, TlsEnd
+
+_CHUNK = 1 << 16
+_RECORD_HEADER = 5
+"""Bytes of TLS before each record; the last two are its length."""
+
+
+def called(connection: socket.socket, key: bytes, rank: int, terms: Terms) -> Wire | None:
+    """Calls rank 0; None where that hung up.
+
+    Args:
+        connection: To it; its timeout is the longest that each answer may take.
+        key: Of the run.
+        rank: Of this process.
+        terms: Of this process.
+
+    Raises:
+        PlanError: It is rank 0, and the two cannot talk: one encrypts and the other does not, or the one does
+            not trust the other.
+        WireError: It is no rank 0 of this run.
+    """
+    met = shake_hands(connection, key, rank, terms)
+    if met is None:
+        return None
+    session, theirs = met
+    why = apart(rank, terms, theirs)
+    if why:
+        raise PlanError(why)
+    if terms.tls is None:
+        return Wire(connection, Seals.made(session, is_caller=True))
+    tls = _encrypting(connection, terms.tls, rank)
+    return None if tls is None else _welcomed(connection, tls, session, rank)
+
+
+def _encrypting(connection: socket.socket, own: Tls, rank: int) -> TlsEnd | None:
+    """This end, after the handshake."""
+    tls = own.begin(is_caller=True)
+    heard = b""
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(tls.shake_hands(heard))
+            if tls.problem:
+                _part(connection)
+                raise PlanError(turned_down(rank, 0, tls.problem))
+            if tls.is_ready:
+                return tls
+            heard = _record(connection)
+    return None
+
+
+def _welcomed(connection: socket.socket, tls: TlsEnd, session: bytes, rank: int) -> Wire | None:
+    """The connection, once rank 0 has said that it accepts this process's certificate."""
+    session = handshake.bound(session, tls.binding)
+    heard = b""
+    try:
+        while len(heard) < handshake.WELCOME_BYTES:
+            heard += tls.decrypted(_record(connection))
+    except OSError as error:
+        if tls.problem:
+            raise PlanError(turned_down(rank, 0, tls.problem)) from error
+        return None
+    if not hmac.compare_digest(heard, handshake.welcome(session)):
+        raise WireError("somebody is in between")
+    return Wire(connection, Seals.made(session, is_caller=True), tls)
+
+
+def _part(connection: socket.socket) -> None:
+    """Waits until rank 0 has heard the last word: what is closed with something unread takes that back."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(_CHUNK):
+            pass
+
+
+def _record(connection: socket.socket) -> bytes:
+    """The next record, and nothing of what follows: that is for those who wait for messages.
+
+    Raises:
+        OSError: The other end hung up.
+    """
+    header = _exactly(connection, _RECORD_HEADER)
+    return header + _exactly(connection, int.from_bytes(header[-2:], "big"))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = connection.recv(count - len(found))
+        if not part:
+            raise ConnectionResetError
+        found += part
+    return found
