@@ -21,7 +21,7 @@ DEFERRED = frozenset(
     for part in ("wrappers", "visualization")
 )
 
-_ABOUT = frozenset({"__name__", "__file__", "__path__", "__package__", "__loader__", "__spec__"})
+_ABOUT = frozenset({"__name__", "__file__", "__path__", "__package__", "__loader__"})
 """What is known of a module before it is executed."""
 
 

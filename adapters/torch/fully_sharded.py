@@ -122,7 +122,7 @@ class FullyShardedGroup(TorchReplicaGroup):
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         if self._is_whole:
             self._is_whole = False
-            self._hold.wait()
+            self._hold.let_go()
             self.exchange.part()
         return super().synchronised_step(batch, learning_rate)
 

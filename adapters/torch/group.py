@@ -345,7 +345,7 @@ class TorchReplicaGroup(ReplicaGroup):
         kept: dict[str, np.ndarray],
         *,
         replica: int | None = None,
-    ) -> Callable[[], dict[str, np.ndarray]]:
+    ) -> Callable[[], Mapping[str, np.ndarray]]:
         self.place_of(replica)
         return self._state.copy(kinds, kept)
 

@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from isotrain.adapters.torch import private
+from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.plugin import IsotrainError
 
-T = TypeVar("T")
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+Arrays = Mapping[str, np.ndarray]
 
 
 class Hold:
     """Holds up whoever would change what is being copied.
 
     A forward pass must leave it alone too. Whether it does is seen in the first one after a copy, which is
-    therefore made at once, as all are if it does not; and of each later copy by torch's count of changes.
+    therefore made at once, as all are if it does not; and of each later copy by torch's count of changes,
+    which lacks those by way of `Tensor.data`.
     """
 
     def __init__(self) -> None:
         self._copies = 0
         self._changed = threading.Condition()
-        self._watched: tuple[Sequence[torch.Tensor], list[int]] | None = None
+        self._watched: tuple[Mapping[str, torch.Tensor], Arrays] | None = None
         self._may_be_beside: bool | None = None
 
-    def until(self, tensors: Sequence[torch.Tensor], copy: Callable[[], T]) -> Callable[[], T]:
-        """Holds tensors from now on, until what this gives was called and has returned what `copy` does."""
+    def until(
+        self, tensors: Mapping[str, torch.Tensor], copy: Callable[[], Arrays]
+    ) -> Callable[[], Arrays]:
+        """Holds tensors from now on, until what this gives was called and has returned what `copy` does.
+
+        Args:
+            tensors: Detached, so that they keep their memory whatever their owner is given.
+            copy: Copies them, under the same names.
+        """
         if not (tensors and self._may_be_beside):
             copied = copy()
             if tensors and self._may_be_beside is None:
-                self._watched = tensors, _fingerprints(tensors)
+                self._watched = tensors, copied
             return lambda: copied
         with self._changed:
             self._copies += 1
-        before = [private.changes_of(tensor) for tensor in tensors]
+        before = _changes(tensors)
 
-        def released() -> T:
+        def released() -> Arrays:
             try:
                 copied = copy()
                 self._require_unchanged(tensors, before)
@@ -51,8 +59,8 @@ class Hold:
 
         return released
 
-    def _require_unchanged(self, tensors: Sequence[torch.Tensor], before: Sequence[int]) -> None:
-        if before != [private.changes_of(tensor) for tensor in tensors]:
+    def _require_unchanged(self, tensors: Mapping[str, torch.Tensor], before: list[int]) -> None:
+        if before != _changes(tensors):
             self._may_be_beside = False
             raise IsotrainError(
                 "the model's forward pass changed its own weights while they were copied, so that the copy"
@@ -62,9 +70,16 @@ class Hold:
     def wait_after_forward(self) -> None:
         """As `wait`, in a step whose forward passes are over, before it updates."""
         if self._watched is not None:
-            tensors, before = self._watched
+            tensors, copied = self._watched
             self._watched = None
-            self._may_be_beside = before == _fingerprints(tensors)
+            self._may_be_beside = all(
+                _same_bits(to_numpy(tensor), copied[name]) for name, tensor in tensors.items()
+            )
+        self.wait()
+
+    def let_go(self) -> None:
+        """As `wait`, before what was copied goes: the next copy is as the first."""
+        self._watched = None
         self.wait()
 
     def wait(self) -> None:
@@ -74,10 +89,10 @@ class Hold:
                 self._changed.wait_for(lambda: not self._copies)
 
 
-def _fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The sum of the bits of each; it changes with any value, however that was set."""
-    return [int(_bits(tensor.detach()).sum(dtype=torch.int64)) for tensor in tensors]
+def _changes(tensors: Mapping[str, torch.Tensor]) -> list[int]:
+    return [private.changes_of(tensor) for tensor in tensors.values()]
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(_WORDS.get(tensor.element_size(), torch.int64))
+def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    """Also of what is no number."""
+    return np.array_equal(left.view(np.uint8), right.view(np.uint8))

@@ -49,13 +49,13 @@ class NamedState:
 
     def copy(
         self, kinds: Sequence[StateKind], kept: dict[str, np.ndarray]
-    ) -> Callable[[], dict[str, np.ndarray]]:
+    ) -> Callable[[], Mapping[str, np.ndarray]]:
         """Copies as `read` does, into arrays that are kept for it; those of what there is no more are let go.
 
         What nothing but updates changes may be copied when what this gives is called.
         """
         updated = [kind for kind in _UPDATED if kind in kinds]
-        later = {name: own_part(each) for name, each in self._tensors(updated) if each.dim()}
+        later = {n: own_part(each.detach()) for n, each in self._tensors(updated) if each.dim()}
         now = {n: copied(each, kept.get(n)) for n, each in self._tensors(kinds) if n not in later}
 
         def finished() -> dict[str, np.ndarray]:
@@ -64,7 +64,7 @@ class NamedState:
             kept.update(found)
             return found
 
-        return self._hold.until([*later.values()], finished)
+        return self._hold.until(later, finished)
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""

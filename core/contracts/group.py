@@ -315,7 +315,7 @@ class ReplicaGroup(ABC):
         kept: dict[str, np.ndarray],
         *,
         replica: int | None = None,
-    ) -> Callable[[], dict[str, np.ndarray]]:
+    ) -> Callable[[], Mapping[str, np.ndarray]]:
         """Begins to copy the state as it is now, for who does so again and again. Local.
 
         Memory that is there already is filled several times as fast as new one.

@@ -90,8 +90,8 @@ class Identity:
 class Saver:
     """Saves the checkpoints of one process's share of a run.
 
-    Every process calls every method at the same point. A thread of its own copies what the next update
-    would change, for which that waits, and writes; all else is copied at once.
+    Every process calls every method at the same point. A checkpoint is copied at once, or beside the next
+    step, whose update waits for it; a thread of its own writes it.
     """
 
     def __init__(
@@ -202,11 +202,11 @@ class Saver:
             self._saved_step, self._saved_at = position.step, time.monotonic()
         self._written.clear()
         self._given_up.clear()
-        copy = functools.partial(_copied, self._copies(differ, kept))
+        copies = self._begun_copies(differ, kept)
         if not beside_step:
-            copy = functools.partial(dict, copy())
+            copies = {name: _as_it_is(section) for name, section in _copied(copies).items()}
         self._writing = threading.Thread(
-            target=self._write, args=(folder, position, copy, run), name="isotrain-checkpoint"
+            target=self._write, args=(folder, position, copies, run), name="isotrain-checkpoint"
         )
         self._writing.start()
 
@@ -259,9 +259,18 @@ class Saver:
         equal = promised == "always" or (promised == "finally" and finished)
         return not equal and not self._plan.is_served and self._group.replicas > 1
 
-    def _copies(self, differ: bool, kept: StrategyState) -> dict[str, Copy]:
+    def _begun_copies(self, differ: bool, kept: StrategyState) -> dict[str, Copy]:
         """Begins to copy each section; the group waits for who does not finish that."""
-        group, copies = self._group, dict[str, Copy]()
+        copies: dict[str, Copy] = {}
+        try:
+            self._begin_copies(copies, differ, kept)
+        except BaseException:
+            _copied(copies)
+            raise
+        return copies
+
+    def _begin_copies(self, copies: dict[str, Copy], differ: bool, kept: StrategyState) -> None:
+        group = self._group
         kinds = (*SHARED_STATE, *OWN_STATE) if differ else OWN_STATE
         if not self._reporter.rank:
             copies["strategy"] = functools.partial(_as_parts, kept.tensors)
@@ -271,7 +280,6 @@ class Saver:
             copies["state"] = self._state()
         for replica in group.local_replicas:
             copies[f"replica-{replica}"] = self._parts(kinds, replica)
-        return copies
 
     def _state(self) -> Copy:
         """What this process writes of the state that replicas have alike, or in parts.
@@ -312,13 +320,13 @@ class Saver:
         self,
         folder: CheckpointFolder,
         position: Position,
-        copy: Callable[[], dict[str, Section]],
+        copies: Mapping[str, Copy],
         run: dict[str, Any] | None,
     ) -> None:
         """Does the copying that is left and the writing, on a thread; training goes on when it fails."""
         token, rank = f"{self._token}-{self._count}", self._reporter.rank
         try:
-            folder.write(position.step, token=token, writer=rank, sections=copy())
+            folder.write(position.step, token=token, writer=rank, sections=_copied(copies))
             self._written.set()
             if run is not None:
                 self._complete(folder, position, token, run)
@@ -368,6 +376,10 @@ class Saver:
         self._reporter.emit(
             Warned(text=f"the checkpoint of step {step} was not saved. {held} {text}")
         )
+
+
+def _as_it_is(section: Section) -> Copy:
+    return lambda: section
 
 
 def _copied(copies: Mapping[str, Copy]) -> dict[str, Section]:

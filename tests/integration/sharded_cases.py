@@ -180,6 +180,9 @@ def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> 
         described = session.group.describe_state(("trainable", "optimizer")).items()
         held = {name: [*(info.offset or ()), *(info.part or ())] for name, info in described}
         session.save(folder)
+        session.evaluate()  # brings all weights together, which go again in the next step
+        session.save(f"{folder}-whole")
+        session.step(next(session.batches()))
     return {"parallel": found, "held": held}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from alone import alone
-from integration import native_going_on
+from integration import native_going_on, portable_going_on
 
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
@@ -35,6 +35,8 @@ def save_thrice(session: isotrain.Session, *, folder: Path) -> None:
     assert all(np.shares_memory(again[name], array) for name, array in first.items())
     expected = session.read_state()
     assert all(np.array_equal(again[name], array) for name, array in expected.items())
+    session.step(next(session.batches()))
+    expected = session.read_state()
     assert all(np.array_equal(v, expected[n]) for n, v in while_stepping(session, kept).items())
     for checkpoint, state in zip(CheckpointFolder(folder).complete(), saved, strict=True):
         found = checkpoint.read("state")
@@ -43,11 +45,21 @@ def save_thrice(session: isotrain.Session, *, folder: Path) -> None:
 
 def while_stepping(session: isotrain.Session, kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A copy that is finished in the middle of the next step, if that waits; else after it."""
+    trainable = session.group.describe_state(["trainable"])
+    before = {name: kept[name].copy() for name in trainable}
     begun = session.group.copy_state(MODEL_STATE, kept)
+    assert all(np.array_equal(kept[name], before[name]) for name in trainable), "not yet copied"
     with ThreadPoolExecutor(1) as thread:
         copied = thread.submit(lambda: time.sleep(_PAUSE) or begun())
         session.step(next(session.batches()))
         return copied.result()
+
+
+def begun_copy(hold: Any, weight: Any) -> Callable[[], list[float]]:
+    """Gives the values of a weight, once it is copied."""
+    own = weight.detach()
+    finish = hold.until({"weight": own}, lambda: {"weight": own.numpy().copy()})
+    return lambda: finish()["weight"].tolist()  # type: ignore[no-any-return]
 
 
 def hold_of_a_weight(change: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -57,7 +69,7 @@ def hold_of_a_weight(change: Callable[[Any], Any]) -> tuple[Any, Any]:
     from isotrain.adapters.torch.hold import Hold
 
     hold, weight = Hold(), torch.nn.Parameter(torch.ones(3))
-    first = hold.until([weight], weight.tolist)
+    first = begun_copy(hold, weight)
     change(weight)
     assert first() == [1, 1, 1]
     hold.wait_after_forward()
@@ -69,15 +81,19 @@ def copies_of_what_passes_change(session: isotrain.Session) -> None:
     import torch
 
     hold, weight = hold_of_a_weight(lambda weight: weight.data.clamp_(max=0.5))
-    copy = hold.until([weight], weight.tolist)
+    copy = begun_copy(hold, weight)
     weight.data.zero_()
     assert copy() == [0.5, 0.5, 0.5]
     hold, weight = hold_of_a_weight(lambda weight: weight.sum())
-    copy = hold.until([weight], weight.tolist)
+    held, copy = weight.data, begun_copy(hold, weight)
+    weight.data = torch.zeros(3)  # as the check of a record does for a while
+    assert copy() == [1, 1, 1]
+    weight.data = held
+    copy = begun_copy(hold, weight)
     torch.nn.init.zeros_(weight)
     with pytest.raises(isotrain.IsotrainError, match="forward pass changed its own weights"):
         copy()
-    copy = hold.until([weight], weight.tolist)
+    copy = begun_copy(hold, weight)
     torch.nn.init.ones_(weight)
     assert copy() == [0, 0, 0]
 
@@ -89,6 +105,9 @@ def test_a_copy_is_of_the_step_after_which_it_was_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_checkpoint_has_the_state_of_its_own_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", [native_going_on.spec, portable_going_on.spec])
+def test_each_checkpoint_has_the_state_of_its_own_step(
+    spec: Callable[..., Any], tmp_path: Path
+) -> None:
     work = functools.partial(save_thrice, folder=tmp_path / "saved")
-    alone(work, native_going_on.spec(), "torch-ddp", tmp_path / "run")
+    alone(work, spec(), "torch-ddp", tmp_path / "run")
