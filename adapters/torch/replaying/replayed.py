@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import torch
 
 from isotrain.adapters.torch.metrics import Measured
+from isotrain.adapters.torch.replaying.checked import Checked
 from isotrain.adapters.torch.replaying.outcome import METRICS_DIFFER, Outcome
 from isotrain.adapters.torch.replaying.phase_metrics import PhaseMetrics
 from isotrain.adapters.torch.replaying.python_state import PythonState
@@ -25,10 +25,6 @@ from isotrain.adapters.torch.replaying.recording import (
 from isotrain.adapters.torch.replaying.rounding import rounded, weights_rounded
 from isotrain.adapters.torch.trees import digest, rolled, signature
 
-_CHECKED_AGAIN = 16
-"""A record is checked at its first use, and again after this many times as many uses."""
-_CHECKED_AFTER = 4096
-"""Uses after which it is checked again in any case."""
 _SIGNATURES = 16
 """Records that are kept; inputs of further shapes are computed without."""
 _UNRECORDED = 2
@@ -40,26 +36,13 @@ _REFUSED, _LEFT, _RENEWED = -1, -2, -3
 _IN_THE_RUN_BEFORE = "it was not recorded in the run that this one goes on from"
 
 
-@dataclass
-class _Record:
-    """The recording for one signature, whether its bits are Keras' own, and how often it was used.
+class _Record(Checked):
+    """The recording for one signature, and whether its bits are Keras' own."""
 
-    Attributes:
-        next_check: The use at which it is checked next.
-        agreed: The use at which it was checked last; 0 before the first.
-    """
-
-    recording: Recording
-    is_exact: bool
-    uses: int = 0
-    next_check: int = 1
-    agreed: int = 0
-
-    def pass_checks(self) -> None:
-        """Lets those lie behind it that belong to its uses so far."""
-        while self.next_check <= self.uses:
-            self.agreed = self.next_check
-            self.next_check += min((_CHECKED_AGAIN - 1) * self.next_check, _CHECKED_AFTER)
+    def __init__(self, recording: Recording, is_exact: bool) -> None:
+        super().__init__()
+        self.recording = recording
+        self.is_exact = is_exact
 
 
 class Replayed:

@@ -1,0 +1,23 @@
+"""At which uses a record is compared to what it stands for."""
+
+from __future__ import annotations
+
+from isotrain.adapters.torch.replaying.checked import Checked
+
+MANY = 9000
+
+
+def test_it_is_checked_ever_more_seldom_but_at_least_every_4096_uses() -> None:
+    known, at = Checked(), []
+    for known.uses in range(1, MANY + 1):
+        if known.uses == known.next_check:
+            at.append(known.uses)
+            known.pass_checks()
+    assert at == [1, 16, 256, 4096, 8192]
+    assert (known.next_check, known.agreed) == (12288, 8192)
+
+
+def test_one_that_goes_on_from_another_is_checked_when_that_would_be() -> None:
+    resumed = Checked(uses=MANY)
+    resumed.pass_checks()
+    assert (resumed.next_check, resumed.agreed) == (12288, 8192)
