@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters import own_slots, portable
+from isotrain.adapters import own_slots
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.tensorflow import exports
 from isotrain.adapters.tensorflow.exchange import Exchange
@@ -18,6 +18,7 @@ from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.program import Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import part_of, to_numpy
+from isotrain.adapters.tensorflow.traced_metrics import TracedMetrics
 from isotrain.adapters.tensorflow.tracing import Pieces, Traced, Weights, row
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.adapters.tensorflow.weight_update import Gradients
@@ -70,6 +71,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
         self._traced = Traced(strategy, exchange, self._program.draw_unseeded)
+        self._metrics = TracedMetrics(self._program, self._traced, exchange)
         self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
         self._updates_own = False
 
@@ -281,37 +283,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._traced.on_replicas(lambda position: self._program.predict(inputs[position]))
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        function = self._traced.function(("collect", phase), lambda: self._trace_collect(phase))
-        found: dict[str, float] = {}
-        for name, result in function().items():
-            found |= portable.readings(name, result)
-        return found
-
-    def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
-        def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return self._exchange.all_reduce(tensors, "sum")
-
-        return self._traced.on_replicas(
-            lambda position: self._program.measures.collect(phase, total)
-        )[0]
+        return self._metrics.collect(phase)
 
     def take_metrics(self) -> np.ndarray:
-        return np.array(self._traced.function("take metrics", self._trace_take)())
-
-    def _trace_take(self) -> tf.Tensor:
-        return tf.add_n(self._traced.on_replicas(lambda position: self._program.measures.take()))
+        return self._metrics.take()
 
     def add_metrics(self, sums: np.ndarray) -> None:
-        self._traced.function("add metrics", self._trace_add)(tf.constant(sums, tf.float64))
-
-    def _trace_add(self, sums: tf.Tensor) -> None:
-        """Adds to the metrics of the first replica here alone."""
-
-        def replica(position: int) -> None:
-            own = sums if position == 0 else tf.zeros_like(sums)
-            self._program.measures.add(own)
-
-        self._traced.on_replicas(replica)
+        self._metrics.add(sums)
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model, self._spec.precision)
