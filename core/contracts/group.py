@@ -11,24 +11,23 @@ from typing import Any, Literal
 import numpy as np
 
 from isotrain.core.contracts.export import ExportForm
-from isotrain.core.contracts.reduction import Reduction
+from isotrain.core.contracts.placed_steps import PlacedSteps
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.stages.actions import Action
 
 CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
 
 
-class ReplicaGroup(ABC):
+class ReplicaGroup(PlacedSteps, ABC):
     """The replicas of one process, and their ties to all others.
 
     Every method is called by every process at the same point unless its docstring says *local*.
     Where a method takes or gives a sequence of tensors, there is one per replica of this process, in
-    the order of `local_replicas`.
+    the order of `local_replicas`. `PlacedSteps` has what only runs of other placements ask for.
 
     Attributes:
         replicas: Replicas in the whole run.
@@ -68,49 +67,6 @@ class ReplicaGroup(ABC):
     def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Updates each replica from its own slice alone; returns the loss of the global batch."""
 
-    def staged_step(
-        self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
-    ) -> Tensor:
-        """Takes the micro-batches of a global batch through the stages of a staged run, and updates each.
-
-        Args:
-            batch: The slices of this process's replica, which all of its stages have.
-            learning_rate: The rate of this step.
-            actions: Of each stage.
-
-        Returns:
-            The loss of the global batch, equal on every process.
-        """
-        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
-
-    def join_stages(self) -> None:
-        """Gives every process of a staged run the weights of all stages, as they are."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
-
-    def gather_weights(self) -> None:
-        """Gives every process of a fully sharded run all weights, as they are, until the next step."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a fully sharded run.")
-
-    def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
-        """Hands a global batch out to the workers of a served run. Called by the coordinator.
-
-        Args:
-            batch: All slices of it.
-            learning_rate: The rate of this step.
-            staleness: 0: returns after one update with the mean gradient, as a synchronised step does.
-                Else each slice is an update of its own with its part of the rate, when it comes in;
-                and slices are computed with weights in which all global batches are but the last
-                `staleness`, or (None) any number.
-
-        Returns:
-            The loss of the global batch; with staleness an object that is ready later: `float` waits.
-        """
-        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
-
-    def served_account(self) -> Mapping[str, Any]:
-        """What a served run measured so far, as JSON values: staleness, slices, lost workers. Local."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
-
     @abstractmethod
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Computes each replica's gradients without exchanging them.
@@ -124,42 +80,6 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def apply(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
         """Clips and applies gradients that are already reduced, on each replica. Local."""
-
-    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
-        """Lets each replica here update some of the weights only, and keep slots for them alone. Local.
-
-        Called before the first step, at most once.
-
-        Args:
-            weights: Of each local replica, the places of its weights among the trainable ones; some.
-        """
-        raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
-
-    def update_own(
-        self,
-        gradients: Sequence[Sequence[Tensor]],
-        learning_rate: float,
-        norms: Sequence[Tensor] | None,
-    ) -> None:
-        """Clips and applies, on each replica, reduced gradients of the weights that it keeps slots of. Local.
-
-        Args:
-            gradients: Of these weights, in the order in which `keep_slots_of` was told them.
-            learning_rate: The rate of this step.
-            norms: The norm of the gradients of all weights, where the spec clips by it: a scalar for each
-                local replica, equal on all.
-        """
-        raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
-
-    def reduced_gradients(
-        self, batch: Batch, reduction: Reduction
-    ) -> tuple[list[list[Tensor]], Tensor]:
-        """Computes gradients, and keeps of each bucket what a reduction makes of it; the rest is let go.
-
-        Returns:
-            Per local replica what was kept of all buckets, in their order; and the loss of the global batch.
-        """
-        raise UnsupportedError(f"{type(self).__name__} gives its gradients all at once.")
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ FAILED = CHECK.failed("2 + 2\n= 5")
 
 
 def test_every_method_of_a_group_takes_a_capability_or_is_there_for_all() -> None:
-    methods = {name for name in vars(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
+    methods = {name for name in dir(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
     public = {name for name in methods if not name.startswith("_")}
     assert public == {*NEEDS, *WITHOUT_CAPABILITY}
     used = {*NEEDS.values(), *REPLICA_NEEDS.values(), Capability.BFLOAT16_EXCHANGE}
