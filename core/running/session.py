@@ -22,15 +22,12 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.cast import Cast
-from isotrain.core.running.agreement import require_same_samples
-from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import equip, remarks, state_remarks
 from isotrain.core.running.evaluation import Evaluation
-from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.running.predictions import joined
 from isotrain.core.running.run_checkpoints import RunCheckpoints
-from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
+from isotrain.core.running.training import Training
 
 
 class Session:
@@ -74,7 +71,7 @@ class Session:
         """
         self.stopwatch = Stopwatch()
         self._equipment = own = equip(cast, plan, context, reporter, service, resumes=resumes)
-        self.spec = spec = cast.spec
+        self.spec = cast.spec
         self.plan = own.plan
         self.group = own.group
         self.rank = context.rank
@@ -82,19 +79,11 @@ class Session:
         self.initial_weights = own.initial_weights
         self.notes: dict[str, Any] = {}
         self._reporter = reporter
-        self._training = own.loaders.training()
-        self._course = Course(self._training.steps_per_epoch, self._training.total_steps)
-        self._rates = LearningRates(
-            spec,
-            self.group.own_rates(),
-            global_batch=plan.global_batch,
-            steps_per_epoch=self._training.steps_per_epoch,
-            total_steps=self._training.total_steps,
-        )
-        self._step_reports = StepReports.of(own, reporter, self.stopwatch, self.total_steps)
+        self._training = training = Training(own, reporter, self.stopwatch)
+        self._course, self._step_reports = training.course, training.reports
         self._evaluation = Evaluation(own, reporter)
         self._checkpoints = RunCheckpoints(
-            own, self._course, self._step_reports, reporter, self._rates, self.run_directory
+            own, self._course, self._step_reports, reporter, training.rates, self.run_directory
         )
         self._closed = False
         self._is_open = True
@@ -173,7 +162,7 @@ class Session:
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local."""
-        return self._rates(step) * self._course.rate_factor
+        return self._training.rate(step)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiplies the rates of all steps from here on, on top of the spec's schedule. Local.
@@ -195,22 +184,7 @@ class Session:
 
         After a `restore` in the middle it goes on from there.
         """
-        course, returns = self._course, -1
-        while returns != course.returns:
-            returns = course.returns
-            yield from self._batches_until_restored()
-
-    def _batches_until_restored(self) -> Iterator[Batch]:
-        course, returns = self._course, self._course.returns
-        self._reporter.enter("next batch")
-        for batch in self._training.from_step(course.steps_done, course.mark):
-            if course.is_stopped or returns != course.returns:
-                break
-            require_same_samples(self.group, batch)
-            self._reporter.enter(BETWEEN_CALLS)
-            yield batch
-            self._reporter.enter("next batch")
-        self._reporter.enter(BETWEEN_CALLS)
+        return self._training.batches(self.group)
 
     def remarks(self) -> list[str]:
         """What became of initial weights and data, and how the group uses the model in its own way. Local."""
@@ -228,7 +202,7 @@ class Session:
     def stop(self) -> None:
         """Ends the training before its last step: `batches` gives no more. Every process calls it."""
         self._course.is_stopped = True
-        self._finish_strategy()
+        self._training.finish(self.group)
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Saves a checkpoint; returns when it is written.
@@ -295,29 +269,7 @@ class Session:
             The mean loss of the global batch: a scalar of the framework, the same on every process;
             `float(loss)` gives the number.
         """
-        reporter, course = self._reporter, self._course
-        reporter.step = batch.step
-        reporter.enter("step")
-        rate = self._rates(batch.step) * course.rate_factor
-        course.is_finished = False
-        loss = self.strategy.step(self.group, batch, rate)
-        course.last_loss = loss
-        course.steps_done, course.mark = batch.step + 1, batch.mark
-        pause = batch.is_last_of_epoch or course.is_done
-        if pause or course.steps_done == 1:
-            self.group.synchronise_device()
-        self.stopwatch.step_done(batch.size, pause=pause)
-        if course.is_done:
-            self._finish_strategy()
-        self._step_reports.add(batch, loss, rate)
-        reporter.enter(BETWEEN_CALLS)
-        return loss
-
-    def _finish_strategy(self) -> None:
-        """Lets the strategy do what it has left to do, once."""
-        if not self._course.is_finished:
-            self._course.is_finished = True
-            self.strategy.finished(self.group)
+        return self._training.step(self.group, batch)
 
     @property
     def strategy_report(self) -> dict[str, Any]:
@@ -428,7 +380,7 @@ class Session:
         self._closed = True
         self._reporter.enter("close")
         self._checkpoints.wait()
-        self._finish_strategy()
+        self._training.finish(self.group)
         self._step_reports.flush()
         self._course.last_loss = None
         self.group.close()

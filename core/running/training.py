@@ -1,0 +1,92 @@
+"""The steps of a session: their batches, their rates, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
+from isotrain.core.data.batch import Batch
+from isotrain.core.running.agreement import require_same_samples
+from isotrain.core.running.course import Course
+from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.running.step_reports import StepReports
+from isotrain.core.running.stopwatch import Stopwatch
+
+
+class Training:
+    """Takes the steps of a run by its strategy; every process calls it alike.
+
+    Its methods get the group, for who watches what a strategy does gives the session another one.
+
+    Attributes:
+        course: How far it has come.
+        rates: The spec's, before what `course` multiplies them by.
+        reports: What rank 0 tells of the steps.
+    """
+
+    def __init__(self, equipment: Equipment, reporter: Reporter, stopwatch: Stopwatch) -> None:
+        self._strategy = equipment.strategy
+        self._reporter = reporter
+        self._stopwatch = stopwatch
+        self._loader = loader = equipment.loaders.training()
+        self.course = Course(loader.steps_per_epoch, loader.total_steps)
+        self.rates = LearningRates(
+            equipment.spec,
+            equipment.group.own_rates(),
+            global_batch=equipment.plan.global_batch,
+            steps_per_epoch=loader.steps_per_epoch,
+            total_steps=loader.total_steps,
+        )
+        self.reports = StepReports.of(equipment, reporter, stopwatch, loader.total_steps)
+
+    def rate(self, step: int) -> float:
+        """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local."""
+        return self.rates(step) * self.course.rate_factor
+
+    def batches(self, group: ReplicaGroup) -> Iterator[Batch]:
+        """Yields from the next step to the run's end, or from where a checkpoint has taken it meanwhile."""
+        returns = -1
+        while returns != self.course.returns:
+            returns = self.course.returns
+            yield from self._batches_until_restored(group)
+
+    def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
+        course, returns = self.course, self.course.returns
+        self._reporter.enter("next batch")
+        for batch in self._loader.from_step(course.steps_done, course.mark):
+            if course.is_stopped or returns != course.returns:
+                break
+            require_same_samples(group, batch)
+            self._reporter.enter(BETWEEN_CALLS)
+            yield batch
+            self._reporter.enter("next batch")
+        self._reporter.enter(BETWEEN_CALLS)
+
+    def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
+        """Trains on one global batch; returns its mean loss."""
+        reporter, course = self._reporter, self.course
+        reporter.step = batch.step
+        reporter.enter("step")
+        rate = self.rate(batch.step)
+        course.is_finished = False
+        loss = self._strategy.step(group, batch, rate)
+        course.last_loss = loss
+        course.steps_done, course.mark = batch.step + 1, batch.mark
+        pause = batch.is_last_of_epoch or course.is_done
+        if pause or course.steps_done == 1:
+            group.synchronise_device()
+        self._stopwatch.step_done(batch.size, pause=pause)
+        if course.is_done:
+            self.finish(group)
+        self.reports.add(batch, loss, rate)
+        reporter.enter(BETWEEN_CALLS)
+        return loss
+
+    def finish(self, group: ReplicaGroup) -> None:
+        """Lets the strategy do what it has left to do, once."""
+        if not self.course.is_finished:
+            self.course.is_finished = True
+            self._strategy.finished(group)
