@@ -28,7 +28,7 @@ from isotrain.core.checkpoints.storage import Storage
 from isotrain.core.checkpoints.tensor_file import check_header, read_blocks, read_whole
 from isotrain.core.errors import CheckpointError, unknown_name
 
-_FEW_BYTES = 2**24
+FEW_BYTES = 2**24
 """Up to so many, one thread reads a file as quickly as several."""
 
 
@@ -242,7 +242,7 @@ def _array(shape: Sequence[int], dtype: str, name: str) -> np.ndarray:
 
 def _shares(parts: Sequence[PlacedPart], readers: int) -> list[list[PlacedPart]]:
     """Parts of one file for each reader, with about as many bytes; all for one where these are few."""
-    if readers == 1 or sum(part.record.bytes for part in parts) < _FEW_BYTES:
+    if readers == 1 or sum(part.record.bytes for part in parts) < FEW_BYTES:
         return [list(parts)]
     shares: list[list[PlacedPart]] = [[] for _ in range(readers)]
     sizes = [0] * readers

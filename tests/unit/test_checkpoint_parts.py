@@ -54,7 +54,7 @@ def small_blocks() -> Iterator[None]:
     """A block has three numbers, so that most tensors have several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dtypes, "BLOCK", 12)
-        patch.setattr(checkpoint, "_FEW_BYTES", 0)
+        patch.setattr(checkpoint, "FEW_BYTES", 0)
         yield
 
 
