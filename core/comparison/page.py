@@ -46,7 +46,7 @@ def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) ->
     try:
         from markupsafe import Markup
 
-        template = _template()
+        template = page_template()
     except ImportError as error:
         raise missing(error) from None
     drawn = [
@@ -63,8 +63,8 @@ def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) ->
 
 
 @functools.cache
-def _template() -> Any:
-    """To compile it takes as long as to fill it in."""
+def page_template() -> Any:
+    """What a page is made of; to compile it takes as long as to fill it in."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -217,7 +217,7 @@ def test_a_missing_package_is_named_with_what_to_do(
     for name in (package, "matplotlib.style"):
         if name.startswith(package):
             monkeypatch.setitem(sys.modules, name, None)
-    pages._template.cache_clear()
+    pages.page_template.cache_clear()
     with pytest.raises(IsotrainError, match=rf"{package}.*isotrain\[report\]"):
         render(samples.single())
 
