@@ -26,6 +26,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get
 OF_THIS_PROGRAM.most = 16  # every backend, portable and native, with one, two or three threads
 OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
 
+# In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.
+os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
+
 # Elsewhere every run tries other examples; what continuous integration says must not depend on luck.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):

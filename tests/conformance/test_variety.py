@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conformance import variety
 from conformance.nearness import EXACT, distance
 
+from isotrain.testing.series import launched_in_turn
+
 pytestmark = pytest.mark.slow
 
 ONE, OTHER = "torch-ddp", "tf-multiworker"
 ROUGH_BOUNDS = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 4e-3, "float16-clipped": 4e-3}
 """Half precisions round at other places in each framework; the bounds are a few of their roundings."""
-EVERYTHING = (*variety.FLOAT64, *variety.ROUGH)
 
 
 @functools.cache
 def results(backend: str) -> dict[str, dict[str, np.ndarray]]:
     """By spec and name, from one process that trains all specs."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "result.npz"
-        completed = subprocess.run(
-            [sys.executable, "-m", "conformance.variety", backend, str(path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert completed.returncode == 0, completed.stderr[-4000:]
-        found: dict[str, dict[str, np.ndarray]] = {}
-        with np.load(path) as archive:
-            for name in archive.files:
-                spec, _, key = name.partition(":")
-                found.setdefault(spec, {})[key] = archive[name]
+    (found,) = launched_in_turn(variety.SPECS, variety.train, backend, 1)
     return found
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", variety.SPECS)
 def test_frameworks_agree(name: str) -> None:
     """On losses, rates, weights, metrics and evaluation."""
     one, other = results(ONE)[name], results(OTHER)[name]
@@ -56,7 +38,7 @@ def test_frameworks_agree(name: str) -> None:
     assert not far, f"further apart than {bound}: {far}"
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", variety.SPECS)
 def test_start_depends_on_the_seed_alone(name: str) -> None:
     """Whatever else the spec says."""
     starts = {k: v for k, v in results(ONE)[name].items() if k.startswith("start/")}

@@ -1,12 +1,7 @@
-"""Every optimizer, schedule, kind of clipping and precision once, with one replica in one process.
-
-Run as `python -m conformance.variety BACKEND RESULT`: trains each spec in a session of its own, one after
-the other in this process, and writes losses, rates, weights and evaluations to the npz file RESULT.
-"""
+"""Every optimizer, schedule, kind of clipping and precision once."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -109,30 +104,16 @@ ROUGH: dict[str, dict[str, Any]] = {
 """The other precisions."""
 
 
-def train(changes: dict[str, Any], backend: str) -> dict[str, np.ndarray]:
+SPECS = {name: {**BASE, **changes} for name, changes in {**FLOAT64, **ROUGH}.items()}
+"""All of them."""
+
+
+def train(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
     """Trains one spec; everything worth comparing, by name."""
-    with isotrain.open_session({**BASE, **changes}, backend=backend, replicas=1) as session:
-        found = {f"start/{n}": v for n, v in session.read_state(("trainable",)).items()}
-        losses = [float(session.step(batch)) for batch in session.batches()]
-        found |= {f"weight/{n}": v for n, v in session.read_state(("trainable",)).items()}
-        found["loss"] = np.array(losses)
-        found["rate"] = np.array([session.learning_rate(step) for step in range(len(losses))])
-        found["accuracy"] = np.array(session.metrics()["accuracy"])
-        evaluated = session.evaluate()
-        found |= {f"evaluated/{name}": np.array(value) for name, value in evaluated.items()}
-    return found
-
-
-def main() -> None:
-    """Trains all of them."""
-    backend, result = sys.argv[1:]
-    arrays = {
-        f"{name}:{key}": value
-        for name, changes in {**FLOAT64, **ROUGH}.items()
-        for key, value in train(changes, backend).items()
-    }
-    np.savez(result, **arrays)  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    main()
+    found = {f"start/{n}": v for n, v in session.read_state(("trainable",)).items()}
+    losses = [float(session.step(batch)) for batch in session.batches()]
+    found |= {f"weight/{n}": v for n, v in session.read_state(("trainable",)).items()}
+    found["loss"] = np.array(losses)
+    found["rate"] = np.array([session.learning_rate(step) for step in range(len(losses))])
+    found["accuracy"] = np.array(session.metrics()["accuracy"])
+    return found | {f"evaluated/{n}": np.array(v) for n, v in session.evaluate().items()}

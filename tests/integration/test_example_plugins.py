@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import check_strategies, runs
+from conformance import check_strategies, runs, variety
 from conformance.nearness import EXACT, assert_equal_runs, distance
 from plugins import example_backend_runs
 
 from isotrain.testing import backend, strategy
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -156,29 +157,22 @@ def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
     assert_equal_runs(here, runs.trained(other, 2, example_backend_runs.CASE), EXACT)
 
 
-VARIED_ON_TORCH = """
-import pathlib, sys
-from plugins import example_backend_runs
-example_backend_runs.save_varied("torch-ddp", pathlib.Path(sys.argv[1]))
-"""
-
-
 @pytest.fixture(scope="module")
-def varied(found: dict[str, Any]) -> Path:
-    """The folder with what two frameworks made of some choices of a spec."""
-    python(dict(os.environ), "-c", VARIED_ON_TORCH, str(found["folder"]))
-    folder: Path = found["folder"]
-    return folder
+def varied() -> dict[str, Any]:
+    """What another framework makes of some choices of a spec."""
+    specs = {name: variety.SPECS[name] for name in example_backend_runs.VARIED}
+    (found,) = launched_in_turn(specs, variety.train, "torch-ddp", 1)
+    return found
 
 
 @pytest.mark.parametrize("name", example_backend_runs.VARIED)
-def test_frameworks_agree_on_choices(varied: Path, name: str) -> None:
+def test_frameworks_agree_on_choices(
+    found: dict[str, Any], varied: dict[str, Any], name: str
+) -> None:
     """On losses, weights and evaluation: an optimizer, clipping, half precisions."""
-    here, there = (
-        np.load(varied / f"{name}-{backend}.npz") for backend in ("jax-mesh", "torch-ddp")
-    )
-    with here, there:
-        keys = [key for key in there.files if "accuracy" not in key]
+    there = varied[name]
+    with np.load(found["folder"] / f"{name}.npz") as here:
+        keys = [key for key in there if "accuracy" not in key]
         apart = {key: distance(here[key], there[key]) for key in keys}
     bound = ROUGH_BOUNDS.get(name, EXACT)
     assert not {key: value for key, value in apart.items() if not value <= bound}

@@ -103,10 +103,10 @@ def traits(backend: str) -> list[tuple[str, str]]:
 
 def save_varied(backend: str, folder: Path) -> None:
     """Trains a small model with each of these choices, in this process; one file for each."""
-    choices = {**variety.FLOAT64, **variety.ROUGH}
     for name in VARIED:
-        found = variety.train(choices[name], backend)
-        np.savez(folder / f"{name}-{backend}.npz", **found)  # type: ignore[arg-type]
+        spec = variety.SPECS[name]
+        with isotrain.open_session(spec, backend=backend, replicas=1) as session:
+            np.savez(folder / f"{name}.npz", **variety.train(session, name))  # type: ignore[arg-type]
 
 
 def in_turn(session: isotrain.Session) -> dict[str, Any]:

@@ -333,7 +333,7 @@ def _shaped(variables: Sequence[keras.Variable], values: Iterable[jax.Array]) ->
 
 def _packed(values: Iterable[jax.Array]) -> Arrays:
     """Values as a `State` holds them."""
-    return [jnp.atleast_1d(value) for value in values]
+    return [value if value.ndim else value.reshape(1) for value in values]
 
 
 def _chosen(condition: jax.Array, these: Arrays, others: Arrays) -> Arrays:
