@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from in_process import script
 
 from benchmarks import checkpoints
 from benchmarks.peers import __main__ as program
@@ -23,6 +24,7 @@ from benchmarks.peers.contenders import CONTENDERS, Command, Contender
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.run import Cell, ContenderError, Measured
 
+ROOT = Path(__file__).parents[2]
 WAYS = [name for name in checkpoints.CONTENDERS if name != "distributed.checkpoint"]
 """To save; the asynchronous one loads as that one does."""
 PLANTED = """
@@ -153,11 +155,9 @@ def test_a_table_and_its_rows_are_written(
 
 
 @pytest.mark.slow
-def test_exchange() -> None:
-    command = [sys.executable, "-m", "benchmarks.exchange", "--weights", "3", "--width", "64"]
-    done = subprocess.run(
-        [*command, "--pairs", "2"], capture_output=True, text=True, check=False, timeout=250
-    )
+def test_exchange(tmp_path: Path) -> None:
+    asked = ("--weights", "3", "--width", "64", "--pairs", "2")
+    done = script(ROOT / "benchmarks" / "exchange.py", *asked, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "3 weights of 0.02 MiB, 2 replicas: TensorFlow's own" in done.stdout
 
@@ -190,7 +190,7 @@ def test_saving_and_loading_are_programs_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ['PYTHONPATH']}")
     assert checkpoints.measure("isotrain", 1).keys() == set(checkpoints.FIGURES)
 
 

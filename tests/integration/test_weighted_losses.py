@@ -92,7 +92,7 @@ CASES = (*PORTABLE, *LOSSES)
 WHOLE = ("torch-ddp", 1)
 RUNS: dict[tuple[str, int], list[tuple[str, int]]] = {
     WHOLE: [*((name, 1) for name in CASES), *((name, 2) for name in LOSSES)],
-    ("torch-ddp", 2): [("masked, ignoring", 1), *((n, a) for n in LOSSES for a in (1, 2))],
+    ("torch-ddp", 2): [("masked, ignoring", 1), *((name, 2) for name in LOSSES)],
     ("torch-ddp", 3): [*((name, 2) for name in PORTABLE), *((name, 1) for name in LOSSES)],
     ("horovod-torch", 2): [("masked, ignoring", 1), ("both", 2)],
     ("tf-mirrored", 2): [("masked, ignoring", 2)],
