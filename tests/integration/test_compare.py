@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from in_process import command
 from interrupts import heed_signals
 
 import isotrain
@@ -90,10 +91,9 @@ def started(
     )
 
 
-def compared(*arguments: str, folder: Path, python: str = sys.executable) -> tuple[int, str, str]:
-    process = started(arguments, folder, python)
-    output, errors = process.communicate(timeout=250)
-    return process.returncode, output, errors
+def compared(*arguments: str, folder: Path) -> tuple[int, str, str]:
+    done = command("compare", "small.json", *arguments, folder=folder)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +184,8 @@ def test_what_cannot_run_is_a_row_with_its_reason(found: tuple[Comparison, Path,
 def test_the_report_is_made_again(found: tuple[Comparison, Path, str]) -> None:
     _, folder, output = found
     (folder / "out" / "comparison.csv").unlink()
-    command = [sys.executable, "-m", "isotrain", "report", "out"]
-    again = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    again = command("report", "out", folder=folder)
+    assert again.returncode == 0, again.stderr
     assert again.stdout.split("results")[0] == output.split("results")[0]
     assert (folder / "out" / "comparison.csv").exists()
 
@@ -272,8 +272,9 @@ def test_a_backend_runs_in_its_own_interpreter(tmp_path: Path, bare_python: str)
     subprocess.run([bare_python, "-c", check], check=True, env=environment)
     arguments = ["--backend=torch-ddp", "--backend=tf-mirrored", *QUICK, "--output", "out"]
     arguments += ["--python", f"torch-ddp={sys.executable}"]
-    code, _, errors = compared(*arguments, folder=tmp_path, python=bare_python)
-    assert code == 1, errors
+    process = started(arguments, tmp_path, bare_python)
+    _, errors = process.communicate(timeout=250)
+    assert process.returncode == 1, errors
     own, missing = read_comparison(tmp_path / "out").cells
     assert own.status == "finished", own.reason
     assert own.python == sys.executable
