@@ -122,9 +122,11 @@ def first_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {others} more" if others > 0 else "")
 
 
-def error_named(name: str, text: str) -> IsotrainError:
+def error_named(
+    name: str, text: str, otherwise: type[IsotrainError] = RunFailedError
+) -> IsotrainError:
     """The error that another process has told of: of the class of that name, if it is one of these."""
     kind = globals().get(name)
     if isinstance(kind, type) and issubclass(kind, IsotrainError):
         return kind(text)
-    return RunFailedError(f"{name}: {text}".strip(": "))
+    return otherwise(f"{name}: {text}".strip(": "))

@@ -193,7 +193,7 @@ class KerasProgram(Program):
         return super().sections() | {"non-trainable": Section(self._shared, self._write_shared)}
 
     def habits(self) -> dict[str, torch.Tensor]:
-        return {name: replayed.calls for name, replayed in self._replays().items()}
+        return {name: replayed.noted_calls() for name, replayed in self._replays().items()}
 
     def write_habit(self, name: str, value: torch.Tensor) -> None:
         self._replays()[name].go_on_from(value)

@@ -136,7 +136,8 @@ def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = process.answer()
     except ChildRaisedError as error:
-        raise error_named(error.kind, f"{error.message} (in {python})") from None
+        text = f"{error.message} (in {python})"
+        raise error_named(error.kind, text, IsotrainError) from None
     except ChildEndedError as error:
         raise IsotrainError(_no_answer(error, python)) from None
     return found

@@ -102,8 +102,9 @@ def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> li
                     group = waiting.popleft()
                     running[group] = _started(host, group, Path(folder))
                 for group, process in list(running.items()):
-                    if process.is_done or process.seconds > seconds:
-                        findings |= _findings(process, group, seconds)
+                    limit = seconds * len(group)
+                    if process.is_done or process.seconds > limit:
+                        findings |= _findings(process, group, limit)
                         running.pop(group).end()
                         waiting.extend(_to_examine_again(group, findings))
                 time.sleep(_POLL_SECONDS)
@@ -131,10 +132,10 @@ def _started(host: PluginHost, group: _Group, folder: Path) -> ChildProcess:
     return ChildProcess(_EXAMINE, task, folder / "+".join(group), variables=variables)
 
 
-def _findings(process: ChildProcess, group: _Group, seconds: float) -> dict[str, dict[str, Any]]:
+def _findings(process: ChildProcess, group: _Group, limit: float) -> dict[str, dict[str, Any]]:
     """What it found, or how it ended instead."""
     if not process.is_done:
-        raised = f"loading it did not end within {seconds:g} s"
+        raised = f"loading it did not end within {limit:g} s"
         return {name: {"raised": raised} for name in group}
     try:
         found: dict[str, dict[str, Any]] = process.answer()

@@ -170,9 +170,11 @@ class Replayed:
         """The metrics that got something else than Keras adds for the same predictions."""
         return self._metrics.differing(targets, found, self._is_exact)
 
-    @property
-    def calls(self) -> torch.Tensor:
-        """A row of two for each signature: its digest, and calls so far; and for what is not recorded."""
+    def noted_calls(self) -> torch.Tensor:
+        """A row of two for each signature: its digest, and calls so far; and for what is not recorded.
+
+        What has changed since the last call is noticed here too: one that goes on from them does as this one.
+        """
         self._forget_changed()
         rows = [[digest(key), self._calls_of(key)] for key in self._met]
         rows += [[key, calls] for key, calls in self._before.items()]
@@ -187,7 +189,7 @@ class Replayed:
         return 1 if known is None else known.uses + _UNRECORDED
 
     def go_on_from(self, calls: torch.Tensor) -> None:
-        """Records and replays from here on as another would that has come as far as its `calls` say."""
+        """Records and replays from here on as another would that has come as far as its `noted_calls` say."""
         rows = calls.tolist()
         self._met.clear()
         self.records.clear()
