@@ -12,6 +12,8 @@ from isotrain.plugin import Allocation, EngineLauncher, PlanError, RankCommand, 
 _MOUNT = "/isotrain"
 _SPEC = "spec.json"
 _RUNS = "/runs"
+_TLS = "/tls"
+_READABLE_BY_OWNERS = 0o440
 _JOB = "ranks"
 """The name of the one Job in a JobSet."""
 
@@ -29,6 +31,7 @@ class KubernetesLauncher(EngineLauncher):
         gpus: int = 0,
         kind: Literal["job", "jobset"] = "job",
         volume: str = "",
+        tls: str = "",
     ) -> None:
         """Takes what the pods are to be.
 
@@ -39,6 +42,8 @@ class KubernetesLauncher(EngineLauncher):
             kind: `job`, or `jobset` where its controller is installed.
             volume: The PersistentVolumeClaim that keeps run directories, at /runs in each pod; left out:
                 they go with the pods.
+            tls: The Secret with `ca.crt`, `tls.crt` and `tls.key` by which the ranks encrypt what they tell
+                each other; left out: they do not.
         """
         if kind not in ("job", "jobset"):
             raise PlanError(f"kubernetes: kind: expected job or jobset, received {kind!r}.")
@@ -47,6 +52,7 @@ class KubernetesLauncher(EngineLauncher):
         self._gpus = gpus
         self._kind = kind
         self._volume = volume
+        self._tls = tls
 
     def allocation(self) -> Allocation:
         return Allocation((Share(1, devices=self._gpus),) * self._pods)
@@ -98,6 +104,8 @@ class KubernetesLauncher(EngineLauncher):
         own = {
             name: text for name, text in command.variables.items() if name.startswith("ISOTRAIN_")
         }
+        if self._tls:
+            own["ISOTRAIN_TLS"] = _TLS
         known = {**own, "JOB_COMPLETIONS": str(self._pods), **known}
         run = command.on_host("python", f"{_MOUNT}/{_SPEC}", f"{_RUNS}/{command.name}")
         container: dict[str, Any] = {
@@ -106,8 +114,7 @@ class KubernetesLauncher(EngineLauncher):
             "command": list(run),
             "env": [*(_variable(*each) for each in known.items()), {"name": "ISOTRAIN_KEY", **key}],
             "volumeMounts": [
-                {"name": "spec", "mountPath": _MOUNT},
-                {"name": "runs", "mountPath": _RUNS},
+                {"name": name, "mountPath": where} for name, where, _ in self._volumes(command)
             ],
         }
         if self._gpus:
@@ -115,11 +122,19 @@ class KubernetesLauncher(EngineLauncher):
         return {
             "restartPolicy": "Never",
             "containers": [container],
-            "volumes": [
-                {"name": "spec", "configMap": {"name": command.name}},
-                {"name": "runs", **self._kept()},
-            ],
+            "volumes": [{"name": name, **what} for name, _, what in self._volumes(command)],
         }
+
+    def _volumes(self, command: RankCommand) -> list[tuple[str, str, dict[str, Any]]]:
+        """Name, place in the pods, and what it is."""
+        found = [
+            ("spec", _MOUNT, {"configMap": {"name": command.name}}),
+            ("runs", _RUNS, self._kept()),
+        ]
+        if self._tls:
+            secret = {"secretName": self._tls, "defaultMode": _READABLE_BY_OWNERS}
+            found.append(("tls", _TLS, {"secret": secret}))
+        return found
 
     def _kept(self) -> dict[str, Any]:
         if self._volume:

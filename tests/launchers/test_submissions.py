@@ -90,7 +90,8 @@ def test_sbatch_takes_the_script(bed: Bed, folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_manifests_are_as_the_schemas_of_kubernetes_want_them(tmp_path: Path, kind: Any) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    launcher = KubernetesLauncher(image="me/train:1", pods=4, gpus=1, kind=kind, volume="kept")
+    options = {"image": "me/train:1", "volume": "kept", "tls": "certificates"}
+    launcher = KubernetesLauncher(pods=4, gpus=1, kind=kind, **options)
     text = launcher.submission(a_command(tmp_path)).files["job.yaml"]
     for part in map(_as_plain_job, yaml.safe_load_all(text)):
         validate.validate(part, validate.latest_version(), strict=True)

@@ -285,6 +285,19 @@ class TestKubernetes:
         with pytest.raises(PlanError, match="expected job or jobset, received 'pod'"):
             KubernetesLauncher(kind="pod")  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("here", [{}, {"ISOTRAIN_TLS": "/of/this/machine"}])
+    def test_pods_encrypt_by_a_secret(self, here: dict[str, str]) -> None:
+        command = dataclasses.replace(COMMAND, variables=here)
+        launcher = KubernetesLauncher(image="me/train:1", pods=4, tls="certificates")
+        job = list(yaml.safe_load_all(launcher.submission(command).files["job.yaml"]))[-1]
+        pod = job["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        told = [each["value"] for each in container["env"] if each["name"] == "ISOTRAIN_TLS"]
+        (mounted,) = (each for each in container["volumeMounts"] if each["mountPath"] == told[0])
+        (volume,) = (each for each in pod["volumes"] if each["name"] == mounted["name"])
+        assert told == ["/tls"]
+        assert volume["secret"] == {"secretName": "certificates", "defaultMode": 0o440}
+
 
 def test_secrets_are_not_shown() -> None:
     assert KEY not in repr(COMMAND)
