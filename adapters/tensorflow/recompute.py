@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from isotrain.plugin import SpecError, TrainingSpec
@@ -22,7 +23,7 @@ _HARMLESS = {
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that a backward pass computes again; it is traced within a `tf.function`."""
-    again = tf.recompute_grad(function)
+    again = _again(function)
 
     def call(*tensors: Any) -> Any:
         before = len(tf.compat.v1.get_default_graph().get_operations())
@@ -31,6 +32,36 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     return call
+
+
+def _again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `tf.recompute_grad`, but for how it waits: an optimizer of graphs folds that away."""
+
+    @tf.custom_gradient
+    def call(*tensors: Any) -> Any:
+        def backward(*upstream: Any, variables: Any = None) -> Any:
+            late = _after(upstream, tensors)
+            sources = [*late, *(variables or ())]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                results = function(*late)
+            found = tape.gradient(results, sources, upstream, tf.UnconnectedGradients.ZERO)
+            found = _after(found, found)  # what was computed again is let go before more is
+            own, others = found[: len(late)], found[len(late) :]
+            return own if variables is None else (own, others)
+
+        return function(*tensors), backward
+
+    return call
+
+
+def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The values of tensors once all others are there, in a way of which no optimizer knows what it gives."""
+    firsts = [tf.reshape(each, [-1])[:1] for each in awaited if each.dtype.is_floating]
+    nothing = tf.add_n([tf.reduce_sum(tf.cast(first > np.inf, tf.float32)) for first in firsts])
+    return [
+        each + tf.cast(nothing, each.dtype) if each.dtype.is_floating else each for each in tensors
+    ]
 
 
 def _require_repeatable(name: str, before: int) -> None:
