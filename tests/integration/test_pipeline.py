@@ -64,11 +64,16 @@ BASE: dict[str, Any] = {
     "accumulate": 4,
     "epochs": 2,
     "threads": 1,
+    "record": False,
     "timeouts": PATIENT,
 }
 CASES: dict[str, dict[str, Any]] = {
     "skipping": {},
-    "sequential": {"model": sequential, "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5}},
+    "sequential": {
+        "model": sequential,
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "record": True,  # with layers whose evaluation is recorded; training in stages is not
+    },
     "one micro-batch": {"accumulate": 1},
 }
 PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
