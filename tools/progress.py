@@ -92,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def run_logged(
-    step: Step, log: Path, environment: Mapping[str, str], stream: TextIO | None = None
+    step: Step, log: Path, variables: Mapping[str, str], stream: TextIO | None = None
 ) -> int:
     """Run a step, show its progress, append all its output to a log file.
 
@@ -101,7 +101,7 @@ def run_logged(
     Args:
         step: What to run.
         log: The file that receives standard output and error.
-        environment: The whole environment of the command.
+        variables: All of the command.
         stream: Where the line goes; left out: standard error.
 
     Returns:
@@ -114,7 +114,7 @@ def run_logged(
     line.begin()
     ticker.start()
     try:
-        status = _run(step.command, log, environment, line)
+        status = _run(step.command, log, variables, line)
         outcome = "failed after " if status else ""
     finally:
         ended.set()
@@ -128,7 +128,7 @@ def _tick(line: _Line, ended: threading.Event) -> None:
         line.show()
 
 
-def _run(command: Sequence[str], log: Path, environment: Mapping[str, str], line: _Line) -> int:
+def _run(command: Sequence[str], log: Path, variables: Mapping[str, str], line: _Line) -> int:
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {' '.join(command)}\n")
         file.flush()
@@ -137,7 +137,7 @@ def _run(command: Sequence[str], log: Path, environment: Mapping[str, str], line
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=dict(environment),
+            env=dict(variables),
             start_new_session=True,
             text=True,
             errors="replace",

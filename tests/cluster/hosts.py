@@ -84,7 +84,7 @@ class Host:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(variables),
+                env=_all_variables(variables),
             )
 
     def run(
@@ -102,7 +102,7 @@ class Host:
             start_new_session=True,
             text=True,
             errors="replace",
-            env=_environment(variables),
+            env=_all_variables(variables),
         ) as process:
             try:
                 said, _ = process.communicate(timeout=seconds)
@@ -136,7 +136,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
+def _all_variables(variables: Mapping[str, str] | None) -> dict[str, str]:
     """Little, so that what an engine sets is seen."""
     kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
     return {"LANG": "C.UTF-8", **kept, **(variables or {})}

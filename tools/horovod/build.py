@@ -183,39 +183,39 @@ def _jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_PER_COMPILER))
 
 
-def _environment(flags: Mapping[str, str], work: Path) -> dict[str, str]:
-    """The environment of the build: the user's, with the flags and this Python in front."""
-    environment = os.environ | dict(flags)
+def _variables(flags: Mapping[str, str], work: Path) -> dict[str, str]:
+    """The variables of the build: the user's, with the flags and this Python in front."""
+    variables = os.environ | dict(flags)
     for name in ("MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"):
-        environment.pop(name, None)
-    environment["MAKEFLAGS"] = f"-j{_jobs()}"
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        variables.pop(name, None)
+    variables["MAKEFLAGS"] = f"-j{_jobs()}"
+    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     include = headers.find_or_fetch(work / "headers")
     if include:
-        old = environment.get("CPLUS_INCLUDE_PATH")
+        old = variables.get("CPLUS_INCLUDE_PATH")
         parts = [str(folder) for folder in include] + ([old] if old else [])
-        environment["CPLUS_INCLUDE_PATH"] = os.pathsep.join(parts)
-    return environment
+        variables["CPLUS_INCLUDE_PATH"] = os.pathsep.join(parts)
+    return variables
 
 
 def _pip(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
 
 
-def _fails(what: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> bool:
+def _fails(what: str, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> bool:
     """Runs one step of the build; whether it failed."""
     title = f"horovod: {what}"
     step = progress.Step(title, command, _COMPILED, plain_period_s=PLAIN_PERIOD_S)
-    return progress.run_logged(step, log, environment) != 0
+    return progress.run_logged(step, log, variables) != 0
 
 
-def _fetch_source(work: Path, log: Path, environment: Mapping[str, str]) -> Path:
+def _fetch_source(work: Path, log: Path, variables: Mapping[str, str]) -> Path:
     """Download the source, checked against its pinned SHA-256, unpack and patch it."""
     command = _pip(
         "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation",
         "--require-hashes", "--dest", str(work), "--requirement", str(REQUIREMENTS),
     )  # fmt: skip
-    if _fails("downloading the source", command, log, environment):
+    if _fails("downloading the source", command, log, variables):
         raise BuildError(f"Horovod's source could not be downloaded.{_explain(log)}")
     with tarfile.open(next(work.glob("horovod-*.tar.gz"))) as archive:
         archive.extractall(work, filter="data")
@@ -227,14 +227,14 @@ def _fetch_source(work: Path, log: Path, environment: Mapping[str, str]) -> Path
 
 def _build(work: Path, log: Path, flags: Mapping[str, str]) -> Path:
     """Build the wheel in `work` and see that it imports; returns its path."""
-    environment = _environment(flags, work)
-    source = _fetch_source(work, log, environment)
+    variables = _variables(flags, work)
+    source = _fetch_source(work, log, variables)
     _say("compiling: 5 to 10 minutes on 2 cores, once per combination of versions")
     command = _pip(
         "wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir",
         "--wheel-dir", str(work / "out"), str(source),
     )  # fmt: skip
-    if _fails("building", command, log, environment):
+    if _fails("building", command, log, variables):
         raise BuildError(f"the build of Horovod failed.{_explain(log)}")
     wheel = next((work / "out").glob("horovod-*.whl"))
     _check_imports(wheel, work / "trial", log, flags)
@@ -253,9 +253,9 @@ def _check_imports(wheel: Path, folder: Path, log: Path, flags: Mapping[str, str
     ]
     install = _pip("install", "--quiet", "--no-deps", "--target", str(folder), str(wheel))
     program = "".join(f"import {name}; assert {name}.gloo_built()\n" for name in modules)
-    environment = os.environ | {"PYTHONPATH": str(folder)}
+    variables = os.environ | {"PYTHONPATH": str(folder)}
     for command in (install, [sys.executable, "-c", program]):
-        if _fails("checking", command, log, environment):
+        if _fails("checking", command, log, variables):
             raise BuildError(f"the wheel was built but does not work.{_explain(log)}")
 
 
