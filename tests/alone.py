@@ -16,11 +16,17 @@ def alone(
 
     Args:
         work: Of a module, or a partial of one: it is pickled.
-        spec: Of the session.
+        spec: Of the session; with one thread where it does not say how many, as replicas of most tests
+            have: a template is for one number.
         backend: Its name.
         folder: For the files of the run; must not be there yet.
     """
     (returned,) = isotrain.launch(
-        work, spec, backend=backend, replicas=1, run_directory=folder, on_event=lambda event: None
+        work,
+        {"threads": 1, **spec},
+        backend=backend,
+        replicas=1,
+        run_directory=folder,
+        on_event=lambda event: None,
     )
     return returned

@@ -23,7 +23,9 @@ from shared import FOLDER  # noqa: E402  # found by the path above
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-OF_THIS_PROGRAM.most = 16  # every backend, portable and native, with one, two or three threads
+OF_THIS_PROGRAM.most = (
+    24  # every backend, portable and native, and small ones under other variables
+)
 OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
 
 # In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.

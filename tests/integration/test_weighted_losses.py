@@ -150,6 +150,7 @@ def test_the_plan_says_what_local_steps_do_not_honour(backend: str) -> None:
         "optimizer": {"name": "sgd", "lr": 0.125},
         "global_batch": 8,
         "epochs": 1,
+        "threads": 1,
         "strategy": "local-sgd",
     }
     remarks = isotrain.measured_plan(spec, backend=backend, replicas=2).remarks
