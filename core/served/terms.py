@@ -41,7 +41,8 @@ class Terms:
         Args:
             folder: With its files; empty: it does not encrypt.
         """
-        if not folder.strip():
+        folder = folder.strip()
+        if not folder:
             return cls()
         from isotrain.core.served.tls import Tls
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from unit.meeting import LOCAL, LONG, free_port, key, meet, opened, settling
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
-from isotrain.core.joining import doorstep
+from isotrain.core.joining import doorstep, party
 from isotrain.core.joining import key as key_module
 from isotrain.core.joining.doorstep import Doorstep
 from isotrain.core.joining.facts import Facts, Seating, require_equal
@@ -86,6 +87,21 @@ def test_without_rank_0_the_others_say_where_they_looked() -> None:
     text = str(meet({1: settling()}, 2, seconds=0.5)[1])
     assert text.startswith("rank 1 did not find rank 0 at 127.0.0.1, ports ")
     assert "connection refused" in text
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
+    asked: bool,
+) -> None:
+    """`--port`, and the port of `ISOTRAIN_COORDINATOR` or the engine, which is part of the place."""
+    spec: Any = SimpleNamespace(timeouts=SimpleNamespace(start=0.0))
+    with free_port() as told, free_port() as given:
+        there = Place("torchrun", ("RANK",), 1, 2, "job", hosts=("n0",), port=told)
+        port = given if asked else None
+        with pytest.raises(PeerLostError, match=f"ports {given if asked else told}, in 0 s"):
+            party.gather(
+                there, lambda: (spec, plugin_host()), backend="reference", replicas=None, port=port
+            )
 
 
 def test_who_has_another_key_stays_outside_and_both_say_so() -> None:

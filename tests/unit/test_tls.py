@@ -239,7 +239,7 @@ def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[Terms]) ->
                 calling.sendall(end.shake_hands(calling.recv(1 << 16)))
             with pytest.raises(OSError, match="certificate"):
                 end.decrypted(calling.recv(1 << 16))
-        while not welcome.refused:
+        while not welcome.estranged:
             time.sleep(0.01)
         assert "peer did not return a certificate" in welcome.estranged[1]
         assert not welcome.arrivals()
@@ -260,7 +260,7 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
             reached(LOCAL, [between.port], key().secret, 1, 0.0, Terms.of(str(foreign)))
         between.close()
-        while not welcome.refused:
+        while not welcome.estranged:
             time.sleep(0.01)
         assert "the certificate is not accepted" in welcome.estranged[1]
 
