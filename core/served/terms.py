@@ -85,7 +85,7 @@ def apart(rank: int, caller: Terms, door: Terms) -> str:
     """Why rank 0 and a caller cannot talk, the same text at both ends; empty: they can."""
     broken = [(who, each.problem) for who, each in ((0, door), (rank, caller)) if each.problem]
     if broken:
-        return "; ".join(f"rank {who} cannot encrypt: {problem}" for who, problem in broken)
+        return "\n".join(f"rank {who} cannot encrypt: {problem}" for who, problem in broken)
     if bool(caller.folder) == bool(door.folder):
         return ""
     return (
