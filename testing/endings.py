@@ -17,8 +17,8 @@ from isotrain.testing.launching import Notes, Run, attempt
 
 STEP = 3
 """After it, the last process is killed or hangs."""
-PROGRESS_SECONDS = (5.0, 60.0)
-"""Limits of a call; the second for a machine so busy that with the first a run ends before it is to hang."""
+PROGRESS_SECONDS = (3.0, 12.0, 60.0)
+"""Limits of a call; all but the first for a machine so busy that a run ends before it is to hang."""
 PATIENCE_SECONDS = 50.0
 """For the launcher to notice and to end everybody."""
 

@@ -22,7 +22,6 @@ CELLS = {
     "torch-ddp": [
         "data-parallel",
         "compressed, bf16",
-        "broken-needs-others",
         "broken-sums-gradients",
     ],
 }

@@ -303,7 +303,7 @@ def test_a_busy_machine_is_given_more_time_to_hang(
 
     def attempt(work: Any, spec: Any, *given: Any) -> Run:
         limits.append(spec["timeouts"]["progress"])
-        return stuck if len(limits) == 2 else too_slow
+        return stuck if len(limits) == len(endings.PROGRESS_SECONDS) else too_slow
 
     monkeypatch.setattr(endings, "attempt", attempt)
     assert backend.ending_outcome(backend.ENDINGS[1], "torch-ddp", 2).verdict == "passed"
