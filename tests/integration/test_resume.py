@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -415,14 +414,14 @@ def test_nothing_remains_of_a_metric_that_was_tried() -> None:
 
 
 @pytest.mark.parametrize("validates", [True, False])
-def test_named_metrics_are_tried_where_the_run_evaluates_anyway(validates: bool) -> None:
-    given = spec() if validates else spec(data=data().train)
-    with (
-        isotrain.open_session(given, backend="reference") as session,
-        mock.patch.object(Evaluation, "try_metrics") as tried,
-    ):
+def test_named_metrics_are_tried_where_the_run_evaluates_anyway(
+    validates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, tried = spec() if validates else spec(data=data().train), []
+    monkeypatch.setattr(Evaluation, "try_metrics", lambda _, batch: tried.append(batch))
+    with isotrain.open_session(given, backend="reference") as session:
         session.try_metrics(next(session.batches()))
-    assert tried.called is validates
+    assert bool(tried) is validates
 
 
 def no_room(session: isotrain.Session) -> list[float]:
