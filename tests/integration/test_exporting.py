@@ -48,6 +48,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "epochs": 3,
         "threads": 1,
         "device": "cpu",
+        "record": False,  # what is written is not the record
     }
     return fields | changes
 

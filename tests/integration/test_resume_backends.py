@@ -78,7 +78,7 @@ def run(folder: Path, **options: Any) -> isotrain.RunResult:
 
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     """With processes that only it has; what workers of a server draw is their own."""
-    changes: dict[str, Any] = {"strategy": "parameter-server"}
+    changes: dict[str, Any] = {"strategy": "parameter-server", "record": False}
     whole = run(tmp_path / "whole", backend="torch-ddp", replicas=2, changes=changes)
     changes["transform"] = Killer.at([("batch", 7)], tmp_path / "kills")
     folder = tmp_path / "killed"
@@ -176,7 +176,7 @@ def steps(session: isotrain.Session, most: int) -> Any:
 def test_the_history_of_a_run_that_changes_its_framework_is_of_one_piece(tmp_path: Path) -> None:
     options = {"resume": "auto", "on_event": lambda event: None}
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    given = spec(precision="float64")
+    given = spec(precision="float64", record=False)
     isotrain.launch(finished, given, backend="torch-ddp", run_directory=whole, **options)
     isotrain.launch(begun, given, backend="torch-ddp", replicas=2, run_directory=parted, **options)
     isotrain.launch(
