@@ -162,11 +162,13 @@ def send_receive(bench: Bench) -> None:
     _compare(bench, _shift, (1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
 
 
-def _exchange(replica: Replica, tensor: Tensor, *, static: Sequence[Computation]) -> Any:
-    """All that the backend has."""
+def _exchange(
+    replica: Replica, tensor: Tensor, *, static: Sequence[tuple[Computation, Sequence[int]]]
+) -> Any:
+    """All that the backend has, each in the ways that are given with it."""
     found = [_reduce(replica, tensor, static=get_args(ReduceOp))]
     found.append(_gather(replica, tensor, static=("all",)))
-    return found + [computation(replica, tensor, static=(1,)) for computation in static]
+    return found + [computation(replica, tensor, static=ways) for computation, ways in static]
 
 
 def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
@@ -176,11 +178,11 @@ def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
 
 def inputs_are_left_alone(bench: Bench) -> None:
     """Collectives make new tensors and do not write into those they are given."""
-    group, others = bench.group, list[Computation]()
+    group, others = bench.group, list[tuple[Computation, Sequence[int]]]()
     if Capability.SEND_RECEIVE in bench.supported:
-        others.append(_shift)
+        others.append((_shift, (1,)))
     if Capability.SUBGROUPS in bench.supported:
-        others += [_share, _sum]
+        others += [(_share, (0,)), (_sum, (0,))]
     given = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
     tensors = [group.tensor(array) for array in given.values()]
     group.compute(_exchange, tensors, static=tuple(others))

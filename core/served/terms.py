@@ -61,7 +61,7 @@ class Terms:
     def as_told(self) -> bytes:
         """What the other end is told: as many bytes whatever it is."""
         kind = _BROKEN if self.problem else _TLS if self.folder else _NONE
-        return _TERMS.pack(kind, (self.problem or self.folder).encode())
+        return _TERMS.pack(kind, (self.problem or self.folder).encode("utf-8", "backslashreplace"))
 
     def facts(self) -> dict[str, str | None]:
         """What there is to say of it, as plain values."""

@@ -124,7 +124,8 @@ class TlsEnd:
                 pass
             except ssl.SSLError as error:
                 self.problem = _reason(error)
-                raise
+                if not found:  # else the next call tells
+                    raise
         return b"".join(found)
 
 
@@ -139,13 +140,16 @@ def _require_readable(path: Path) -> None:
 
 def _require_private(path: Path) -> None:
     if path.stat().st_mode & _READABLE_BY_OTHERS:
-        raise PlanError(f"{path} is a private key, and others can read it: chmod o= {path}.")
+        raise PlanError(
+            f"{path} is a private key, and others can read it: chmod o= {path}"
+            " (of a Secret in a pod: defaultMode 0440)."
+        )
 
 
 def _tried(folder: Path, caller: TlsEnd, door: TlsEnd) -> tuple[bytes, str]:
     """The own certificate as others see it, and until when they accept it."""
     said = b""
-    while not (door.is_ready or caller.problem or door.problem):
+    while not ((caller.is_ready and door.is_ready) or caller.problem or door.problem):
         said = door.shake_hands(caller.shake_hands(said))
     problem = caller.problem or door.problem
     if problem:

@@ -31,7 +31,7 @@ TRIED: dict[tuple[str, int], tuple[tuple[str, ...], tuple[int, ...]]] = {
     ("torch-ddp", 3): (EVERY, STAGES),
     ("horovod-torch", 3): (MOST, STAGES),
     ("tf-multiworker", 2): (MOST, (2,)),
-    ("horovod-tf", 2): (MOST, (2,)),
+    ("horovod-tf", 2): (MOST, STAGES),
 }
 """Backend and replicas to the optimizers and stages that are tried: all where that is quick.
 

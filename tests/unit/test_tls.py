@@ -10,9 +10,10 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ from unit.meeting import LOCAL, LONG, free_port, key, meet, settling
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.welcome import Welcome, reached
-from isotrain.core.served import handshake
+from isotrain.core.served import handshake, tls
 from isotrain.core.served.terms import Terms
 from isotrain.core.served.tls import TlsEnd
-from isotrain.core.served.wire import Wire, shake_hands
+from isotrain.core.served.wire import shake_hands
 
 SECRET = b"nobody is to read this"
 AUTHORITY = Authority()
@@ -106,10 +107,7 @@ def line(caller: Terms, door: Terms) -> Iterator[tuple[Channel, Channel, Between
         calling = stack.enter_context(
             contextlib.closing(reached(LOCAL, [between.port], secret, 1, LONG, caller))
         )
-        arrived: list[tuple[int, Wire]] = []
-        while not arrived:
-            arrived = welcome.arrivals()
-        ((rank, wire),) = arrived
+        ((rank, wire),) = in_time(welcome.arrivals)
         assert rank == 1
         yield Channel(calling), stack.enter_context(contextlib.closing(Channel(wire))), between
 
@@ -200,18 +198,24 @@ def test_what_is_changed_on_its_way_ends_the_connection(hosts: list[Terms]) -> N
 def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
     newest: ssl.TLSVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssl.SSLContext, "maximum_version", newest)
+    made = []
+
+    class Limited(ssl.SSLContext):
+        def __init__(self, protocol: int) -> None:
+            self.maximum_version = newest
+            made.append(self)
+
+    monkeypatch.setattr(tls, "ssl", SimpleNamespace(**{**vars(ssl), "SSLContext": Limited}))
     hosts = [Terms.of(AUTHORITY.folder(tmp_path / name)) for name in "ab"]
     secret = key().secret
 
     def greet(welcome: Welcome) -> Channel:
-        arrived: list[tuple[int, Wire]] = []
-        while not arrived:
-            arrived = welcome.arrivals()
-        channel = Channel(arrived[0][1])
+        ((_, wire),) = in_time(welcome.arrivals)
+        channel = Channel(wire)
         channel.send({"at": "once"})
         return channel
 
+    assert {context.maximum_version for context in made} == {newest}
     with (
         free_port() as port,
         contextlib.closing(Welcome(LOCAL, [port], secret, hosts[0])) as welcome,
@@ -236,11 +240,10 @@ def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[Terms]) ->
             assert shake_hands(calling, key().secret, 1, hosts[1])
             calling.sendall(end.shake_hands(b""))
             while not end.is_ready:
-                calling.sendall(end.shake_hands(calling.recv(1 << 16)))
+                calling.sendall(end.shake_hands(heard(calling)))
             with pytest.raises(OSError, match="certificate"):
-                end.decrypted(calling.recv(1 << 16))
-        while not welcome.estranged:
-            time.sleep(0.01)
+                end.decrypted(heard(calling))
+        in_time(lambda: welcome.estranged)
         assert "peer did not return a certificate" in welcome.estranged[1]
         assert not welcome.arrivals()
 
@@ -260,8 +263,7 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
             reached(LOCAL, [between.port], key().secret, 1, 0.0, Terms.of(str(foreign)))
         between.close()
-        while not welcome.estranged:
-            time.sleep(0.01)
+        in_time(lambda: welcome.estranged)
         assert "the certificate is not accepted" in welcome.estranged[1]
 
 
@@ -281,15 +283,15 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
             called.sendall(exactly(calling, handshake.ANSWER_BYTES))
             calling.sendall(exactly(called, handshake.CONFIRMATION_BYTES))
             towards_door, towards_caller = own.begin(is_caller=True), own.begin(is_caller=False)
-            heard = b""
+            said = b""
             while not towards_door.is_ready:
-                called.sendall(towards_door.shake_hands(heard))
-                heard = b"" if towards_door.is_ready else called.recv(1 << 16)
+                called.sendall(towards_door.shake_hands(said))
+                said = b"" if towards_door.is_ready else heard(called)
             while not towards_caller.is_ready:
-                calling.sendall(towards_caller.shake_hands(calling.recv(1 << 16)))
+                calling.sendall(towards_caller.shake_hands(heard(calling)))
             welcomed = b""
             while not welcomed:
-                welcomed = towards_door.decrypted(called.recv(1 << 16))
+                welcomed = towards_door.decrypted(heard(called))
             calling.sendall(b"".join(towards_caller.encrypted(welcomed)))
             calling.recv(1)
 
@@ -308,8 +310,27 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
 def exactly(connection: socket.socket, count: int) -> bytes:
     found = b""
     while len(found) < count:
-        found += connection.recv(count - len(found))
+        found += heard(connection, count - len(found))
     return found
+
+
+def heard(connection: socket.socket, most: int = 1 << 16) -> bytes:
+    """What comes next; whoever hangs up ends the test."""
+    connection.settimeout(LONG)
+    found = connection.recv(most)
+    if not found:
+        raise EOFError("the other end has hung up")
+    return found
+
+
+def in_time(condition: Callable[[], Any]) -> Any:
+    """What a condition gives, once that is something."""
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise TimeoutError(f"nothing after {LONG:g} s")
 
 
 @pytest.fixture
