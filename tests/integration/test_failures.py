@@ -439,7 +439,7 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directo
     [
         (signal.SIGINT, "reference", "none", "forked"),
         pytest.param(signal.SIGINT, "reference", "none", "fresh", marks=SLOW),
-        (signal.SIGTERM, "reference", "none", "forked"),
+        pytest.param(signal.SIGTERM, "reference", "none", "forked", marks=SLOW),
         (signal.SIGKILL, "reference", "none", "forked"),
         pytest.param(signal.SIGKILL, "reference", "none", "fresh", marks=SLOW),
         pytest.param(signal.SIGKILL, "reference", "stop", "forked", marks=SLOW),

@@ -135,7 +135,7 @@ def from_notebook(folder: Path) -> str:
 @pytest.mark.parametrize(
     "start",
     [
-        from_guarded_script,
+        pytest.param(from_guarded_script, marks=pytest.mark.slow),
         pytest.param(from_unguarded_script, marks=pytest.mark.slow),
         pytest.param(from_package, marks=pytest.mark.slow),
         from_standard_input,

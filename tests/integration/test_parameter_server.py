@@ -249,6 +249,7 @@ def give_up_a_worker(session: isotrain.Session) -> dict[str, Any]:
     return {"ended": time.monotonic() < end, "rest": len([session.step(b) for b in batches])}
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_given_up_ends_before_the_run(tmp_path: Path) -> None:
     spec = served(0, timeouts={"silence": 3.0})
     found = launch(give_up_a_worker, spec, "reference", tmp_path / "run")

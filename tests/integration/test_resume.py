@@ -128,6 +128,7 @@ def test_every_strategy_goes_on_or_says_why_not() -> None:
             isotrain.plan(spec(strategy=name), backend="reference", replicas=3)
 
 
+@pytest.mark.slow
 def test_more_and_fewer_replicas_lose_nothing_that_matters(tmp_path: Path) -> None:
     """Without dropout, whose masks are a replica's own, one curve whatever the number of replicas."""
     changes = {"model": {"reference": plain}}
@@ -284,6 +285,7 @@ def test_who_has_no_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path)
     assert_same(run(tmp_path / "run", resume="auto"), first)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_is_gone_on_from_elsewhere(tmp_path: Path) -> None:
     whole = run(tmp_path / "run", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
     older = tmp_path / "run/checkpoints/step-000000005"
@@ -485,6 +487,7 @@ def dies_often(session: isotrain.Session) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_who_comes_no_further_goes_on_with_fewer_replicas(tmp_path: Path) -> None:
     """Each of three starts is ended before a first checkpoint; two replicas are the fewest."""
     told: list[Any] = []

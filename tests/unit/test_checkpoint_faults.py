@@ -79,6 +79,7 @@ def test_a_call_that_fails_costs_no_checkpoint(
     assert len(failures) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watched")
 def test_a_process_that_is_killed_at_any_call_costs_no_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, killed_savers.__file__, str(tmp_path)]

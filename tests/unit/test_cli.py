@@ -394,9 +394,9 @@ def test_a_failed_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         (signal.SIGTERM, 143),
-        (signal.SIGHUP, 129),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code: int) -> None:

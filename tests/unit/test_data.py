@@ -146,6 +146,7 @@ def noisy(inputs, targets, random):
     return inputs + random.integers(0, 10)[:, None], targets
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(shape=shapes)
 def test_augmentation_is_bit_equal_whatever_the_split(shape):

@@ -65,6 +65,7 @@ def test_who_fails_before_the_run_is_named_by_all_with_its_host() -> None:
         assert str(found[rank]) == "rank 2 on n2: there is no such thing here"
 
 
+@pytest.mark.slow
 def test_who_leaves_before_the_run_is_named() -> None:
     def leave(meeting: Meeting) -> Any:
         assert isinstance(meeting, Member)
@@ -131,6 +132,7 @@ def test_strangers_at_the_door_do_not_disturb() -> None:
             assert settling()(chair) == {"ranks": [0, 1]}
 
 
+@pytest.mark.slow
 def test_two_that_say_they_are_the_same_rank_are_refused_and_all_hear_of_it() -> None:
     own = key()
     with free_port() as port:

@@ -47,6 +47,7 @@ def read(folder: Path, plain: Any) -> Comparison | str:
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_comparison_that_somebody_changed_is_shown_or_refused(tmp_path: Path) -> None:
     rng = random.Random(7)
     found = [read(tmp_path, mutated(rng)) for _ in range(120)]

@@ -486,6 +486,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(
     args=st.dictionaries(st.text("abc_1-", min_size=1), PLAIN, max_size=3),
