@@ -2,7 +2,7 @@
 
 `python -m benchmarks.stall [--every N] [--saves N] [--samples N]`: one replica on torch, a checkpoint every N
 steps. Printed are the median of the steps while nothing is written; how long the loop waits in the call that
-copies the state; and by how much all steps from one checkpoint to the next take longer than as many
+saves; and by how much all steps from one checkpoint to the next take longer than as many
 undisturbed ones, with what the writing beside them takes of the processor. The last two as parts of a step,
 and of all steps from one checkpoint to the next.
 """

@@ -65,10 +65,8 @@ def _report(backend: str, counts: Sequence[int], repeats: int) -> None:
 def _measured(backend: str, replicas: int, way: str) -> tuple[float, float, float]:
     """Seconds to the first step, MiB after it, and a replica's processor time before."""
     os.environ["ISOTRAIN_START"] = "fresh" if way == "fresh" else "forked"
-    if way != "warm":
-        OF_THIS_PROGRAM.retire()
-    with TemporaryDirectory() as folder:
-        if way == "warm":  # it may have been started under other variables
+    with OF_THIS_PROGRAM.only_new(), TemporaryDirectory() as folder:
+        if way == "warm":
             _launch(backend, replicas, Path(folder) / "before")
         began = time.monotonic()
         ranks = _launch(backend, replicas, Path(folder) / "run")
