@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from interrupts import heed_signals
+from waiting import wait_until
 
 import isotrain
 from isotrain.core.errors import RunFailedError
@@ -470,10 +471,3 @@ def test_the_starting_process_is_ended(
         assert not alive_children(folder)
     for pid in alive_children(folder):  # after SIGKILL nobody finds those that left their session
         os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

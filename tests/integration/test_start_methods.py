@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from alone import alone
+from waiting import wait_until
 
 import isotrain
 from isotrain.core.comparison.measure import Measurement
@@ -258,7 +259,7 @@ def leaves_one_behind(session: Any) -> None:
             time.sleep(600)
         os._exit(0)
     os.wait()
-    wait_until(lambda: len(list(session.run_directory.glob("left-*"))) == 2)
+    wait_until(lambda: len(list(session.run_directory.glob("left-*"))) == 2, LIMIT_SECONDS)
     if session.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
@@ -319,7 +320,7 @@ def test_a_template_ends_with_its_program(ending: str, tmp_path: Path) -> None:
     )
     template = int(done.stdout)
     assert not done.stderr
-    wait_until(lambda: not is_alive(template))
+    wait_until(lambda: not is_alive(template), LIMIT_SECONDS)
 
 
 def variables(**more: str) -> dict[str, str]:
@@ -333,7 +334,7 @@ def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> 
         assert kept.get((), variables()) is first
         assert kept.get(("wave",), variables()) is not first
         others = [kept.get((), variables(NUMBER=str(number))) for number in range(4)]
-        wait_until(lambda: not is_alive(first.pid))
+        wait_until(lambda: not is_alive(first.pid), LIMIT_SECONDS)
         assert all(is_alive(other.pid) for other in others)
     finally:
         kept.close()
@@ -369,7 +370,7 @@ def test_a_template_that_is_suspended_is_replaced() -> None:
             with pytest.raises(TemplateError, match="it is gone, or does not answer"):
                 first.fork(large, SILENCE, LIMIT)
         assert kept.get((), variables()) is not first
-        wait_until(lambda: not is_alive(first.pid))
+        wait_until(lambda: not is_alive(first.pid), LIMIT_SECONDS)
     finally:
         kept.close()
 
@@ -388,7 +389,9 @@ def test_a_template_that_does_not_answer_one_run_lives_on_for_another() -> None:
             assert kept.get((), variables()) is not first
             assert is_alive(of_another_run.pid)
             assert of_another_run.exit_code is None
-        wait_until(lambda: of_another_run.exit_code == 1)  # its input ended, and had no job
+        wait_until(
+            lambda: of_another_run.exit_code == 1, LIMIT_SECONDS
+        )  # its input ended, and had no job
         of_another_run.release()
         assert not is_alive(first.pid)
     finally:
@@ -406,7 +409,7 @@ def test_a_template_that_cannot_fork_says_so_and_its_processes_live_on() -> None
                 forked(template, (null.fileno(),) * 3)
             assert template.is_current()
             assert is_alive(process.pid)
-        wait_until(lambda: process.exit_code == 1)
+        wait_until(lambda: process.exit_code == 1, LIMIT_SECONDS)
         process.release()
     finally:
         template.retire()
@@ -422,7 +425,7 @@ def test_a_run_whose_template_cannot_fork(
     def runs_out(template: Template, *given: Any) -> Any:
         calls.append(template.pid)
         if len(calls) > begun:
-            wait_until(lambda: template.is_current() and template.is_ready)
+            wait_until(lambda: template.is_current() and template.is_ready, LIMIT_SECONDS)
             psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
         return fork(template, *given)
 
@@ -446,8 +449,8 @@ def test_what_was_forked_ends_with_its_template() -> None:
         null_number = null.fileno()
         process = forked(template, (waiting, null_number, null_number))
         os.kill(template.pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(process.pid))
-        wait_until(lambda: process.exit_code == -signal.SIGKILL)
+        wait_until(lambda: not is_alive(process.pid), LIMIT_SECONDS)
+        wait_until(lambda: process.exit_code == -signal.SIGKILL, LIMIT_SECONDS)
     process.release()
     template.retire()
 
@@ -462,7 +465,7 @@ def test_an_imported_file_that_changes_makes_a_template_useless(
     try:
         with open(os.devnull, "r+b") as null:
             process = forked(template, (null.fileno(),) * 3)
-        wait_until(lambda: process.exit_code is not None)
+        wait_until(lambda: process.exit_code is not None, LIMIT_SECONDS)
         assert process.exit_code == 1  # it was given no job
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         process.release()
@@ -505,13 +508,6 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def what_keras_left(session: isotrain.Session) -> list[bool]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
@@ -162,11 +161,6 @@ def test_a_log_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "is no run directory" in capsys.readouterr().err
 
 
-def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        time.sleep(0.01)
-
-
 def test_chosen_ranks_are_shown_as_they_print(tmp_path: Path) -> None:
     log_of(tmp_path, 2).write_text("of an earlier run\n")
     seen: list[Event] = []
@@ -175,10 +169,10 @@ def test_chosen_ranks_are_shown_as_they_print(tmp_path: Path) -> None:
         show(EpochEnded(epoch=0, done=1, loss=None, metrics={}))
         with log_of(tmp_path, 2).open("a") as log:
             log.write("now\nand unfin")
-        until(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2, 60)
         with log_of(tmp_path, 2).open("a") as log:
             log.write("ished\nlast")
-        until(lambda: len(seen) == 3)
+        wait_until(lambda: len(seen) == 3, 60)
         log_of(tmp_path, 3).write_text("at the end\n")
     told = [each for each in seen if isinstance(each, Output)]
     assert [(each.rank, each.text) for each in told[:2]] == [(2, "now\n"), (2, "and unfinished\n")]

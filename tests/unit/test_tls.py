@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from certificates import SERVER, Authority
 from unit.meeting import LOCAL, LONG, free_port, key, meet, settling
+from waiting import wait_until
 
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.joining.channel import Channel
@@ -107,7 +108,7 @@ def line(caller: Terms, door: Terms) -> Iterator[tuple[Channel, Channel, Between
         calling = stack.enter_context(
             contextlib.closing(reached(LOCAL, [between.port], secret, 1, LONG, caller))
         )
-        ((rank, wire),) = in_time(welcome.arrivals)
+        ((rank, wire),) = wait_until(welcome.arrivals, LONG)
         assert rank == 1
         yield Channel(calling), stack.enter_context(contextlib.closing(Channel(wire))), between
 
@@ -210,7 +211,7 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
     secret = key().secret
 
     def greet(welcome: Welcome) -> Channel:
-        ((_, wire),) = in_time(welcome.arrivals)
+        ((_, wire),) = wait_until(welcome.arrivals, LONG)
         channel = Channel(wire)
         channel.send({"at": "once"})
         return channel
@@ -243,7 +244,7 @@ def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[Terms]) ->
                 calling.sendall(end.shake_hands(heard(calling)))
             with pytest.raises(OSError, match="certificate"):
                 end.decrypted(heard(calling))
-        in_time(lambda: welcome.estranged)
+        wait_until(lambda: welcome.estranged, LONG)
         assert "peer did not return a certificate" in welcome.estranged[1]
         assert not welcome.arrivals()
 
@@ -263,7 +264,7 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
             reached(LOCAL, [between.port], key().secret, 1, 0.0, Terms.of(str(foreign)))
         between.close()
-        in_time(lambda: welcome.estranged)
+        wait_until(lambda: welcome.estranged, LONG)
         assert "the certificate is not accepted" in welcome.estranged[1]
 
 
@@ -321,16 +322,6 @@ def heard(connection: socket.socket, most: int = 1 << 16) -> bytes:
     if not found:
         raise EOFError("the other end has hung up")
     return found
-
-
-def in_time(condition: Callable[[], Any]) -> Any:
-    """What a condition gives, once that is something."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise TimeoutError(f"nothing after {LONG:g} s")
 
 
 @pytest.fixture

@@ -1,0 +1,19 @@
+"""Waiting for what happens elsewhere: in another process, or on another thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+_LOOK_SECONDS = 0.02
+
+
+def wait_until(condition: Callable[[], T], seconds: float) -> T:
+    """What a condition gives, once that is something; it is a failure when it takes longer."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(_LOOK_SECONDS)
+    return found
