@@ -13,8 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from isotrain.plugin import SpecError, references
 
 if TYPE_CHECKING:
@@ -161,6 +159,8 @@ def require_tensor(given: Any, label: str) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
+    import numpy as np  # not above: plans, which start sooner without it, need none
+
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     return is_array and not isinstance(value, np.ndarray | np.generic)
 

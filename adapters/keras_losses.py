@@ -73,12 +73,16 @@ class OneLoss:
         return _part(self.loss, targets, predictions, weights)
 
 
+Losses = Mapping[str | None, OneLoss]
+"""The losses of a spec, by output."""
+
+
 def build_each(spec: TrainingSpec, framework: str) -> dict[str | None, OneLoss]:
     """Makes the spec's losses by output."""
     return {o: OneLoss(loss, o) for o, loss in build_losses(spec, framework).items()}
 
 
-def parts_of(losses: Mapping[str | None, OneLoss], spec: TrainingSpec, outputs: Outputs) -> Parts:
+def parts_of(losses: Losses, spec: TrainingSpec, outputs: Outputs) -> Parts:
     """Makes the function that gives every loss of a slice, one for each output where there are several.
 
     Args:
@@ -102,7 +106,7 @@ def _times(part: Part, factor: float | None) -> Part:
 
 
 def build_measures(
-    spec: TrainingSpec, framework: str, losses: Mapping[str | None, OneLoss]
+    spec: TrainingSpec, framework: str, losses: Losses
 ) -> tuple[list[keras.metrics.Metric], list[Component]]:
     """Makes the spec's metrics anew, and the loss of each output where it gives several.
 

@@ -12,8 +12,19 @@ from typing import Any
 
 import keras
 
-from isotrain.adapters import keras_private
-from isotrain.plugin import LayerCost, ModelProfile, Partitioner, SpecError, UnsupportedError
+from isotrain.adapters import keras_losses, keras_private
+from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.portable import OwnLosses
+from isotrain.adapters.stage_profile import LayerCall
+from isotrain.adapters.stage_rules import MASKED_LOSS, bounds, require_apart
+from isotrain.plugin import (
+    LayerCost,
+    ModelProfile,
+    Partitioner,
+    SpecError,
+    TrainingSpec,
+    UnsupportedError,
+)
 
 Key = int
 """Stands for a tensor of the graph."""
@@ -47,11 +58,26 @@ class Chunk(keras.layers.Layer):
             known |= {id(like): value for like, value in zip(node.outputs, found, strict=True)}
         return known
 
+    def crossing(self, known: Mapping[Key, Any]) -> list[Any]:
+        """What it gives to those behind it, of all that it knows.
+
+        Raises:
+            UnsupportedError: A part of it has a mask, which would not go along.
+        """
+        found = [known[key] for key in self.gives]
+        if any(keras_private.mask_of(each) is not None for each in found):
+            raise UnsupportedError(
+                "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
+            )
+        return found
+
 
 class StagedModel:
     """A portable model, cut.
 
     Attributes:
+        whole: The model.
+        parts: The nodes of each chunk.
         chunks: Of it, from the inputs on.
     """
 
@@ -67,13 +93,23 @@ class StagedModel:
             SpecError: The model has no graph, or no such layers.
             UnsupportedError: A layer would be on both sides of a cut.
         """
-        self._model = _functional(model)
-        self._nodes = keras_private.nodes_of(self._model)
-        parts = self._named(first) if first else self._balanced(chunks)
-        if len(parts) != chunks:
-            raise SpecError(f"pipeline: {len(parts)} chunks by `cut`; expected {chunks}.")
-        _require_apart(parts)
-        self.chunks = self._chunks(parts)
+        self.whole = _functional(model)
+        self._nodes = keras_private.nodes_of(self.whole)
+        self.parts = self._named(first, chunks) if first else self._balanced(chunks)
+        require_apart([_variables(nodes) for nodes in self.parts])
+        self.chunks = self._chunks(self.parts)
+
+    def homes(self, stages: int) -> dict[int, int]:
+        """The stage of each weight, by the identity of the framework's own variable."""
+        return {
+            id(variable.value): number % stages
+            for number, chunk in enumerate(self.chunks)
+            for variable in chunk.variables
+        }
+
+    def calls(self) -> list[LayerCall]:
+        """Of its layers, in their order."""
+        return [_call(node, number) for number, nodes in enumerate(self.parts) for node in nodes]
 
     def described(self, stages: int) -> list[str]:
         """Of each chunk where it is, its layers, and what it sends: a line each."""
@@ -87,13 +123,13 @@ class StagedModel:
 
     def inputs(self, given: Any) -> dict[Key, Any]:
         """The tensors of a slice's inputs."""
-        flat = keras_private.standardised_inputs(self._model, given)
-        return {id(like): value for like, value in zip(self._model.inputs, flat, strict=True)}
+        flat = keras_private.standardised_inputs(self.whole, given)
+        return {id(like): value for like, value in zip(self.whole.inputs, flat, strict=True)}
 
     def outputs(self, known: Mapping[Key, Any]) -> Any:
         """What the model gives, of the tensors that the last chunk knows."""
-        found = [known[id(like)] for like in self._model.outputs]
-        packed = keras.tree.pack_sequence_as(self._model.output, found)
+        found = [known[id(like)] for like in self.whole.outputs]
+        packed = keras.tree.pack_sequence_as(self.whole.output, found)
         is_alone = isinstance(packed, list | tuple) and len(packed) == 1
         return packed[0] if is_alone else packed  # as Keras gives it
 
@@ -105,17 +141,13 @@ class StagedModel:
         by_name = {layer.name: node for layer, node in zip(layers, self._nodes, strict=True)}
         return [[by_name[layer.name] for layer in stage.layers] for stage in found.stages]
 
-    def _named(self, first: Sequence[str]) -> list[list[Any]]:
+    def _named(self, first: Sequence[str], chunks: int) -> list[list[Any]]:
         names = [node.operation.name for node in self._nodes]
-        for name in first:
-            if name not in names:
-                raise SpecError(f"pipeline: cut at {name!r}; the layers are {', '.join(names)}.")
-        bounds = [0, *sorted(names.index(name) for name in first), len(names)]
-        return [self._nodes[a:b] for a, b in itertools.pairwise(bounds)]
+        return [self._nodes[a:b] for a, b in itertools.pairwise(bounds(names, first, chunks))]
 
     def _chunks(self, parts: list[list[Any]]) -> list[Chunk]:
-        outputs = {id(out) for out in self._model.outputs}
-        inputs = {id(each) for each in self._model.inputs}
+        outputs = {id(out) for out in self.whole.outputs}
+        inputs = {id(each) for each in self.whole.inputs}
         made: list[Key] = []
         chunks = []
         for number, nodes in enumerate(parts):
@@ -131,6 +163,43 @@ class StagedModel:
         """What chunks from this one on need."""
         nodes = [node for part in parts[number:] for node in part]
         return outputs | {id(tensor) for node in nodes for tensor in node.input_tensors}
+
+
+class StageLoss:
+    """The losses of chunks: of the last one that of targets and predictions; of each, its layers'."""
+
+    def __init__(
+        self, spec: TrainingSpec, staged: StagedModel, losses: keras_losses.Losses
+    ) -> None:
+        """Takes the losses that are measured too: so each is computed once.
+
+        Args:
+            spec: Gives their weights.
+            staged: The model.
+            losses: By output.
+        """
+        self._model = staged
+        self._parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(staged.whole))
+
+    def of(self, chunk: Chunk, known: Mapping[Key, Any], targets: Any) -> tuple[Any, Any]:
+        """The mean loss of a chunk; and of the last one, the predictions.
+
+        Args:
+            chunk: One.
+            known: What it gave.
+            targets: Of the micro-batch.
+
+        Raises:
+            UnsupportedError: It counts targets by more than their number.
+        """
+        own = OwnLosses(chunk)
+        if chunk is not self._model.chunks[-1]:
+            return own.added_to(keras.ops.zeros((), dtype=keras.config.floatx())), None
+        predictions = self._model.outputs(known)
+        found = keras_losses.in_rows(self._parts(targets, predictions), own.added_to)
+        if len(found.shape):
+            raise UnsupportedError(MASKED_LOSS)
+        return found, predictions
 
 
 def _functional(model: Any) -> keras.Model:
@@ -149,6 +218,27 @@ def _functional(model: Any) -> keras.Model:
     )
 
 
+def _variables(nodes: Sequence[Any]) -> list[tuple[str, int]]:
+    return [
+        (node.operation.name, id(variable))
+        for node in nodes
+        for variable in getattr(node.operation, "variables", ())
+    ]
+
+
+def _call(node: Any, chunk: int) -> LayerCall:
+    operation, takes = node.operation, [id(tensor) for tensor in node.input_tensors]
+
+    def compute(*tensors: Any) -> list[Any]:
+        args, kwargs = node.arguments.fill_in(dict(zip(takes, tensors, strict=True)))
+        if isinstance(operation, keras.Layer):
+            kwargs["training"] = True
+        return keras.tree.flatten(operation(*args, **kwargs))
+
+    trained = [variable.value for variable in getattr(operation, "trainable_variables", ())]
+    return LayerCall(operation.name, chunk, takes, list(map(id, node.outputs)), compute, trained)
+
+
 def _layer(node: Any, places: Mapping[Key, int]) -> LayerCost:
     """What the shapes tell of a layer: it multiplies its weights at each place of what it gives."""
     operation = node.operation
@@ -164,20 +254,3 @@ def _layer(node: Any, places: Mapping[Key, int]) -> LayerCost:
 def _size(tensor: Any) -> int:
     """Numbers for one sample, as far as the shape tells."""
     return math.prod(n or 1 for n in tensor.shape[1:])
-
-
-def _require_apart(parts: list[list[Any]]) -> None:
-    """Refuses layers whose weights would be on several stages.
-
-    Raises:
-        UnsupportedError: There is one.
-    """
-    home: dict[int, int] = {}
-    for number, nodes in enumerate(parts):
-        for node in nodes:
-            for variable in getattr(node.operation, "variables", ()):
-                if home.setdefault(id(variable), number) != number:
-                    raise UnsupportedError(
-                        f"pipeline: the layer {node.operation.name} is called on both sides of a cut, and its"
-                        " weights would be on two stages. Cut elsewhere, by the option `cut`."
-                    )

@@ -7,7 +7,7 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +187,7 @@ class LossComputer:
 
     compute: Callable[[Any, Any], tuple[Any, Any]]
     callables: Sequence[Any]
-    losses: Mapping[str | None, keras_losses.OneLoss]
+    losses: keras_losses.Losses
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Gives the loss and the predictions."""

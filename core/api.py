@@ -27,6 +27,7 @@ from isotrain.core.running.result import RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore
 from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import SpecLike, load_spec
+from isotrain.core.stages.profile import LayerCost
 from isotrain.core.system.variables import variables_set
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def resume(
         on_event: As for `run`.
         port: As for `run`.
         launcher: As for `run`; left out: the run's own, with its options.
-        launcher_options: As for `run`.
+        launcher_options: As for `run`; with the run's own launcher, those of its options that change.
         max_restarts: As for `run`.
         ranks: As for `run`.
 
@@ -187,8 +188,11 @@ def resume(
         RunFailedError: A process failed; tells which, where and why.
     """
     before = RunBefore.of(run_directory)
-    alone = place_to_join() is None
     own = load_spec(before.spec if spec is None else spec)
+    chosen = ChosenLauncher(launcher or LOCAL, launcher_options or {})
+    if launcher is None and place_to_join() is None:
+        options = {**before.launcher.options, **chosen.options}
+        chosen = ChosenLauncher(before.launcher.name, options)
     return run(
         own,
         backend=backend or before.backend,
@@ -196,8 +200,8 @@ def resume(
         run_directory=before.directory,
         on_event=on_event,
         port=port,
-        launcher=launcher or (before.launcher.name if alone else LOCAL),
-        launcher_options=before.launcher.options if alone and not launcher else launcher_options,
+        launcher=chosen.name,
+        launcher_options=chosen.options,
         resume=checkpoint_folder(own, before.directory),
         max_restarts=max_restarts,
         ranks=ranks,
@@ -296,5 +300,6 @@ def measured_plan(
     chosen = ChosenLauncher(launcher, launcher_options or {})
     wanted = make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
     found = look(describe, cast, wanted.backend)
-    measured = Measured(**{**found, "model": ModelBytes(**found["model"])})
+    layers = [LayerCost(**layer) for layer in found["layers"]]
+    measured = Measured(**{**found, "model": ModelBytes(**found["model"]), "layers": layers})
     return with_measures(wanted, cast, measured)

@@ -115,8 +115,7 @@ class AskedRun:
         """Plans and launches; in the first process of a party, does its part and watches the others."""
         given, host = cast.spec, cast.host
         layout = None if party is None else party.layout
-        planned = functools.partial(self._planned, cast, layout)
-        resolved = planned(self.replicas)
+        resolved = self._planned(cast, layout, self.replicas)
         _require_ranks(self.ranks, resolved)
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
         packages = versions(host.backend(resolved.backend).packages)
@@ -137,8 +136,9 @@ class AskedRun:
                 shown_ranks(directory.path, self.ranks, display) as show,
             ):
                 records = RunRecords(directory, audience, show)
+                replan = functools.partial(self._smaller, cast)
                 restarts = Restarts(
-                    self.max_restarts, folder, checkpoint, records, given.min_replicas, planned
+                    self.max_restarts, folder, checkpoint, records, given.min_replicas, replan
                 )
                 attempt = _Attempt(work, cast, directory, self.port, party)
                 returned = restarts.run(attempt, resolved)
@@ -152,6 +152,15 @@ class AskedRun:
             launcher=self.launcher,
             layout=layout,
         )
+
+    def _smaller(self, cast: Cast, plan: Plan, lost_host: str | None) -> Plan:
+        """A plan without a host that was lost, or with a replica fewer."""
+        if lost_host is None:
+            return self._planned(cast, None, plan.replicas - 1)
+        options = plan.launcher_options or {}
+        changes = cast.host.launcher(plan.launcher, options).without(lost_host)
+        others = ChosenLauncher(plan.launcher, {**options, **changes})
+        return make_plan(cast, backend=self.backend, replicas=None, launcher=others)
 
     def _display(self, plan: Plan) -> contextlib.AbstractContextManager[Callable[[Event], None]]:
         on_event = self.on_event

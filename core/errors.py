@@ -51,10 +51,12 @@ class RunFailedError(IsotrainError):
     Attributes:
         steps_done: By the process that came furthest; None where no process has told.
         was_asked: Whether it ended because somebody had asked for that.
+        lost_host: The host that was lost with all its ranks, where others were not; None: none was.
     """
 
     steps_done: int | None = None
     was_asked = False
+    lost_host: str | None = None
 
 
 class NotANumberError(RunFailedError):
@@ -109,11 +111,21 @@ def whether_meant(name: str | None, begins: str = " Did") -> str:
     return f"{begins} you mean {name!r}?" if name else ""
 
 
-def unknown_name(kind: str, name: str, available: Iterable[str]) -> str:
-    """Says that `name` is no known `kind`, what is, and which one was probably meant."""
+def unknown_name(
+    kind: str, name: str, available: Iterable[str], *, called_here: str | None = None
+) -> str:
+    """Says that `name` is no known `kind`, what is, and which one was probably meant.
+
+    Args:
+        kind: What it would be the name of.
+        name: As it was given.
+        available: What there is.
+        called_here: What another tool's name is here, if `name` is one; meant if there is that.
+    """
     known = sorted(available)
     listed = ", ".join(known) or "none"
-    return f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {listed}."
+    meant = called_here if called_here in known else nearest(name, known)
+    return f"unknown {kind} {name!r}.{whether_meant(meant)} Available: {listed}."
 
 
 def first_of(names: Sequence[str], most: int) -> str:

@@ -121,13 +121,15 @@ class LocalSGD(Drifting):
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
         """Goes on counting; replicas that have just agreed have counted nothing."""
         own = state.of_replicas
+        self._forget()
         if own:
             self._steps, self._even = state.values["steps"], state.values["even"]
             self._weights = [float(own[replica]["samples"]) for replica in group.local_replicas]
 
     def finished(self, group: ReplicaGroup) -> None:
         """Leaves every replica with the same weights."""
-        super().finished(group)
+        if self._steps:  # else they have them already
+            super().finished(group)
         self._forget()
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:

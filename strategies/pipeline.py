@@ -6,7 +6,7 @@ Huang et al., "GPipe" (NeurIPS 2019, arXiv 1811.06965); Narayanan et al., "PipeD
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from isotrain.plugin import (
@@ -16,25 +16,27 @@ from isotrain.plugin import (
     Conserved,
     ModelBytes,
     ModelCut,
+    ModelProfile,
+    Order,
     PipelineShape,
     Plan,
     ReplicaGroup,
+    StagedPlan,
     StateBytes,
     Strategy,
-    StrategyState,
     Tensor,
     TrainingSpec,
     UnsupportedError,
     pipeline_bubble,
     stage_actions,
     stage_orders,
+    staged_plan,
 )
 from isotrain.strategies import options
 from isotrain.strategies.staged import Staged
 
 _REFUSED = {
     "objective": "it calls the whole model, which is in stages; give a loss",
-    "checkpoint": "the state of stages is not written yet; leave it out",
 }
 """Fields of the spec, and why stages cannot honour them."""
 _UNRECORDED = "training steps of stages are computed by Keras, and not replayed from a record"
@@ -49,12 +51,17 @@ class Pipeline(Strategy):
     )
     requires = frozenset({Capability.STAGED_STEP})
     placement = Staged(2, ModelCut(2))
-    keeps_replicas_equal = "finally"
+    keeps_replicas_equal = "always"
     equals_data_parallel = True
     conserves = frozenset({Conserved.GRADIENT_SUM})
 
     def __init__(
-        self, stages: int = 2, schedule: str = "1f1b", chunks: int = 1, cut: Sequence[str] = ()
+        self,
+        stages: int = 2,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        cut: Sequence[str] = (),
+        gigabits: float = 10.0,
     ) -> None:
         """Checks the options.
 
@@ -63,12 +70,15 @@ class Pipeline(Strategy):
             schedule: `gpipe`, `1f1b` or `interleaved`.
             chunks: Of the model on each stage; `interleaved` has several.
             cut: The names of the layers with which the chunks after the first begin; none to balance them.
+            gigabits: A second, between processes: what the plan weighs sending by.
         """
         self._stages = options.whole(self.name, "stages", stages, 1)
         self._chunks = options.whole(self.name, "chunks", chunks, 1)
         self._schedule = schedule
         given = (cut,) if isinstance(cut, str) else tuple(cut)
         self.placement = Staged(stages, ModelCut(stages * chunks, given))
+        self._bandwidth = options.positive(self.name, "gigabits", gigabits) * 1e9 / 8
+        self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
@@ -83,24 +93,21 @@ class Pipeline(Strategy):
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
         shape = PipelineShape(self._stages, spec.accumulate, self._chunks)
-        self._actions = stage_actions(stage_orders(self._schedule, shape))
+        self._orders = stage_orders(self._schedule, shape)
+        self._actions = stage_actions(self._orders)
         return [
             f"{self.name}: {self._stages} stages, {spec.accumulate} micro-batches (`accumulate`): stages wait"
             f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
-            *([_UNRECORDED] if spec.record else []),
+            *([_UNRECORDED] if _is_recorded(spec, plan) else []),
         ]
+
+    def staged_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> StagedPlan:
+        """Draws the stages as their layers were timed."""
+        return staged_plan(profile, self._orders, slots, plan.mesh.places, self._bandwidth)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Does the actions of this process's stage."""
         return group.staged_step(batch, learning_rate, self._actions)
-
-    def state(self, group: ReplicaGroup) -> StrategyState:
-        """Is what a checkpoint would begin with.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(f"strategy {self.name}: {_REFUSED['checkpoint']}.")
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
@@ -121,3 +128,8 @@ class Pipeline(Strategy):
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Of gradients, as in an optimal all-reduce over the replicas of a stage; activations come on top."""
         return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
+
+
+def _is_recorded(spec: TrainingSpec, plan: Plan) -> bool:
+    """Whether without stages the model would be replayed from a record."""
+    return spec.record and plan.framework == "torch" and not isinstance(spec.model, Mapping)

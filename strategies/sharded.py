@@ -40,10 +40,6 @@ from isotrain.strategies.tensors import joined, separated
 
 _FULLY = frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
 """What stage 3 takes."""
-_NOT_OF_PARTS = {
-    "recompute": "forward passes that are done again would join the weights again; use stage 1 or 2",
-}
-"""Fields of the spec, and why stage 3 cannot honour them."""
 
 
 class Sharded(Strategy):
@@ -88,23 +84,15 @@ class Sharded(Strategy):
         options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
         options.without_own_optimizer(self.name, spec)
         if self._stage == 3:
-            self._require_cut_by_rows(spec)
+            self._require_modules(spec)
             return []
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         if plan.weight_shapes is not None:
             self._share_out(list(map(math.prod, plan.weight_shapes)), plan)
         return []
 
-    def _require_cut_by_rows(self, spec: TrainingSpec) -> None:
-        """Refuses what looks at whole weights, or has not been seen to work on parts."""
-        for field, why in _NOT_OF_PARTS.items():
-            if getattr(spec, field):
-                raise UnsupportedError(f"strategy {self.name}: stage 3: {field}: {why}.")
-        if spec.optimizer.needs_whole_weights:
-            raise UnsupportedError(
-                f"strategy {self.name}: stage 3: optimizer {spec.optimizer.name} looks at the norm of each"
-                " weight, of which a replica has a part. Use adam or adamw, or stage 1 or 2."
-            )
+    def _require_modules(self, spec: TrainingSpec) -> None:
+        """Refuses models whose weights cannot be joined module by module."""
         if not isinstance(spec.model, Mapping):
             raise UnsupportedError(
                 f"strategy {self.name}: stage 3: the model is a portable one, whose weights are not taken"

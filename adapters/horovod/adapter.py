@@ -10,9 +10,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
+from isotrain.adapters.declared import STAGED_GROUP
 from isotrain.adapters.horovod import build
-from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.adapter import (
+    DEFAULT_BUCKET_BYTES,
     TENSORFLOW_DISTRIBUTIONS,
     TENSORFLOW_LINES,
     tensorflow_changed,
@@ -20,6 +21,7 @@ from isotrain.adapters.tensorflow.adapter import (
     tensorflow_usability,
     tensorflow_variables,
 )
+from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
@@ -37,6 +39,7 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
+    ModelCut,
     PlanError,
     ProcessContext,
     ServedOverTcp,
@@ -53,9 +56,10 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
+_BUILT_BY = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERATIONS=NCCL "}
+"""Before the command that builds Horovod, where it does not build such a collective by itself."""
 COMPRESSIONS = ("none", "fp16")
 _FP16_BYTES = 2
-_UNSTAGED = Capabilities.none("Horovod has no operation that sends to one process alone")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -94,7 +98,7 @@ class _Horovod(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
-        "staged": _UNSTAGED,
+        "staged": STAGED_GROUP,
         "fully-sharded": _WHOLE,
     }
     replicated_options = frozenset({"compression", "groups"})
@@ -218,12 +222,16 @@ class _Horovod(ServedOverTcp):
                 f"{self.name}:{name}: this Horovod was built without {name}. Use"
                 f" {self.name}:gloo, or build Horovod with it."
             )
-        if name == "mpi" and not build.started_by_mpi():
-            raise UnsupportedError(
-                f"{self.name}:mpi works only in processes that mpirun started, and this one was"
-                f" not. Use {self.name}:gloo."
-            )
         return name
+
+    def check_options(self, spec: TrainingSpec, placement: str = "replicated") -> Mapping[str, Any]:
+        options = super().check_options(spec, placement)
+        if options and placement == "served":
+            raise UnsupportedError(
+                f"backend_options.{self.name}: served runs exchange over {self.served_over}, and Horovod"
+                f" is not started. Leave {', '.join(options)} out."
+            )
+        return options
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         keras_names.require_known(spec, self.framework)
@@ -283,6 +291,19 @@ class HorovodTorch(_Horovod):
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
 
+    def start_staged(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    ) -> ReplicaGroup:
+        keras_backend.claim("torch")
+        from isotrain.adapters.horovod import torch_stages
+        from isotrain.adapters.torch import group, stage_exchange, staged
+
+        def connect() -> stage_exchange.StageExchange:
+            return torch_stages.HorovodStageExchange(setting, context)
+
+        device = group.replica_device(setting, context)
+        return staged.StagedGroup(spec, setting, device, connect, cut)
+
 
 class HorovodTF(_Horovod):
     """Horovod's grouped all-reduce inside TensorFlow's traced training step."""
@@ -326,11 +347,26 @@ class HorovodTF(_Horovod):
         ties = tf_exchange.HorovodExchange(context, setting)
         return tf_exchange.HorovodReplicaGroup(spec, ties, setting.options)
 
+    def start_staged(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    ) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        from isotrain.adapters.horovod import runtime, tf_exchange
+        from isotrain.adapters.tensorflow import native, stage_exchange, staged
+
+        native.use_threads(setting.threads)
+        native.use_own_gpu(setting, context)
+        parts = runtime.exchanging_parts(context.mesh)
+        processes = tf_exchange.HorovodExchange(context, setting, parts)
+        ties = stage_exchange.StageExchange(processes, context, DEFAULT_BUCKET_BYTES)
+        return staged.StagedGroup(spec, ties, cut)
+
 
 def _built(available: bool, what: str) -> Usability:
     if available:
         return Usability(True)
-    return Usability(False, None, f"this Horovod was built without {what}", REBUILD_HINT)
+    hint = f"build it with: {_BUILT_BY.get(what, '')}python tools/horovod/build.py"
+    return Usability(False, None, f"this Horovod was built without {what}", hint)
 
 
 def _require_number(options: Mapping[str, Any], where: str, name: str, least: float) -> None:

@@ -14,15 +14,18 @@ from typing import Any
 
 import psutil
 
+from isotrain.adapters.horovod import mpi
 from isotrain.adapters.horovod.private import ARRIVALS, GATE, RendezvousServer
 from isotrain.plugin import (
+    DATA,
+    STAGE,
     IsotrainError,
+    Mesh,
     Parts,
     PeerLostError,
     PlanError,
     ProcessContext,
     Setting,
-    UnsupportedError,
     own_part,
     variables_set,
 )
@@ -46,11 +49,15 @@ def start(
 
     Raises:
         PlanError: The port of the rendezvous is taken.
+        UnsupportedError: MPI was asked for, and did not start this process; or it was used here before, and
+            is not asked for now.
         IsotrainError: A process did not come, or Horovod could not start.
     """
     if setting.collective == "mpi":
+        mpi.begin(hvd.__name__.removeprefix("horovod."))
         _initialise(hvd, _common_variables(setting) | _mpi_variables(), context, process_sets)
     else:
+        mpi.require_unused()
         with _rendezvous(context, setting.timeout):
             variables = _common_variables(setting) | _gloo_variables(context, setting)
             _initialise(hvd, variables, context, process_sets)
@@ -83,21 +90,34 @@ class ProcessSets:
     """Horovod's process sets: the parts of a run in which collectives are made.
 
     Horovod can add sets while it runs only if all processes compare theirs in every one of its cycles.
-    Instead it is started anew, once for every new division into parts.
+    Instead it is started anew, once for every new division into parts that it was not started with.
     """
 
-    def __init__(self, hvd: Any, context: ProcessContext, setting: Setting) -> None:
+    def __init__(
+        self, hvd: Any, context: ProcessContext, setting: Setting, parts: Parts = ()
+    ) -> None:
+        """Starts Horovod.
+
+        Args:
+            hvd: As for `start`, as are context and setting.
+            context: This process's place in the run.
+            setting: What the plan resolved.
+            parts: For which there are to be sets from the start; on every process the same.
+        """
         self._hvd = hvd
         self._context = context
         self._setting = setting
-        self._sets: dict[tuple[int, ...], Any] = {}
+        everyone = tuple(range(context.world_size))
+        shared = dict.fromkeys(tuple(sorted(part)) for part in parts if len(part) > 1)
+        self._sets = {part: hvd.ProcessSet(list(part)) for part in shared if part != everyone}
+        start(hvd, context, setting, list(self._sets.values()))
 
     def own(self, parts: Parts) -> Any:
         """The set of the part that this process is in; None where it is in none, or alone.
 
         Called by every process with the same parts, while it waits for no exchange.
         """
-        shared = [tuple(part) for part in parts if len(part) > 1]
+        shared = [tuple(sorted(part)) for part in parts if len(part) > 1]
         everyone = tuple(range(self._hvd.size()))
         new = [part for part in shared if part != everyone and part not in self._sets]
         if new:
@@ -106,19 +126,23 @@ class ProcessSets:
         return self._sets.get(own, self._hvd.global_process_set) if own else None
 
     def _restart_with(self, new: Sequence[tuple[int, ...]]) -> None:
-        """Keeps the order of the sets, and so their numbers, which traced functions know.
-
-        Raises:
-            UnsupportedError: Horovod uses MPI, which cannot be started twice in a process.
-        """
-        if self._setting.collective == "mpi":
-            raise UnsupportedError(
-                "Horovod cannot exchange within parts of a run over mpi. Use gloo, or another strategy."
-            )
+        """Keeps the order of the sets, and so their numbers, which traced functions know."""
         self._sets = {part: self._hvd.ProcessSet(list(part)) for part in (*self._sets, *new)}
         _meet(self._hvd)
         stop(self._hvd)
         start(self._hvd, self._context, self._setting, list(self._sets.values()))
+
+
+def exchanging_parts(mesh: Mesh) -> Parts:
+    """Within which processes those of a staged run exchange: of a stage, of a replica, and two by two."""
+    replicas = mesh.groups(STAGE)
+    pairs = [
+        (stages[number - 1], stages[number])
+        for stages in replicas
+        for number in range(len(stages))
+        if len(stages) > 1
+    ]
+    return (*mesh.groups(DATA), *replicas, *pairs)
 
 
 def _meet(hvd: Any) -> None:

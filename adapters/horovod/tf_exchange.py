@@ -35,15 +35,21 @@ class HorovodExchange(Exchange):
     Horovod pairs tensors by name.
     """
 
-    def __init__(self, context: ProcessContext, setting: Setting) -> None:
-        runtime.start(hvd, context, setting)
+    def __init__(self, context: ProcessContext, setting: Setting, parts: Parts = ()) -> None:
+        """Starts Horovod.
+
+        Args:
+            context: This process's place in the run.
+            setting: What the plan resolved.
+            parts: Of the processes, within which something is to be exchanged.
+        """
+        self._process_sets = runtime.ProcessSets(hvd, context, setting, parts)
         self.replicas = hvd.size()
         self.local_replicas = (hvd.rank(),)
-        self._process_sets = runtime.ProcessSets(hvd, context, setting)
         self._graph: Any = None
         self._operations: Counter[str] = Counter()
         with tf.device("CPU:0"):
-            self._nothing = tf.Variable(0, trainable=False)
+            self._nothing = tf.Variable(-0.0, trainable=False)  # with 0.0, -0.0 would become that
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         """One grouped all-reduce for each type among the tensors."""
@@ -115,6 +121,8 @@ class HorovodExchange(Exchange):
         It takes Horovod's operations for pure functions: that of a constant, such as the gradient of a weight
         that the loss does not depend on, it would call before the first step, where the others do not.
         """
+        if tensor.dtype == tf.bool:
+            return tf.logical_or(tensor, tf.cast(self._nothing, tf.bool))
         return tensor + tf.cast(self._nothing, tensor.dtype)
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
@@ -140,23 +148,24 @@ class HorovodExchange(Exchange):
         if process_set is None:
             return tf.identity(tensor)
         total = hvd.allreduce(
-            _sendable(tensor),
+            _sendable(self._unforeseen(tensor)),
             op=hvd.Sum,
-            name=f"isotrain_sum_within_{process_set.process_set_id}",
+            name=self._own_name(f"sum_within_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
         )
         return tf.cast(total, tensor.dtype)
 
     def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
-        """One Horovod broadcast in this replica's process set."""
+        """One Horovod broadcast in this replica's process set; several may be under way at once."""
         process_set = self._process_sets.own(parts)
         if process_set is None:
             return tf.identity(tensor)
+        first = own_part(self.replica(), parts)[0]
         given = hvd.broadcast(
-            _sendable(tensor),
-            own_part(self.replica(), parts)[0],
-            name=f"isotrain_broadcast_within_{process_set.process_set_id}",
+            _sendable(self._unforeseen(tensor)),
+            first,
+            name=self._own_name(f"broadcast_from_{first}_within_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
         )

@@ -34,11 +34,10 @@ class HorovodExchange(Exchange):
     """Gradients are averaged by Horovod, with its fusion and compression; the update is the program's."""
 
     def __init__(self, context: ProcessContext, setting: Setting) -> None:
-        runtime.start(hvd, context, setting)
+        self._process_sets = runtime.ProcessSets(hvd, context, setting)
         self.replicas = hvd.size()
         self.rank = hvd.rank()
         self._options = setting.options
-        self._process_sets = runtime.ProcessSets(hvd, context, setting)
 
     def attach(self, program: Program) -> None:
         """Broadcasts the weights of replica 0 and registers Horovod's hooks."""
@@ -70,7 +69,7 @@ class HorovodExchange(Exchange):
 
     def begin_mean(self, scalar: torch.Tensor) -> Wait:
         """Starts a sum of its own, which Horovod never fuses with (and so reorders) the gradients."""
-        handle = hvd.allreduce_async(_sendable(scalar), name="isotrain.loss", op=hvd.Sum)
+        handle = hvd.allreduce_async(to_sendable(scalar), name="isotrain.loss", op=hvd.Sum)
         return lambda: (hvd.synchronize(handle) / self.replicas).to(scalar.dtype)
 
     def begin_loss(self, share: torch.Tensor) -> Wait:
@@ -83,33 +82,33 @@ class HorovodExchange(Exchange):
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """One Horovod all-reduce."""
-        name = _name(f"all_reduce.{op}", value)
-        return hvd.allreduce(_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
+        name = tensor_name(f"all_reduce.{op}", value)
+        return hvd.allreduce(to_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         """One Horovod all-gather along a new first axis."""
-        row = _sendable(value).unsqueeze(0)
-        return hvd.allgather(row, name=_name("all_gather", value)).to(value.dtype)
+        row = to_sendable(value).unsqueeze(0)
+        return hvd.allgather(row, name=tensor_name("all_gather", value)).to(value.dtype)
 
     def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """One Horovod all-to-all; the sum is this replica's own."""
         rows, _ = hvd.alltoall(
-            _sendable(vector),
+            to_sendable(vector),
             torch.tensor(sizes, dtype=torch.int32),
-            name=_name("sum_parts", vector),
+            name=tensor_name("sum_parts", vector),
         )
         return rows.view(self.replicas, sizes[self.rank]).sum(0).to(vector.dtype)
 
     def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """One Horovod all-gather, of parts of any sizes."""
-        return hvd.allgather(_sendable(part), name=_name("join_parts", part)).to(part.dtype)
+        return hvd.allgather(to_sendable(part), name=tensor_name("join_parts", part)).to(part.dtype)
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""
         splits = torch.zeros(self.replicas, dtype=torch.int32)
         splits[destination] = 1
-        row = _sendable(value).unsqueeze(0)
-        received, counts = hvd.alltoall(row, splits, name=_name("send_receive", value))
+        row = to_sendable(value).unsqueeze(0)
+        received, counts = hvd.alltoall(row, splits, name=tensor_name("send_receive", value))
         _check_one_sender(counts.tolist(), source)
         return received.squeeze(0).to(value.dtype)
 
@@ -118,8 +117,8 @@ class HorovodExchange(Exchange):
         process_set = self._process_sets.own(parts)
         if process_set is None:
             return value.clone()
-        name = _name(f"sum_within.{process_set.process_set_id}", value)
-        total = hvd.allreduce(_sendable(value), name=name, op=hvd.Sum, process_set=process_set)
+        name = tensor_name(f"sum_within.{process_set.process_set_id}", value)
+        total = hvd.allreduce(to_sendable(value), name=name, op=hvd.Sum, process_set=process_set)
         return total.to(value.dtype)
 
     def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
@@ -127,9 +126,9 @@ class HorovodExchange(Exchange):
         process_set = self._process_sets.own(parts)
         if process_set is None:
             return value.clone()
-        name = _name(f"broadcast_within.{process_set.process_set_id}", value)
+        name = tensor_name(f"broadcast_within.{process_set.process_set_id}", value)
         root = own_part(self.rank, parts)[0]
-        given = hvd.broadcast(_sendable(value), root, name=name, process_set=process_set)
+        given = hvd.broadcast(to_sendable(value), root, name=name, process_set=process_set)
         return given.to(value.dtype)
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
@@ -196,7 +195,7 @@ class _Overlapped:
         Before the backward pass it would travel alone: no gradient is ready then.
         """
         if self._scalar is not None:
-            sent = _sendable(self._scalar)
+            sent = to_sendable(self._scalar)
             self._sent = hvd.allreduce_async(sent, name="isotrain.loss", op=hvd.Average)
         private.wait_for_backward_passes(self._optimizer, _NEVER)
         self._optimizer.synchronize()
@@ -253,13 +252,13 @@ def _dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _sendable(value: torch.Tensor) -> torch.Tensor:
+def to_sendable(value: torch.Tensor) -> torch.Tensor:
     """What Horovod takes: contiguous, and bfloat16, which it does not know, as float32."""
     value = value.detach().contiguous()
     return value.float() if value.dtype == torch.bfloat16 else value
 
 
-def _name(kind: str, value: torch.Tensor) -> str:
+def tensor_name(kind: str, value: torch.Tensor) -> str:
     """Horovod pairs tensors by name, and negotiates a repeated name and shape only once."""
     return f"isotrain.{kind}.{value.dtype}"
 

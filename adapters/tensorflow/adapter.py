@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
+from isotrain.adapters.declared import STAGED_GROUP
 from isotrain.adapters.tensorflow.build import is_cuda_build
 from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.plugin import (
@@ -20,6 +21,7 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
+    ModelCut,
     PlanError,
     ProcessContext,
     Setting,
@@ -48,7 +50,6 @@ TENSORFLOW_LINES = (
 """Remarks and warnings that TensorFlow writes whatever it does; see `Adapter.usual_lines`."""
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-_UNSTAGED = Capabilities.none("micro-batches are not sent from worker to worker yet")
 _WHOLE = Capabilities.none("a variable of TensorFlow is whole on each replica")
 _REPLICATED = Capabilities(
     frozenset(
@@ -235,7 +236,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
-        "staged": _UNSTAGED,
+        "staged": STAGED_GROUP,
         "fully-sharded": _WHOLE,
     }
     cpu_collective = "ring"
@@ -267,6 +268,18 @@ class TFMultiWorker(_TensorFlowAdapter):
         from isotrain.adapters.tensorflow import served
 
         served.serve(setting, service)
+
+    def start_staged(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    ) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        from isotrain.adapters.tensorflow import native, native_exchange, stage_exchange, staged
+
+        native.use_threads(setting.threads)
+        native.multi_worker_strategy(setting, context, spec.timeouts.start)  # for its server
+        processes = native_exchange.ProcessExchange(context, setting, DEFAULT_BUCKET_BYTES)
+        ties = stage_exchange.StageExchange(processes, context, DEFAULT_BUCKET_BYTES)
+        return staged.StagedGroup(spec, ties, cut)
 
     def build_strategy(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext

@@ -71,7 +71,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
         self._traced = Traced(strategy, exchange, self._program.draw_unseeded)
-        self._metrics = TracedMetrics(self._program, self._traced, exchange)
+        self._metrics = TracedMetrics(self._program, self._traced, self._totals)
         self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
         self._updates_own = False
 
@@ -150,6 +150,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def _total(self, value: tf.Tensor) -> tf.Tensor:
         return self._exchange.all_reduce([value], "sum")[0]
+
+    def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over all processes."""
+        return self._exchange.all_reduce(tensors, "sum")
 
     def gradients(self, batch: Batch) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
         results = self._on_batch("gradients", self._trace_gradients, batch)

@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from isotrain.adapters import keras_losses, portable
 from isotrain.adapters.outputs import Outputs, batch_of
+from isotrain.adapters.portable import LossComputer
 from isotrain.plugin import TrainingSpec
 
 
-def loss_computer(
-    spec: TrainingSpec, model: Any, training: bool
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+def loss_computer(spec: TrainingSpec, model: Any, training: bool) -> LossComputer:
     """Makes the function from (inputs, targets) to loss (see `keras_losses.in_rows`) and predictions."""
     if isinstance(model, keras.Layer):
         return portable.loss_computer(spec, model, "tensorflow", training, in_rows=True)
@@ -29,15 +28,16 @@ def loss_computer(
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return portable.mean_over_samples(losses), predictions
 
-        return compute_objective
-    parts = keras_losses.parts_of(keras_losses.build_each(spec, "tensorflow"), spec, Outputs())
+        return LossComputer(compute_objective, [objective], {})
+    losses = keras_losses.build_each(spec, "tensorflow")
+    parts = keras_losses.parts_of(losses, spec, Outputs())
     called = forward(model, training)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
         predictions = called(inputs)
         return keras_losses.in_rows(parts(targets, predictions), tf.identity), predictions
 
-    return compute
+    return LossComputer(compute, [each.loss for each in losses.values()], losses)
 
 
 def forward(model: Any, training: bool) -> Callable[[Any], Any]:

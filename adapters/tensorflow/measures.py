@@ -6,13 +6,14 @@ replica that is traced; the constructor and `late` are not traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_losses, portable
+from isotrain.adapters.keras_losses import Losses
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.tensorflow.loss import evaluated_rows
 from isotrain.adapters.tensorflow.state import native
@@ -23,17 +24,17 @@ from isotrain.plugin import Phase, TrainingSpec
 class Measures:
     """What the replicas of this process measure while they train and are evaluated."""
 
-    def __init__(self, spec: TrainingSpec, model: Any) -> None:
+    def __init__(self, spec: TrainingSpec, model: Any, losses: Mapping[Phase, Losses]) -> None:
         """Makes the variables, in the scope of the `tf.distribute` strategy.
 
         Args:
-            spec: Names the metrics and losses.
+            spec: Names the metrics.
             model: Tells the names of its outputs.
+            losses: That the steps compute, by output.
         """
         self._model = model
-        losses = keras_losses.build_each(spec, "tensorflow")
-        training, self._given = keras_losses.build_measures(spec, "tensorflow", losses)
-        evaluation, _ = keras_losses.build_measures(spec, "tensorflow", losses)
+        training, self._given = keras_losses.build_measures(spec, "tensorflow", losses["train"])
+        evaluation, _ = keras_losses.build_measures(spec, "tensorflow", losses["evaluation"])
         self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
             "train": training,
             "evaluation": evaluation,

@@ -139,6 +139,17 @@ class WorkerExchange(StrategyExchange):
         return tf.ensure_shape(operation(self._keys(kind, part, tensor), part[0]), tensor.shape)
 
 
+class ProcessExchange(WorkerExchange):
+    """Exchanges within parts of all processes, each as if it were a replica; no strategy knows of them."""
+
+    def __init__(self, context: ProcessContext, setting: Setting, bucket_bytes: int) -> None:
+        super().__init__(context, setting, bucket_bytes)
+        self.replicas, self.local_replicas = context.world_size, (context.rank,)
+
+    def position(self) -> int:
+        return 0
+
+
 def _key(*facts: Any) -> int:
     """A positive number of 31 bits, the same in every process."""
     return zlib.crc32(repr(facts).encode()) >> 1

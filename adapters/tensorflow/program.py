@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
+from isotrain.adapters.keras_losses import Losses
 from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
@@ -40,6 +41,7 @@ class Program:
         model: The model as the person's function built it.
         statistics: The weights that forward passes move; replicas must agree on them.
         state: Its named state.
+        losses: That its steps compute, by output; none where an objective gives them.
         measures: What it measures while it trains and is evaluated.
         update: How its weights are updated.
     """
@@ -85,12 +87,15 @@ class Program:
             },
         )
         self._forward = forward(self.model, training=False)
-        self._losses = {training: self._loss(spec, training) for training in (True, False)}
-        self.measures = Measures(spec, self.model)
-
-    def _loss(self, spec: TrainingSpec, training: bool) -> Compute:
-        compute = loss_computer(spec, self.model, training)
-        return compiled(compute) if spec.compile else compute
+        training, evaluation = (loss_computer(spec, self.model, is_so) for is_so in (True, False))
+        self._compute: dict[bool, Compute] = {True: training, False: evaluation}
+        if spec.compile:
+            self._compute = {is_so: compiled(each) for is_so, each in self._compute.items()}
+        self.losses: dict[Phase, Losses] = {
+            "train": training.losses,
+            "evaluation": evaluation.losses,
+        }
+        self.measures = Measures(spec, self.model, self.losses)
 
     def not_carried(self) -> list[str]:
         """What steps of a tf.Module may depend on, and no variable holds."""
@@ -130,7 +135,7 @@ class Program:
         for index, piece in enumerate(pieces):
             weight = None if weights is None else weights[index]
             before = [] if loss is None else [loss, *(g for g in sums if g is not None)]
-            with tf.control_dependencies(before), self._kept_where(holes, weight, "train"):
+            with tf.control_dependencies(before), self.kept_where(holes, weight, "train"):
                 share, gradients = self._forward_and_backward(piece, shares, index)
                 gradients = take(gradients)
                 loss = share if loss is None else loss + share
@@ -140,7 +145,7 @@ class Program:
 
     def counts_unalike(self, piece: Piece) -> bool:
         """Whether the loss of such slices counts targets by more than their number."""
-        return bool(self._losses[False](*piece)[0].shape.rank)
+        return bool(self._compute[False](*piece)[0].shape.rank)
 
     def _counted(self, piece: Piece) -> tf.Tensor:
         """What the losses that do not count all targets alike count by in a slice; nothing moves.
@@ -150,7 +155,7 @@ class Program:
         is_keras = isinstance(self.model, keras.Layer)
         undone = undone_where(tf.constant(True), self.statistics)
         with keras.StatelessScope() if is_keras else undone:
-            return self._losses[False](*piece)[0][1, 1:]
+            return self._compute[False](*piece)[0][1, 1:]
 
     def contribution_aside(
         self, pieces: Sequence[Piece], weights: tf.Tensor, shift: tf.Tensor
@@ -187,7 +192,7 @@ class Program:
         self, piece: Piece, shares: Shares, index: int
     ) -> tuple[tf.Tensor, Gradients]:
         with tf.GradientTape() as tape:
-            loss, predictions = self._losses[True](*piece)
+            loss, predictions = self._compute[True](*piece)
             loss, share = shares.of(index, loss)
             scaled = self.update.scaled(loss)
         gradients = tape.gradient(scaled, self._values)
@@ -196,7 +201,7 @@ class Program:
         return share, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     @contextlib.contextmanager
-    def _kept_where(self, holes: bool, weight: tf.Tensor | None, phase: Phase) -> Iterator[None]:
+    def kept_where(self, holes: bool, weight: tf.Tensor | None, phase: Phase) -> Iterator[None]:
         """Undoes what a placeholder slice did to the moving statistics and metrics.
 
         Seeds move on, as they do on the replicas that have samples.
@@ -253,8 +258,8 @@ class Program:
         """Adds slices to this replica's evaluation accumulators; `counts` has shape `[pieces]`."""
         for index, piece in enumerate(pieces):
             count = counts[index]
-            with self._kept_where(holes, count, "evaluation"):
-                loss, predictions = self._losses[False](*piece)
+            with self.kept_where(holes, count, "evaluation"):
+                loss, predictions = self._compute[False](*piece)
                 self.measures.update("evaluation", piece[1], predictions)
             self.measures.add_loss(loss, count)
 

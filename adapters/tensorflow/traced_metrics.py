@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.program import Program
 from isotrain.adapters.tensorflow.tracing import Traced
 from isotrain.plugin import Phase
@@ -15,10 +16,22 @@ from isotrain.plugin import Phase
 class TracedMetrics:
     """What a group does with the sums of which metrics consist, one traced function each."""
 
-    def __init__(self, program: Program, traced: Traced, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        program: Program,
+        traced: Traced,
+        totals: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+    ) -> None:
+        """Knows no samples yet.
+
+        Args:
+            program: Has the metrics.
+            traced: What traces.
+            totals: Gives the sums of tensors over all processes.
+        """
         self._program = program
         self._traced = traced
-        self._exchange = exchange
+        self._totals = totals
 
     def collect(self, phase: Phase) -> dict[str, float]:
         """Gives the means over all samples of all replicas, and starts them anew."""
@@ -29,11 +42,8 @@ class TracedMetrics:
         return found
 
     def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
-        def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return self._exchange.all_reduce(tensors, "sum")
-
         return self._traced.on_replicas(
-            lambda position: self._program.measures.collect(phase, total)
+            lambda position: self._program.measures.collect(phase, self._totals)
         )[0]
 
     def take(self) -> np.ndarray:

@@ -72,7 +72,7 @@ class Traced:
         counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])
         holes = any(0 in own for own in counts)
         weighed = isinstance(batch.slices[0][0].targets, Weighted)
-        key = ("evaluate", holes, weighed)
+        key = ("evaluate", len(counts[0]), holes, weighed)
         function = self._made(key, lambda: _flat(trace, holes, batch))
         function(*_leaves(batch), self._tensor_of(counts))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
+from isotrain.adapters.declared import OF_WHOLE_REPLICAS, STAGED_GROUP
 from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
     NOT_REPLICATED,
@@ -52,33 +53,10 @@ _REPLICATED = Capabilities(
     ),
     NOT_REPLICATED,
 )
-
-
-_OF_WHOLE_REPLICAS = (
-    Capability.LOCAL_STEP,
-    Capability.GRADIENTS,
-    Capability.APPLY,
-    Capability.AVERAGE_PARAMETERS,
-    Capability.SEND_RECEIVE,
-    Capability.COMPUTE,
-    Capability.SUBGROUPS,
-    Capability.BFLOAT16_EXCHANGE,
-    Capability.SERVED_STEP,
-    Capability.PARTIAL_UPDATE,
-    Capability.GRADIENTS_IN_BUCKETS,
-)
-"""What needs all weights of a replica in one process."""
-_STAGED = Capabilities(
-    frozenset({Capability.STAGED_STEP, Capability.NAMED_STATE}),
-    dict.fromkeys(
-        (*_OF_WHOLE_REPLICAS, Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS),
-        "a process has one stage of a replica, which takes no step alone",
-    ),
-)
 _FULLY_SHARDED = Capabilities(
     frozenset({Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}),
     dict.fromkeys(
-        (*_OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
+        (*OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
     ),
 )
 
@@ -105,7 +83,7 @@ class TorchDDP(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
-        "staged": _STAGED,
+        "staged": STAGED_GROUP,
         "fully-sharded": _FULLY_SHARDED,
     }
     replicated_options = frozenset(
@@ -217,10 +195,10 @@ class TorchDDP(ServedOverTcp):
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
     ) -> ReplicaGroup:
         keras_backend.claim("torch")
-        from isotrain.adapters.torch import group, stage_exchange, staged
+        from isotrain.adapters.torch import group, native_stages, stage_exchange, staged
 
         def connect() -> stage_exchange.StageExchange:
-            return stage_exchange.StageExchange(setting, context)
+            return native_stages.NativeStageExchange(setting, context)
 
         device = group.replica_device(setting, context)
         return staged.StagedGroup(spec, setting, device, connect, cut)

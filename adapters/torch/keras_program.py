@@ -13,12 +13,13 @@ import torch
 
 from isotrain.adapters import keras_files, keras_private, keras_traits, portable
 from isotrain.adapters.keras_generators import generators_apart
+from isotrain.adapters.keras_losses import Losses
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
-from isotrain.adapters.torch.replaying.phase_metrics import Losses, PhaseMetrics
+from isotrain.adapters.torch.replaying.phase_metrics import PhaseMetrics
 from isotrain.adapters.torch.replaying.recording import Compute
 from isotrain.adapters.torch.replaying.replayed import Replayed, told
 from isotrain.adapters.torch.state import Section, State, in_place
@@ -43,6 +44,7 @@ class KerasProgram(Program):
         update: Does what it does by torch's kernels; None where it must do it.
         training: Computes mean loss and predictions.
         evaluation: The same, in evaluation mode.
+        losses: That these compute, by output; none where an objective gives them.
     """
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
@@ -61,7 +63,7 @@ class KerasProgram(Program):
         self._slots_elsewhere: set[str] = set()
         self._bound: float | None = None
         self._make_optimizer()
-        self._losses: dict[Phase, Losses] = {}
+        self.losses: dict[Phase, Losses] = {}
         self.training = self._replayed(spec, training=True)
         self.evaluation = self._replayed(spec, training=False)
         self.objective = Objective(model, self.training)
@@ -95,7 +97,7 @@ class KerasProgram(Program):
 
     def build_metrics(self, phase: Phase) -> list[Metric]:
         outputs = Outputs.of_keras(self.model)
-        found = PhaseMetrics.of(self._spec, outputs, self._losses[phase])
+        found = PhaseMetrics.of(self._spec, outputs, self.losses[phase])
         computes = self.training if phase == "train" else self.evaluation
         if isinstance(computes, Replayed):
             computes.measure(found)
@@ -106,7 +108,7 @@ class KerasProgram(Program):
 
     def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
         compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
-        self._losses["train" if training else "evaluation"] = compute.losses
+        self.losses["train" if training else "evaluation"] = compute.losses
         phase = "training" if training else "evaluation"
         if not spec.record and spec.compile:
             raise SpecError(

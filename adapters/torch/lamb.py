@@ -55,8 +55,14 @@ class Lamb(torch.optim.Optimizer):
         scale = (square / (1 - second**step)).sqrt_().add_(group["eps"])
         direction = (mean / (1 - first**step)) / scale
         direction.add_(parameter, alpha=group["weight_decay"])
-        weight_norm, direction_norm = parameter.norm(), direction.norm()
+        weight_norm, direction_norm = _norm(parameter), _norm(direction)
         ratio = torch.where(
             (weight_norm > 0) & (direction_norm > 0), weight_norm / direction_norm, 1.0
         )
         parameter.sub_(direction * ratio * group["lr"])
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    """Of all of it, also where this process has a part: then all processes call it."""
+    norm = tensor.norm()
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

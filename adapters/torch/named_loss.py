@@ -89,6 +89,11 @@ class NamedLoss:
 
     def _arranged(self, targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
         """Both in the type to compute in, with as many axes."""
+        if not isinstance(predictions, Tensor):
+            raise SpecError(
+                f"loss: a loss by name is of one tensor, and the model gave a {type(predictions).__name__} of"
+                f" {len(predictions)}. Give a loss for each output ({{output: loss}}), or an objective."
+            )
         if self._dtype is not None:
             predictions = predictions.to(self._dtype)
         elif predictions.dtype in (torch.bfloat16, torch.float16):

@@ -13,7 +13,7 @@ from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch.loss_weights import Count, counter
 from isotrain.adapters.torch.losses import beside
 from isotrain.adapters.torch.named_loss import NamedLoss, build_loss
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.plugin import SpecError, TrainingSpec, unweighted
 
 
 @dataclass
@@ -84,9 +84,19 @@ class NativeLoss:
         self.parts = output_parts(spec)
         self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self.parts]
         self.counts_alike = all(part.counted is None for part in self.parts)
+        self._only = self.parts[0] if self._is_one else None
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether it is a single loss of all that the model gives, and counts all targets alike."""
+        first, *others = self.parts
+        return not others and first.output is None and first.counted is None
 
     def __call__(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as an objective gives it."""
+        if self._only is not None:
+            plain, weights = unweighted(targets)
+            return self._only.mean(plain, predictions, weights)
         samples = [self._outputs.sample(targets, predictions, p.output) for p in self.parts]
         means = [part.remembered(*own) for part, own in zip(self.parts, samples, strict=True)]
         means = [m if f is None else m * f for m, f in zip(means, self._factors, strict=True)]

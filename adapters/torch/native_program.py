@@ -71,17 +71,18 @@ class NativeProgram(Program):
             if buffer.is_floating_point() and not spec.is_frozen(name)
         ]
         self._update_only(self.trainable)
+        self._scales = spec.loss_scaling is not None
         scaling = spec.loss_scaling or LossScale()
         self._scaler = torch.amp.GradScaler(
             device.type,
             init_scale=scaling.initial,
             growth_interval=scaling.growth_steps,
-            enabled=spec.loss_scaling is not None,
+            enabled=self._scales,
         )
         self._loss = None if spec.loss is None else NativeLoss(spec)
         called = _called(model, spec)
-        self._forward = self._with_autocast(called)
-        self._compute = self._with_autocast(loss_computer(spec, called, self._loss))
+        self._forward = self.with_autocast(called)
+        self._compute = self.with_autocast(loss_computer(spec, called, self._loss))
         self.objective = Objective(model, self._compute)
         self._train()
 
@@ -110,7 +111,8 @@ class NativeProgram(Program):
     def is_elsewhere(self, slot: str) -> bool:
         return self._slots.is_elsewhere(slot)
 
-    def _with_autocast(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+    def with_autocast(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that computes in the precision of the spec."""
         if self._mixed is None:
             return compute
 
@@ -154,6 +156,12 @@ class NativeProgram(Program):
         for module in self._still:
             module.training = False  # not its children, which `eval` would mean too
 
+    def loss_of(self, targets: Any, predictions: Any) -> torch.Tensor:
+        """The loss of a slice, as the objective gives it, where the spec names one."""
+        assert self._loss is not None
+        found: torch.Tensor = self.with_autocast(self._loss)(targets, predictions)
+        return found
+
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
         return self._loss is not None and not self._loss.counts_alike
 
@@ -162,7 +170,7 @@ class NativeProgram(Program):
         return self._loss.counted(targets)
 
     def backward(self, loss: torch.Tensor) -> None:
-        self._scaler.scale(loss).backward()
+        (self._scaler.scale(loss) if self._scales else loss).backward()
 
     def loss_scale(self) -> float:
         return self._scaler.get_scale()
@@ -189,8 +197,11 @@ class NativeProgram(Program):
         elif self._clip is not None:
             self._scaler.unscale_(self.optimizer)
             clip_gradients(self.updated, self._clip)
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
+        if self._scales:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            self.optimizer.step()
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)

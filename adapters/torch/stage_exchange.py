@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Hashable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from isotrain.adapters.torch.exchange import Wait
-from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
+from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
-from isotrain.plugin import (
-    DATA,
-    STAGE,
-    Parts,
-    ProcessContext,
-    Setting,
-    UnsupportedError,
-)
+from isotrain.plugin import DATA, STAGE, Parts, ProcessContext, UnsupportedError
 
 _AXES = 8
 """Of a tensor that one stage tells another of, at most."""
@@ -31,7 +21,7 @@ _TYPES = (
 )
 
 
-class StageExchange(ProcessGroupExchange):
+class StageExchange(Exchange):
     """Ties a stage to the same stage of other replicas, as which it appears, and to its replica's others.
 
     Attributes:
@@ -39,30 +29,20 @@ class StageExchange(ProcessGroupExchange):
         stages: How many there are.
     """
 
-    def __init__(self, setting: Setting, context: ProcessContext) -> None:
-        start_process_group(setting, context)
+    def __init__(self, context: ProcessContext) -> None:
         mesh = context.mesh
         self._place = context.rank
         self.rank = mesh.coordinates(context.rank)[DATA]
         self.replicas = mesh.size(DATA)
         self.stage = mesh.coordinates(context.rank)[STAGE]
         self.stages = mesh.size(STAGE)
-        self._timeout = timedelta(seconds=setting.timeout)
-        self._peers = self._process_group(mesh.groups(DATA))
-        self._own_stages = self._process_group(mesh.groups(STAGE))
         self._first = context.rank - self.stage
-        self._sent: dict[Hashable, list[tuple[Any, torch.Tensor]]] = {}
-
-    def _process_group(self, parts: Sequence[Sequence[int]]) -> Any:
-        """This process's group of those that all processes make."""
-        made = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
-        return next(group for part, group in zip(parts, made, strict=True) if self._place in part)
+        self._sent: dict[Hashable, list[Callable[[], None]]] = {}
 
     def attach(self, program: Program) -> None:
         self.module = program.objective.forward
         with torch.no_grad():
-            for tensor in (*program.trainable.values(), *program.frozen.values()):
-                dist.broadcast(tensor, 0)
+            self._start_alike({**program.trainable, **program.frozen})
 
     def accumulating(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -74,21 +54,33 @@ class StageExchange(ProcessGroupExchange):
     def finish_gradients(self) -> None:
         return
 
+    @abstractmethod
+    def _start_alike(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Overwrites tensors by those of rank 0."""
+
+    @abstractmethod
     def over_all(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over all stages of all replicas."""
-        result = value.clone()
-        dist.all_reduce(result)
-        return result
 
+    @abstractmethod
+    def largest_of_all(self, value: torch.Tensor) -> torch.Tensor:
+        """The largest in each place over all stages of all replicas."""
+
+    @abstractmethod
     def over_stages(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over the stages of this replica."""
-        result = value.clone()
-        dist.all_reduce(result, group=self._own_stages)
-        return result
 
+    @abstractmethod
     def from_stage(self, tensor: torch.Tensor, stage: int) -> None:
         """Overwrites a tensor by that of another stage of this replica."""
-        dist.broadcast(tensor, self._first + stage, group=self._own_stages)
+
+    @abstractmethod
+    def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+        """Begins to send; gives what waits for the end of it, and keeps the tensor till then."""
+
+    @abstractmethod
+    def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
+        """Waits for a tensor like another; those of one stage come as they were sent."""
 
     def send(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
         """Begins to send to another stage of this replica; the tensor is kept until `finish_sending`.
@@ -98,15 +90,8 @@ class StageExchange(ProcessGroupExchange):
             stage: The other.
             about: What it is sent for.
         """
-        tensor = tensor.contiguous()
-        work = dist.isend(tensor, self._first + stage)
-        self._sent.setdefault(about, []).append((work, tensor))
-
-    def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
-        """Waits for a tensor like another."""
-        found = torch.empty_like(like, memory_format=torch.contiguous_format)
-        dist.recv(found, self._first + stage)
-        return found
+        waiting = self._begin_sending(tensor.contiguous(), stage)
+        self._sent.setdefault(about, []).append(waiting)
 
     def send_like(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
         """Tells another stage the shape and type of what follows."""
@@ -122,8 +107,8 @@ class StageExchange(ProcessGroupExchange):
 
     def finish_sending(self, about: Hashable) -> None:
         """Returns once what was sent for something has arrived."""
-        for work, _ in self._sent.pop(about, []):
-            work.wait()
+        for wait in self._sent.pop(about, []):
+            wait()
 
     @property
     def under_way(self) -> Sequence[Hashable]:
@@ -135,32 +120,25 @@ class StageExchange(ProcessGroupExchange):
         for about in self.under_way:
             self.finish_sending(about)
 
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        raise refused()
+
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
-        raise _refused()
+        raise refused()
 
     def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
-        raise _refused()
+        raise refused()
 
     def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
-        raise _refused()
+        raise refused()
 
     def sum_parts(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        raise _refused()
+        raise refused()
 
     def join_parts(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        raise _refused()
-
-    def barrier(self) -> None:
-        dist.barrier()
-
-    def close(self) -> None:
-        """Leaves the process groups; the store, and its port, go with the last of them."""
-        self.barrier()
-        for name in ("module", "_peers", "_own_stages"):
-            self.__dict__.pop(name, None)
-        gc.collect()
-        dist.destroy_process_group()
+        raise refused()
 
 
-def _refused() -> UnsupportedError:
+def refused() -> UnsupportedError:
+    """The error for what stages have no use for."""
     return UnsupportedError("stages exchange over their cuts, and all that others do they cannot.")

@@ -7,14 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import torch
 
-from isotrain.adapters import keras_losses, keras_private
-from isotrain.adapters.keras_stages import Chunk, StagedModel
-from isotrain.adapters.portable import OwnLosses
 from isotrain.adapters.torch.stage_exchange import StageExchange
-from isotrain.plugin import Pass, Slice, StageWork, Transfer, UnsupportedError
+from isotrain.adapters.torch.stage_models import StageChunk, StageLosses, StageModel
+from isotrain.plugin import Pass, Slice, StageWork, Transfer
 
 TransferKey = tuple[int, tuple[tuple[int, ...], ...]]
 """A chunk, and the shapes of the inputs."""
@@ -27,13 +24,13 @@ class Stages:
     Attributes:
         model: The model, cut.
         exchange: With the other stages.
-        losses: Of targets and predictions, one for each output.
+        loss: Of its chunks.
         told: Of which transfers, for inputs of which shapes, the receiver knows what comes: what it is like.
     """
 
-    model: StagedModel
+    model: StageModel
     exchange: StageExchange
-    losses: Callable[[Any, Any], Any]
+    loss: StageLosses
     told: dict[TransferKey, list[torch.Tensor]] = field(default_factory=dict)
 
 
@@ -86,34 +83,17 @@ class TorchStageWork(StageWork):
         else:
             with self._still():
                 known = chunk(known, training=True)
-        given = [_unmasked(known[key]) for key in chunk.gives]
-        loss = self._loss(work, known) * piece.weight
+        given = chunk.crossing(known)
+        loss, predictions = self._stages.loss.of(chunk, known, piece.targets)
+        loss = loss * piece.weight
+        if chunk is self._stages.model.chunks[-1]:
+            self._seen(piece, predictions)
         self.share = self.share + loss.detach().double()
         self._kept[work.chunk, work.micro_batch] = _Kept(leaves, given, loss)
         return [each.detach() for each in given]
 
-    def _chunk(self, work: Pass) -> Chunk:
+    def _chunk(self, work: Pass) -> StageChunk:
         return self._stages.model.chunks[work.chunk]
-
-    def _loss(self, work: Pass, known: dict[int, Any]) -> torch.Tensor:
-        """Of the last chunk that of targets and predictions; of each, its layers' own.
-
-        Raises:
-            UnsupportedError: It counts targets by more than their number.
-        """
-        chunk, model = self._chunk(work), self._stages.model
-        own = OwnLosses(chunk)
-        if chunk is not model.chunks[-1]:
-            return own.added_to(keras.ops.zeros((), dtype=keras.config.floatx()))
-        piece, predictions = self._pieces[work.micro_batch], model.outputs(known)
-        found = keras_losses.in_rows(self._stages.losses(piece.targets, predictions), own.added_to)
-        if found.dim():
-            raise UnsupportedError(
-                "loss: it masks, ignores or weighs targets, whose number all replicas must know before the"
-                " first backward pass; strategy pipeline does not tell it. Use data-parallel."
-            )
-        self._seen(piece, predictions)
-        return found
 
     def backward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
         kept = self._kept.pop((work.chunk, work.micro_batch))
@@ -169,16 +149,3 @@ class TorchStageWork(StageWork):
 
     def _pieces_device(self) -> torch.device:
         return next(iter(self._stages.model.inputs(self._pieces[0].inputs).values())).device
-
-
-def _unmasked(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that goes over a cut.
-
-    Raises:
-        UnsupportedError: It has a mask, which would not go along.
-    """
-    if keras_private.mask_of(tensor) is not None:
-        raise UnsupportedError(
-            "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
-        )
-    return tensor

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from isotrain.adapters import keras_losses
-from isotrain.adapters.keras_stages import StagedModel
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters import stage_profile
+from isotrain.adapters.stage_rules import own_weights, require_ready
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.exchange import flat_mean
 from isotrain.adapters.torch.group import TorchReplicaGroup, kept
-from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.stage_exchange import StageExchange
+from isotrain.adapters.torch.stage_models import cut_model
 from isotrain.adapters.torch.stage_work import Stages, TorchStageWork
 from isotrain.adapters.torch.state import Section
 from isotrain.plugin import (
@@ -23,12 +23,12 @@ from isotrain.plugin import (
     Action,
     Batch,
     ModelCut,
+    ModelProfile,
     Setting,
-    SpecError,
     StateInfo,
     StateKind,
+    Taken,
     TrainingSpec,
-    UnsupportedError,
     execute_stage,
 )
 
@@ -58,34 +58,16 @@ class StagedGroup(TorchReplicaGroup):
             cut: Of the model.
         """
         self._is_joined = True
+        self._taken: list[Taken] = []
         super().__init__(spec, setting, device, connect)
         program = self.program
-        if not isinstance(program, KerasProgram):
-            raise UnsupportedError(
-                f"strategy pipeline: the model is a {type(program.model).__name__}; so far only portable"
-                " (Keras) models are cut into stages."
-            )
         late = [metric.name for metric in self._measures.training if metric.is_late]
-        if late:
-            raise UnsupportedError(
-                f"strategy pipeline: metrics: {', '.join(late)} has no sums before it sees samples; only the"
-                " last stage does. Leave it out."
-            )
-        model = StagedModel(program.model, cut.chunks, cut.first)
-        losses = keras_losses.build_each(spec, "torch")
-        parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(program.model))
-        self._stages = Stages(model, self.exchange, parts)
-        self._homes = {
-            id(variable.value): number % self.exchange.stages
-            for number, chunk in enumerate(model.chunks)
-            for variable in chunk.variables
-        }
-        places = [n for n, each in enumerate(program.trainable.values()) if self._is_own(each)]
-        if not places:
-            raise SpecError(
-                f"pipeline: stage {self.exchange.stage} has no trainable weights. Use fewer stages, or cut"
-                " elsewhere, by the option `cut`."
-            )
+        require_ready(late)
+        model, loss = cut_model(program, spec, cut)
+        self._stages = Stages(model, self.exchange, loss)
+        self._homes = model.homes(self.exchange.stages)
+        trainable = list(program.trainable.values())
+        places = own_weights(self._homes, trainable, self.exchange.stage)
         self.keep_slots_of([places])
         self.statistics = [each for each in program.statistics if self._is_own(each)]
 
@@ -103,11 +85,12 @@ class StagedGroup(TorchReplicaGroup):
         self.program.zero_gradients()
         if self._is_joined:
             self._is_joined = False
+            self._hold.let_go()
             self._let_go()
         pieces, stage = batch.slices[0], self.exchange.stage
         still = functools.partial(kept, self.statistics)
         work = TorchStageWork(self._stages, pieces, still, self._measures.train)
-        execute_stage(actions[stage], stage, work)
+        self._taken = execute_stage(actions[stage], stage, work)
         self.exchange.finish_all()
         self._update_own()
         if self.statistics and self.replicas > 1:
@@ -124,6 +107,7 @@ class StagedGroup(TorchReplicaGroup):
             nothing = torch.zeros_like(self.program.updated[0].flatten()[0])
             norms = torch.stack([nothing, *private.foreach_norm(gradients)])
             norm = self.exchange.over_stages(torch.linalg.vector_norm(norms) ** 2).sqrt()
+        self._hold.wait_after_forward()
         self.program.apply(norm)
 
     def join_stages(self) -> None:
@@ -136,6 +120,34 @@ class StagedGroup(TorchReplicaGroup):
                 self.exchange.from_stage(tensor, self._homes.get(id(tensor), 0))
         self._is_joined = True
 
+    def last_actions(self) -> Sequence[Taken]:
+        return self._taken
+
+    def profile_layers(self, batch: Batch) -> ModelProfile:
+        model = self._stages.model
+        given = model.inputs(batch.slices[0][0].inputs)
+        return stage_profile.profiled(model.calls(), given, self._passes)
+
+    def _passes(
+        self, compute: stage_profile.Compute, given: Sequence[torch.Tensor], trained: Sequence[Any]
+    ) -> tuple[Callable[[], list[torch.Tensor]], Callable[[], None]]:
+        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in given]
+
+        def forward() -> list[torch.Tensor]:
+            found = [each.detach() for each in compute(*leaves)]
+            self.synchronise_device()
+            return found
+
+        def both() -> None:
+            roots = [each for each in compute(*leaves) if each.requires_grad]
+            if roots:
+                torch.autograd.grad(
+                    roots, [*leaves, *trained], list(map(torch.ones_like, roots)), allow_unused=True
+                )
+            self.synchronise_device()
+
+        return forward, both
+
     def remarks(self) -> list[str]:
         return super().remarks() + self._stages.model.described(self.exchange.stages)
 
@@ -145,6 +157,14 @@ class StagedGroup(TorchReplicaGroup):
 
     def _total(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.exchange.over_all(tensor)
+
+    @property
+    def is_alone(self) -> bool:
+        return self.replicas * self.exchange.stages == 1
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        found = self.exchange.largest_of_all(self.tensor(np.array(numbers, np.float64)))
+        return [float(number) for number in self.numpy(found)]
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

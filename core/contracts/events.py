@@ -310,6 +310,7 @@ class CommandFailed(Event):
         error: The name of the error's class.
         message: The error, in words.
         exit_code: Of the program.
+        lost_host: The host that a run has lost with all its ranks, where it has.
     """
 
     kind = "error"
@@ -317,6 +318,7 @@ class CommandFailed(Event):
     error: str
     message: str
     exit_code: int
+    lost_host: str | None = None
 
 
 RESULT = "result"

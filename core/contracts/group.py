@@ -6,9 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.contracts.placed_steps import PlacedSteps
@@ -17,6 +15,9 @@ from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np  # imported below where it is needed: plans, which start sooner without it, need none
 
 CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
@@ -328,6 +329,23 @@ class ReplicaGroup(PlacedSteps, ABC):
         It is the collective of `Replica`, which has others besides, outside of any computation.
         """
         return self.compute(_all_reduced, values, static=op)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process takes part in the steps. Local."""
+        return len(self.local_replicas) == self.replicas
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """Gives the largest of what every process has in each place, the same on all of them.
+
+        Args:
+            numbers: Of this process; equally many on each.
+        """
+        import numpy as np
+
+        tensor = self.tensor(np.array(numbers, np.float64))
+        reduced = self.all_reduce([tensor] * len(self.local_replicas), "max")
+        return [float(number) for number in self.numpy(reduced[0])]
 
     @abstractmethod
     def barrier(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.usability import Usability
+from isotrain.core.errors import PlanError
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
@@ -62,6 +63,17 @@ class Launcher(ABC):
         A launcher that has an engine start the same command on every rank gives `adapter.why_not_joined()`.
         """
         return None
+
+    def without(self, host: str) -> Mapping[str, Any]:
+        """The options that change, for a start on the other hosts alone.
+
+        Args:
+            host: One that was lost, as it calls itself.
+
+        Raises:
+            PlanError: It cannot be left out.
+        """
+        raise PlanError(f"launcher {self.name!r} cannot leave out a host that was lost: {host}.")
 
     @abstractmethod
     def launch(

@@ -10,6 +10,8 @@ from isotrain.core.contracts.replica import Tensor
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.stages.actions import Action
+from isotrain.core.stages.executor import Taken
+from isotrain.core.stages.profile import ModelProfile
 
 
 class PlacedSteps:
@@ -36,6 +38,14 @@ class PlacedSteps:
 
     def join_stages(self) -> None:
         """Gives every process of a staged run the weights of all stages, as they are."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
+
+    def last_actions(self) -> Sequence[Taken]:
+        """What this process did in the last staged step; nothing where that is computed as a whole. Local."""
+        return ()
+
+    def profile_layers(self, batch: Batch) -> ModelProfile:
+        """Times the layers of all stages of a staged run on a micro-batch, before the first step. Local."""
         raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
 
     def gather_weights(self) -> None:

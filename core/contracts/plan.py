@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.start import Start
 from isotrain.core.contracts.state_bytes import StateBytes
+from isotrain.core.stages.staged_plan import StagedPlan
 
 DeviceKind = Literal["cpu", "gpu"]
 
@@ -58,6 +59,7 @@ class Plan:
         backend: Its registered name.
         framework: The framework under it.
         collective: What replicas will really exchange with; `none` for one replica.
+        requested: The collective that was asked for; None: whichever the backend takes.
         strategy: The strategy's name.
         strategy_options: Its options.
         launcher: What starts the processes.
@@ -89,6 +91,7 @@ class Plan:
         gradient_bytes: Their size; None until it was built.
         exchanged_bytes_per_step: Sent by each replica in one step; None until known.
         state_bytes: What the model's state takes on the replica that has most of it; None until it was built.
+        stages: How the model's layers lie in them and take turns; None without stages, or until it was built.
     """
 
     run: str
@@ -118,6 +121,7 @@ class Plan:
     placement: str = "replicated"
     mesh: Mesh = field(default_factory=Mesh)
     doors: int = 0
+    requested: str | None = None
     samples: int | None = None
     steps_per_epoch: int | None = None
     total_steps: int | None = None
@@ -126,6 +130,7 @@ class Plan:
     gradient_bytes: int | None = None
     exchanged_bytes_per_step: float | None = None
     state_bytes: StateBytes | None = None
+    stages: StagedPlan | None = None
 
     def __repr__(self) -> str:
         """In a line; `isotrain plan` and `to_dict` show all of it."""
@@ -176,9 +181,15 @@ def split_backend(text: str) -> tuple[str, str | None]:
     return name, collective or None
 
 
+def joined_backend(name: str, collective: str | None) -> str:
+    """What `split_backend` has split."""
+    return name if collective is None else f"{name}:{collective}"
+
+
 def differences(first: Plan, second: Plan) -> list[tuple[str, Any, Any]]:
-    """The fields in which two plans differ: name, the first's value, the second's."""
-    return plain_differences(first.to_dict(), second.to_dict())
+    """The fields in which two plans differ: name, the first's value, the second's; not in what was timed."""
+    one, two = (replace(plan, stages=None).to_dict() for plan in (first, second))
+    return plain_differences(one, two)
 
 
 def plain_differences(

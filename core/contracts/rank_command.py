@@ -6,9 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-KEY_VARIABLE = "ISOTRAIN_KEY"
-"""By which processes that an engine starts are told the key of their run."""
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,8 @@ class RankCommand:
         options: Of `isotrain run`, but for the run directory.
         run_directory: Where rank 0 keeps the run's files.
         variables: What every rank must find set, as it is here; no secret is among them.
-        key: The value of `KEY_VARIABLE`, a secret by which the processes of the run know each other.
+        key: A secret by which the processes of the run know each other.
+        key_variable: The variable in which they are told it.
     """
 
     name: str
@@ -32,6 +31,7 @@ class RankCommand:
     run_directory: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     key: str = field(default="", repr=False)
+    key_variable: ClassVar[str] = "ISOTRAIN_KEY"
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.replica import Tensor
     from isotrain.core.data.batch import Batch
     from isotrain.core.spec.training_spec import TrainingSpec
+    from isotrain.core.stages.profile import ModelProfile
+    from isotrain.core.stages.staged_plan import StagedPlan
 
 
 class Conserved(StrEnum):
@@ -126,6 +128,16 @@ class Strategy(ABC):
         if replicas_before != replicas:
             return [f"{self.name}: what it kept for each replica is lost"]
         return []
+
+    def staged_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> StagedPlan | None:
+        """Draws how the layers of a model lie in stages; None where they do not.
+
+        Args:
+            profile: Of the model, as the group timed it.
+            slots: How many of a weight's size the optimizer has for each.
+            plan: Of the run.
+        """
+        return None
 
     @abstractmethod
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:

@@ -13,8 +13,8 @@ class Usability:
     Attributes:
         usable: True when it can.
         version: Of the framework or library, when installed.
-        reason: Why not, when not usable.
-        hint: What to do about it, when not usable.
+        reason: Why not, when not usable; else what it cannot do here, if there is something.
+        hint: What to do about it.
     """
 
     usable: bool

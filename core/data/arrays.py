@@ -165,12 +165,11 @@ class ArraySource:
             return inputs, None
         return inputs, map_tree(lambda gather: gather(indices), self._gather_targets)
 
-    def view(self, start: int, stop: int) -> Parts:
-        """The samples from `start` to `stop`: no copy where the array is in writable memory."""
+    def between(self, start: int, stop: int) -> Parts:
+        """Copies of the samples from `start` to `stop`: a model may change its inputs in place."""
 
         def cut(array: Array) -> Array:
-            part = array.view(np.ndarray)[start:stop]
-            return part if part.flags.writeable else part.copy()
+            return array.view(np.ndarray)[start:stop].copy()
 
         inputs = map_tree(cut, self.inputs)
         return inputs, None if self.targets is None else map_tree(cut, self.targets)

@@ -201,7 +201,7 @@ class Loader:
         if self._transform is None and isinstance(source, ArraySource):
             if self._shuffle:
                 return source.gather(own)
-            return source.view(int(own[0]), int(own[-1]) + 1)
+            return source.between(int(own[0]), int(own[-1]) + 1)
         parts = source.gather(own)
         return self._checked(parts, epoch, own)
 
@@ -283,6 +283,9 @@ class Loader:
         """One share of a global batch whose first sample has this number; a placeholder if it has none."""
         own = _Piece(share.start, share.stop, 1.0)
         inputs, targets = (None if part is None else _part(part, own) for part in parts)
+        if self._transform is not None:  # it may change arrays in place, and these are the stream's
+            inputs = map_tree(np.copy, inputs)
+            targets = None if targets is None else map_tree(np.copy, targets)
         rows = np.arange(share.start, max(share.stop, share.start + 1))
         return self._checked((inputs, targets), epoch, first + rows)
 

@@ -133,13 +133,21 @@ def _weights_of(targets: Array, weights: Mapping[int, float]) -> Array:
 
 
 def _classes(targets: Array) -> Array:
-    """The class of each place: targets themselves, without a last axis of length 1; or where they are 1."""
+    """The class of each place: whole numbers themselves, or where in the last axis of other numbers the 1 is.
+
+    By their type alone, and not their values: a share of a batch must be read as the whole is.
+    """
     if targets.ndim > 1 and targets.shape[-1] == 1:
         return _whole(targets[..., 0])
-    if targets.ndim < 2:
+    if targets.ndim < 2 or targets.dtype.kind in "iub":
         return _whole(targets)
-    is_one_hot = np.isin(targets, (0, 1)).all() and (targets.sum(-1) == 1).all()
-    return targets.argmax(-1) if is_one_hot else _whole(targets)
+    if not (np.isin(targets, (0, 1)).all() and (targets.sum(-1) == 1).all()):
+        raise DataError(
+            f"class_weight: targets of type {targets.dtype} with several numbers for a sample are one-hot;"
+            " got a row without a single 1. Give classes as integers, or (inputs, targets, sample weights)."
+        )
+    found: Array = targets.argmax(-1)
+    return found
 
 
 def _whole(targets: Array) -> Array:

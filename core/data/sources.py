@@ -40,6 +40,8 @@ _ACCEPTED = (
     "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"
 )
+_OF_TENSORS = "torch.utils.data.dataset.TensorDataset"
+"""What gives rows of its tensors and nothing else; what is derived from it may change them."""
 _UNUSED_WORKERS = (
     "data: the {} worker processes of the DataLoader are not used: every process of the run fetches its"
     " samples in one thread of its own; where fetching takes longer than a step, prepare the samples"
@@ -123,17 +125,18 @@ def as_source(value: Any) -> AnySource:
         return stream(value)
     by_position = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     if by_position and not isinstance(value, str | type):
-        by_column = hasattr(value, "column_names") or hasattr(value, "features")
+        by_column = hasattr(value, "column_names")
         return BatchIndexed(value) if by_column else MapStyle(value)
     raise DataError(_not_accepted(value))
 
 
 def _loaded(loader: Any) -> Source:
     """The samples of a loader; whole batches of them at once where it only stacks tensors."""
-    tensors = getattr(loader.dataset, "tensors", None)
+    kind = type(loader.dataset)
+    is_plain = f"{kind.__module__}.{kind.__qualname__}" == _OF_TENSORS
     stacks = getattr(loader.collate_fn, "__name__", "") == "default_collate"
-    if stacks and isinstance(tensors, tuple) and len(tensors) in (1, 2, 3):
-        return ArraySource(*as_parts(tensors, "data"))
+    if is_plain and stacks and len(loader.dataset.tensors) in (1, 2, 3):
+        return ArraySource(*as_parts(loader.dataset.tensors, "data"))
     source = MapStyle(loader.dataset, loader.collate_fn)
     if loader.num_workers:
         source.remarks.append(_UNUSED_WORKERS.format(loader.num_workers))

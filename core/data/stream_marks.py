@@ -8,11 +8,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np  # imported below where it is needed: plans, which start sooner without it, need none
 
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 """How loaders of torch, and Grain's iterators, tell where they are and are taken there."""
@@ -103,6 +104,8 @@ def _array(value: Any) -> np.ndarray:
     Raises:
         DataError: It is none.
     """
+    import numpy as np
+
     with contextlib.suppress(
         TypeError, ValueError, RuntimeError
     ):  # tensors of other devices and types
@@ -137,6 +140,8 @@ def from_json(value: Any) -> Any:
 
 def _array_from_json(fields: Any) -> Any:
     """An array, as a tensor of the package that it came from where that is imported."""
+    import numpy as np
+
     flat = np.frombuffer(base64.b64decode(fields["bytes"]), np.dtype(fields["dtype"]))
     array = flat.reshape(fields["shape"]).copy()
     return getattr(sys.modules.get(fields["of"]), "asarray", np.asarray)(array)

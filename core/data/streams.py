@@ -119,8 +119,15 @@ def is_loader(value: Any) -> bool:
 
 def loads_by_position(loader: Any) -> bool:
     """Whether a loader's batches are samples of its data set by position, in no order of a person's own."""
-    sampler = type(getattr(loader, "sampler", None)).__name__
-    return loader.batch_size is not None and sampler in _MAPPED_IN_ORDER
+    sampler = getattr(loader, "sampler", None)
+    if loader.batch_size is None or type(sampler).__name__ not in _MAPPED_IN_ORDER:
+        return False
+    return type(sampler).__name__ != "RandomSampler" or _gives_each_once(sampler, loader.dataset)
+
+
+def _gives_each_once(sampler: Any, samples: Any) -> bool:
+    """Whether a random sampler of torch gives every sample, and none of them twice."""
+    return not sampler.replacement and sampler.num_samples == len(samples)
 
 
 def _called(function: Callable[[], Any]) -> Iterable[Any]:

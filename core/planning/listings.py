@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
@@ -58,10 +59,6 @@ def _usability(found: Usability) -> dict[str, Any]:
 
 def strategies(host: PluginHost) -> list[dict[str, Any]]:
     """Describes every strategy, with each backend's yes or the reason for its no."""
-    from isotrain.core.planning.make_plan import (
-        missing_capabilities,  # late: `backends` must not load the spec
-    )
-
     adapters: dict[str, Adapter | str] = {}
     for name in host.backends.names():
         try:
@@ -72,25 +69,51 @@ def strategies(host: PluginHost) -> list[dict[str, Any]]:
     for name in host.strategies.names():
         try:
             strategy = host.strategies.get(name)
+            others = _placed_otherwise(name, strategy, host)
         except Exception as error:  # as above
             reason = f"the strategy cannot be loaded: {type(error).__name__}: {error}"
-            listed.append(_strategy(name, None, {backend: [reason] for backend in adapters}))
+            listed.append(_listed(name, None, [], {backend: [reason] for backend in adapters}))
             continue
-        reasons = {
-            backend: [found] if isinstance(found, str) else missing_capabilities(strategy, found)
-            for backend, found in adapters.items()
-        }
-        listed.append(_strategy(name, strategy, reasons))
+        listed.append(_fitted(name, strategy, strategy.summary, adapters))
+        for given, other in others.items():
+            listed.append(_fitted(given, other, f"{name}, whose state lies otherwise", adapters))
     return listed
 
 
-def _strategy(
-    name: str, strategy: type[Strategy] | None, reasons: dict[str, list[str]]
+def _placed_otherwise(name: str, strategy: type[Strategy], host: PluginHost) -> dict[str, Strategy]:
+    """What else a strategy asks of backends, by `NAME,OPTION=VALUE`: where options change its placement."""
+    found = {}
+    for options in strategy.sparing:
+        other = host.strategy(name, dict(options))
+        if other.placement.name != strategy.placement.name:
+            found[",".join([name, *(f"{key}={value}" for key, value in options.items())])] = other
+    return found
+
+
+def _fitted(
+    name: str,
+    strategy: Strategy | type[Strategy],
+    summary: str,
+    adapters: Mapping[str, Adapter | str],
+) -> dict[str, Any]:
+    from isotrain.core.planning.make_plan import (
+        missing_capabilities,
+    )  # late: `backends` must not load the spec
+
+    reasons = {
+        backend: [found] if isinstance(found, str) else missing_capabilities(strategy, found)
+        for backend, found in adapters.items()
+    }
+    return _listed(name, summary, sorted(strategy.requires), reasons)
+
+
+def _listed(
+    name: str, summary: str | None, requires: list[str], reasons: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "summary": strategy.summary if strategy else None,
-        "requires": sorted(strategy.requires) if strategy else [],
+        "summary": summary,
+        "requires": requires,
         "backends": {
             backend: {"supported": not found, "reason": "; ".join(found) or None}
             for backend, found in reasons.items()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.placement import Seat
@@ -15,7 +16,12 @@ from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
 from isotrain.core.data import order
-from isotrain.core.errors import BackendUnavailableError, PlanError, UnsupportedError
+from isotrain.core.errors import (
+    BackendUnavailableError,
+    PlanError,
+    UnsupportedError,
+    did_you_mean,
+)
 from isotrain.core.planning.ground import Devices, Ground
 from isotrain.core.planning.launchable import require_launchable
 from isotrain.core.planning.on_layout import OnLayout, layout_of
@@ -73,8 +79,11 @@ def _resolved(
         requested: The collective that was asked for, if one was.
     """
     spec, strategy, count = cast.with_model, cast.strategy, devices.replicas
+    _require_framework(spec, adapter.framework)
     options = adapter.check_options(spec, strategy.placement.name)
+    _require_exchange(options, strategy, adapter)
     remarks = [*devices.remarks, *_compiling(spec, strategy, adapter)]
+    remarks += _options_of_nobody(spec, cast.host.backends.names())
     remarks += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     placement = strategy.placement.for_replicas(count)
@@ -104,6 +113,7 @@ def _resolved(
         placement=placement.name,
         mesh=mesh,
         doors=placement.doors,
+        requested=requested,
     )
 
 
@@ -163,6 +173,42 @@ def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) 
     placement = strategy.placement
     found = adapter.can(placement.name).missing(strategy.requires)
     return [f"{placement.where}it has {missing}" for missing in found]
+
+
+def _require_exchange(options: Collection[str], strategy: Strategy, adapter: Adapter) -> None:
+    """Refuses options about an exchange of gradients that no step of the strategy has.
+
+    Raises:
+        UnsupportedError: There is such an option.
+    """
+    if Capability.SYNCHRONISED_STEP in strategy.requires:
+        return
+    for option in adapter.replicated_options.intersection(options):
+        raise UnsupportedError(
+            f"backend_options.{adapter.name}.{option}: it is about how the gradients of data-parallel steps"
+            f" are exchanged, of which strategy {strategy.name!r} has none. Leave it out."
+        )
+
+
+def _require_framework(spec: TrainingSpec, framework: str) -> None:
+    """Looks whether a framework has a model, and a loss or objective.
+
+    Raises:
+        SpecError: One of them is a table that has no entry for it.
+    """
+    for field_name in ("model", "objective"):
+        spec.for_framework(field_name, framework)
+    spec.losses(framework)
+
+
+def _options_of_nobody(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:
+    """Says which options nobody takes: of a name that is written wrongly, or of a plugin that is not here."""
+    return [
+        f"backend_options.{name}: no backend of that name is known here, so nobody takes these options."
+        f"{did_you_mean(name, backends)}"
+        for name in spec.backend_options
+        if name not in backends
+    ]
 
 
 def _compiling(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list[str]:

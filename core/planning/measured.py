@@ -9,6 +9,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.data import order
 from isotrain.core.plugins.cast import Cast
+from isotrain.core.stages.profile import LayerCost, ModelProfile
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Measured:
         weight_shapes: Of the trainable weights, in order.
         remarks: On the model and the loss.
         model: What its state takes.
+        layers: As they were timed; none where nobody asked.
     """
 
     samples: int | None
@@ -30,6 +32,7 @@ class Measured:
     weight_shapes: Sequence[Sequence[int]]
     remarks: Sequence[str] = ()
     model: ModelBytes | None = None
+    layers: Sequence[LayerCost] = ()
 
 
 def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
@@ -63,4 +66,7 @@ def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
         if exchanged is None:
             exchanged = cast.host.backend(plan.backend).exchanged_bytes(plan)
     kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
-    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept)
+    stages = None
+    if found.layers and found.model is not None:
+        stages = strategy.staged_plan(ModelProfile(found.layers), found.model.slots, plan)
+    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept, stages=stages)

@@ -35,7 +35,7 @@ class OnLayout(Ground):
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
         count = replicas_for(self._layout, adapter, strategy, replicas)
-        gpus = 0 if spec.device == "cpu" else min(adapter.accelerators(), self._layout.gpus)
+        gpus = self._gpus(spec, adapter)
         needed = self._layout.most_on_a_host
         remarks = list(self._layout.remarks)
         if gpus >= needed:
@@ -45,8 +45,24 @@ class OnLayout(Ground):
                 f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
                 " Let each process see all GPUs of its host, start fewer, or use device: cpu."
             )
-        few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
-        return Devices("cpu", count, [few, *remarks] if gpus else remarks)
+        if self.options is not None and spec.device == "auto" and self._layout.gpus >= needed:
+            remarks = [
+                f"{adapter.name!r} can use {gpus} GPUs here, so CPUs are planned; each process that"
+                f" {self.engine} starts sees for itself",
+                *remarks,
+            ]
+        elif gpus:
+            few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
+            remarks = [few, *remarks]
+        return Devices("cpu", count, remarks)
+
+    def _gpus(self, spec: TrainingSpec, adapter: Adapter) -> int:
+        """That a process can use; those of this machine do not count where others must have some."""
+        if spec.device == "cpu":
+            return 0
+        if spec.device == "gpu" and self.options is not None:
+            return self._layout.gpus
+        return min(adapter.accelerators(), self._layout.gpus)
 
     def cores(self, places: int) -> int:
         return self._layout.cores

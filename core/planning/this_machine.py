@@ -35,7 +35,7 @@ class ThisMachine(Ground):
         if spec.device == "gpu":
             raise PlanError(
                 f"device: gpu was asked for with {_asked(count, stages)}, and {adapter.name!r} can use {gpus}"
-                " GPUs here. Use fewer replicas, or device: cpu."
+                f" GPUs here. Use {'fewer replicas, or ' if count > 1 else ''}device: cpu."
             )
         few = f"{gpus} GPUs for {_asked(count, stages)} are too few: CPUs are used"
         return Devices("cpu", count, [few] if gpus else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import time
@@ -143,13 +144,24 @@ def timed(load: Callable[[], object]) -> tuple[object, float]:
         PluginError: It raised, or tried to end the program.
     """
     began = time.perf_counter()
-    try:
+    with guarded():
         found = load()
+    return found, time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Around what runs code of a plugin, which may raise anything.
+
+    Raises:
+        PluginError: It raised, or tried to end the program.
+    """
+    try:
+        yield
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{type(error).__name__}: {error}") from error
-    return found, time.perf_counter() - began
 
 
 def remarks(seconds: float) -> Iterator[str]:

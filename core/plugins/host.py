@@ -152,9 +152,10 @@ class PluginHost:
         if self._manager.is_registered(found):
             return
         self._require_free_name(candidate)
-        api = candidates.checked_api(found)
-        plugin = candidates.as_plugin(found)
-        hooks = candidates.checked_hooks(plugin)
+        with candidates.guarded():
+            api = candidates.checked_api(found)
+            plugin = candidates.as_plugin(found)
+            hooks = candidates.checked_hooks(plugin)
         registered = self._registered_by(plugin, candidate.name, hooks)
         remarks = tuple(candidates.remarks(seconds))
         self.loaded.append(

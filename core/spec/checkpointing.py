@@ -12,13 +12,23 @@ from isotrain.core.spec.initial_weights import Names
 from isotrain.core.spec.problems import Problem, SpecModel
 
 _LARGER_IS_BETTER = (
-    *("acc", "accuracy", "auc", "precision", "recall", "sensitivity", "specificity"),
-    *("f1_score", "fbeta_score", "iou", "r2_score", "cosine_similarity", "correlation"),
-    *("true_positives", "true_negatives"),
+    *("_acc", "_accuracy", "_auc", "_precision", "_recall", "_sensitivity", "_specificity"),
+    *("_f1_score", "_fbeta_score", "_iou", "_io_u", "_r2_score", "_cosine_similarity"),
+    *("_correlation", "_true_positives", "_true_negatives"),
 )
 _SMALLER_IS_BETTER = (
-    *("loss", "error", "crossentropy", "entropy", "divergence", "hinge", "poisson", "huber"),
-    *("mse", "mae", "mape", "msle", "kld", "bce", "false_positives", "false_negatives"),
+    *(
+        "_loss",
+        "_error",
+        "_crossentropy",
+        "_entropy",
+        "_divergence",
+        "_hinge",
+        "_poisson",
+        "_huber",
+    ),
+    *("_mse", "_rmse", "_mae", "_mape", "_msle", "_kld", "_bce", "_false_positives"),
+    *("_false_negatives",),
 )
 
 
@@ -48,10 +58,11 @@ class Watched(SpecModel):
 
 
 def _direction(metric: str) -> Literal["min", "max"] | None:
-    """Which value of a metric of this name is better; None where it does not tell."""
-    if metric.endswith(_SMALLER_IS_BETTER):
+    """Which value of a metric of this name is better; None where its last words do not tell."""
+    last = f"_{metric.rstrip('0123456789').rstrip('_')}"
+    if last.endswith(_SMALLER_IS_BETTER):
         return "min"
-    return "max" if any(word in metric for word in _LARGER_IS_BETTER) else None
+    return "max" if last.endswith(_LARGER_IS_BETTER) else None
 
 
 class KeepBest(Watched):

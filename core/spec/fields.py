@@ -197,6 +197,9 @@ def _component(value: Any, info: ValidationInfo) -> Component:
     if isinstance(value, Mapping):
         if "name" not in value:
             raise Problem("a name", ("name",)).error()
+        if isinstance(value["name"], Mapping):
+            expected = "a name, an import reference or a callable"
+            raise Problem(expected, ("name",), received=value["name"]).error()
         options = {key: as_python_number(option) for key, option in value.items() if key != "name"}
         return Component(_component(value["name"], info).name, options)
     if references.is_bare_name(value) and value:

@@ -15,7 +15,13 @@ from typing import Any
 from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
-from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, StrategyChoice, StrategyLike, keeps_own
+from isotrain.core.spec.parts import (
+    OPTIMIZERS_ALONE,
+    SCHEDULES_ALONE,
+    StrategyChoice,
+    StrategyLike,
+    keeps_own,
+)
 from isotrain.core.spec.problems import SpecModel, as_spec_error
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -138,13 +144,17 @@ def json_schema() -> dict[str, Any]:
     schema = TrainingSpec.model_json_schema()
     fields = schema["properties"]
     for name, choices in (
-        ("optimizer", OPTIMIZERS),
-        ("schedule", SCHEDULES),
+        ("optimizer", OPTIMIZERS_ALONE),
+        ("schedule", SCHEDULES_ALONE),
         ("strategy", ()),
         ("scaling", ("none",)),
         ("initial_weights", ()),
+        ("early_stopping", ()),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
+    fields["recompute"]["anyOf"].append({"type": "null"})
+    policy = schema["$defs"]["CheckpointPolicy"]["properties"]
+    policy["keep_best"] = _with_shorthand(policy["keep_best"], ())
     loggers = fields["loggers"]
     loggers["items"] = {"anyOf": [{"type": "string"}, loggers["items"]]}
     fields["loggers"] = _with_shorthand(loggers, ())

@@ -49,8 +49,13 @@ def _map(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-Names = Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", "object"]})]
-Patterns = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
+Names = Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", "object", "null"]})]
+_TEXT = {"type": "string"}
+Patterns = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_listed),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
+]
 
 
 class InitialWeights(SpecModel):

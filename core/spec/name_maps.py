@@ -112,12 +112,12 @@ def read_maps(given: MapLike | None) -> dict[str, NameMap]:
 
 
 def _read(path: Path) -> Any:
-    import yaml
+    from isotrain.core.spec import yaml_text
 
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return json.loads(text) if path.suffix == ".json" else yaml_text.load(text)
+    except (OSError, ValueError, yaml_text.TextError) as error:
         raise SpecError(f"map: {path} cannot be read: {error}") from error
 
 

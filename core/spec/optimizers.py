@@ -28,12 +28,10 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     Attributes:
         is_adaptive: Whether the size of a step hardly depends on that of the gradients.
         decay_is_decoupled: Whether weight decay is decoupled in every implementation, and not only in Keras'.
-        needs_whole_weights: Whether a step depends on the norm of each weight, which no part of it tells.
     """
 
     is_adaptive: ClassVar[bool] = False
     decay_is_decoupled: ClassVar[bool] = False
-    needs_whole_weights: ClassVar[bool] = False
     _variants: ClassVar[tuple[str, ...]] = ()
 
     lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
@@ -111,8 +109,6 @@ class AdamW(Adam):
 class Lamb(_AdamLike):
     """Lamb: Adam with a rate per layer, for large batches."""
 
-    needs_whole_weights = True
-
     name: Literal["lamb"] = "lamb"
     lr: Positive = Field(default=1e-3, description="Learning rate.")
 
@@ -156,7 +152,6 @@ class CustomOptimizer(SpecModel):
 
     is_adaptive: ClassVar[bool] = False
     decay_is_decoupled: ClassVar[bool] = False
-    needs_whole_weights: ClassVar[bool] = False
     is_plain: ClassVar[bool] = False
     slots: ClassVar[tuple[str, ...]] = ()
     weight_decay: ClassVar[float] = 0.0

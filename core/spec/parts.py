@@ -111,10 +111,14 @@ def _tag(kind: type[SpecModel]) -> Tag:
     return Tag(f"{BRANCH}{getattr(kind, 'name', None) or kind.model_fields['name'].default}")
 
 
-def _names(forms: Any) -> tuple[str, ...]:
-    """The names of those among several forms that are chosen by one."""
-    kinds = [get_args(each)[0] for each in get_args(forms)]
-    return tuple(k.model_fields["name"].default for k in kinds if "name" in k.model_fields)
+def _names(forms: Any, *, alone: bool = False) -> tuple[str, ...]:
+    """The names of those among several forms that are chosen by one; `alone`: that need nothing else."""
+    kinds = [get_args(each)[0].model_fields for each in get_args(forms)]
+    return tuple(
+        fields["name"].default
+        for fields in kinds
+        if "name" in fields and not (alone and any(f.is_required() for f in fields.values()))
+    )
 
 
 def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[Any], Any]:
@@ -161,6 +165,9 @@ _Schedules = (
 )
 OPTIMIZERS = _names(_Optimizers)
 SCHEDULES = _names(_Schedules)
+OPTIMIZERS_ALONE = _names(_Optimizers, alone=True)
+"""Those that a bare name chooses."""
+SCHEDULES_ALONE = _names(_Schedules, alone=True)
 Optimizer = Annotated[
     _Optimizers,
     Discriminator(_branch),

@@ -112,6 +112,20 @@ def is_file(reference: str) -> bool:
     return reference.rpartition(":")[0].endswith(".py")
 
 
+def may_be_one(one: Any, other: Any) -> bool:
+    """Whether two references may be of one function: of files or modules named alike, or of the script."""
+    if not all(isinstance(each, str) and ":" in each for each in (one, other)):
+        return False
+    (where, _, name), (other_where, _, other_name) = one.rpartition(":"), other.rpartition(":")
+    modules = {_own_name(where), _own_name(other_where)} - {"__main__"}
+    return name == other_name and len(modules) <= 1
+
+
+def _own_name(where: str) -> str:
+    """What a module or the file of one is called, wherever it lies."""
+    return Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+
+
 def absolute(reference: str, folder: Path) -> str:
     """Makes the path of a file reference absolute, relative to `folder`; leaves others alone."""
     if not is_file(reference):

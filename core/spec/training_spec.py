@@ -242,13 +242,19 @@ class TrainingSpec(
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """The pairs of which exactly one is given, and the loss scale's precision."""
+        """The pairs of which exactly one is given, and what does not go with each other."""
         yield from exactly_one(fields, "loss", "objective")
         if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
             hint = "for a single loss there is nothing to weigh"
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
         yield from exactly_one(fields, "global_batch", "local_batch")
         yield from exactly_one(fields, "epochs", "steps")
+        if fields.get("min_replicas") is not None and fields.get("local_batch") is not None:
+            hint = (
+                "with fewer replicas the global batch stays the same; local_batch makes it smaller"
+            )
+            least = fields["min_replicas"]
+            yield Problem("global_batch with min_replicas", ("min_replicas",), least, hint)
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from isotrain.core.stages.actions import Action, Transfer
@@ -45,18 +47,43 @@ class StageWork(ABC):
         """Waits for what another stage sends."""
 
 
-def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> None:
-    """Does a stage's actions, in their order."""
+@dataclass(frozen=True)
+class Taken:
+    """An action that was taken.
+
+    Attributes:
+        name: `forward`, `backward`, `send` or `wait`: for what another stage sends.
+        begin: By `time.perf_counter`, in seconds, as is `end`.
+        end: When it was done.
+    """
+
+    name: str
+    begin: float
+    end: float
+
+
+def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> list[Taken]:
+    """Does a stage's actions, in their order; says when, which means something where they are not traced."""
     held: dict[Pass, Tensors] = {}
+    taken = []
     for action in actions:
-        if isinstance(action, Transfer):
-            needing = Pass(action.direction, action.chunk, action.micro_batch)
-            if action.source == stage:
-                work.send(action, held.pop(needing))
-            else:
-                held[needing] = work.receive(action)
-            continue
-        take = work.forward if action.direction == "forward" else work.backward
-        step = 1 if action.direction == "forward" else -1
-        given = take(action, held.pop(action, []))
-        held[Pass(action.direction, action.chunk + step, action.micro_batch)] = given
+        begin = time.perf_counter()
+        name = _do(action, stage, work, held)
+        taken.append(Taken(name, begin, time.perf_counter()))
+    return taken
+
+
+def _do(action: Action, stage: int, work: StageWork, held: dict[Pass, Tensors]) -> str:
+    """Does one, with what is held for it, and gives its name."""
+    if isinstance(action, Transfer):
+        needing = Pass(action.direction, action.chunk, action.micro_batch)
+        if action.source == stage:
+            work.send(action, held.pop(needing))
+            return "send"
+        held[needing] = work.receive(action)
+        return "wait"
+    take = work.forward if action.direction == "forward" else work.backward
+    step = 1 if action.direction == "forward" else -1
+    given = take(action, held.pop(action, []))
+    held[Pass(action.direction, action.chunk + step, action.micro_batch)] = given
+    return action.direction

@@ -25,6 +25,7 @@ class LayerCost:
         activation_bytes: What it gives to others.
         weight_bytes: Its trainable weights.
         sources: The places of the layers whose results it takes; each before its own.
+        chunk: In which it is, where the model is cut.
     """
 
     name: str
@@ -33,6 +34,7 @@ class LayerCost:
     activation_bytes: int
     weight_bytes: int
     sources: tuple[int, ...] = ()
+    chunk: int = 0
 
     @property
     def seconds(self) -> float:
@@ -62,6 +64,15 @@ class ModelProfile:
                     f"profile: {layer.name}, the layer at {place}, takes results of {layer.sources};"
                     " expected places before its own."
                 )
+
+    @property
+    def chunks(self) -> int:
+        """Into how many the model is cut."""
+        return 1 + max(layer.chunk for layer in self.layers)
+
+    def of_chunk(self, chunk: int) -> list[LayerCost]:
+        """The layers of one."""
+        return [layer for layer in self.layers if layer.chunk == chunk]
 
     @property
     def whole(self) -> Cut:

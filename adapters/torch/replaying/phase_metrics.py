@@ -13,6 +13,7 @@ import torch
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_losses
+from isotrain.adapters.keras_losses import Losses
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.torch.keras_metrics import KerasMetric
 from isotrain.adapters.torch.metrics import Measured, Metric, as_chosen
@@ -21,8 +22,6 @@ from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.adapters.torch.replaying.recordable import UnrecordableError
 from isotrain.adapters.torch.replaying.recording import record
 from isotrain.plugin import Component, TrainingSpec, references
-
-Losses = Mapping[str | None, keras_losses.OneLoss]
 
 
 class PhaseMetrics:

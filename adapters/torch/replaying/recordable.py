@@ -36,7 +36,11 @@ class UnrecordableError(Exception):
 
 
 class ValuesStay(TorchFunctionMode):
-    """Within it, what is recorded gives no value of a tensor to Python or NumPy: a record would freeze it."""
+    """Within it, what is recorded gives no value of a tensor to Python or NumPy: a record would freeze it.
+
+    Conversions to what a tensor already is, of which Keras asks for two with each operation, are not written
+    down: that took longer than all else.
+    """
 
     def __torch_function__(
         self,
@@ -55,7 +59,18 @@ class ValuesStay(TorchFunctionMode):
             raise UnrecordableError(MAPPED)
         if func in _EXITS and _is_recorded(args[0]):
             raise UnrecordableError(BY_VALUE)
+        if func is torch.Tensor.to and not kwargs and _is_already(*args):
+            return args[0]
         return func(*args, **(kwargs or {}))
+
+
+def _is_already(tensor: torch.Tensor, wanted: Any, *others: Any) -> bool:
+    """Whether a tensor has the type, or is on the device, that it is converted to: it gives itself then."""
+    if others:
+        return False
+    if isinstance(wanted, str | torch.device):
+        return tensor.device == torch.device(wanted)
+    return isinstance(wanted, torch.dtype) and tensor.dtype == wanted
 
 
 def _is_recorded(tensor: torch.Tensor) -> bool:

@@ -207,11 +207,11 @@ def _python_unmoved(state: PythonState) -> Iterator[None]:
         raise UnrecordableError("a hook waits for the call of a layer")
     kept = Snapshot(state.tensors)
     ours, numpys = python_random.getstate(), np.random.get_state()
-    position = repr(numpys)
+    position = _comparable(numpys)
     try:
         yield
     finally:
-        drawn = python_random.getstate() != ours or repr(np.random.get_state()) != position
+        drawn = python_random.getstate() != ours or _comparable(np.random.get_state()) != position
         python_random.setstate(ours)
         np.random.set_state(numpys)
         change = None if state.is_unchanged else state.change()
@@ -222,6 +222,12 @@ def _python_unmoved(state: PythonState) -> Iterator[None]:
         raise UnrecordableError("it draws random numbers from Python's or NumPy's own generator")
     if change is not None:
         raise UnrecordableError(f"a call changes an attribute: {change}")
+
+
+def _comparable(state: Any) -> tuple[Any, ...]:
+    """The state of NumPy's generator, its numbers as bytes."""
+    name, numbers, *others = state
+    return name, numbers.tobytes(), *others
 
 
 def _torch_unmoved(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:

@@ -1,0 +1,178 @@
+"""What one TensorFlow process does of one step of a staged run, while this is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters.keras_stages import Chunk, StagedModel, StageLoss
+from isotrain.adapters.tensorflow.program import Piece, Program
+from isotrain.adapters.tensorflow.stage_exchange import StageExchange
+from isotrain.adapters.tensorflow.state import native
+from isotrain.plugin import Pass, StageWork, Transfer
+
+
+@dataclass
+class Stages:
+    """What stays from step to step.
+
+    Attributes:
+        model: The model, cut.
+        exchange: With the other stages.
+        loss: Of its chunks.
+        program: The replica, of whose weights this stage trains its own.
+        told: By the shapes of the inputs, what each chunk gives to those behind it is like.
+    """
+
+    model: StagedModel
+    exchange: StageExchange
+    loss: StageLoss
+    program: Program
+    told: dict[tuple[tf.TensorShape, ...], list[list[tf.TensorSpec]]] = field(default_factory=dict)
+
+    def crossing(self, inputs: Any) -> list[list[tf.TensorSpec]]:
+        """What each chunk gives to those behind it, for such inputs: shapes and types."""
+        given = self.model.inputs(inputs)
+        key = tuple(each.shape for each in given.values())
+        if key not in self.told:
+            self.told[key] = _crossing_each(self.model, given)
+        return self.told[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Of a forward pass, for its backward pass."""
+
+    tape: tf.GradientTape
+    received: list[tf.Tensor]
+    given: list[tf.Tensor]
+    loss: tf.Tensor
+
+
+class TensorFlowStageWork(StageWork):
+    """Passes through the chunks of this process, one after the other, as their order is.
+
+    Attributes:
+        share: The sum of the weighted losses so far, which is all of it once all passes are done.
+        proofs: For whoever traces to return: without them, TensorFlow would leave out what is sent, or
+            received for nothing, while another stage waits.
+    """
+
+    def __init__(
+        self, stages: Stages, pieces: Sequence[Piece], weights: tf.Tensor | None, holes: bool
+    ) -> None:
+        """Takes a step up.
+
+        Args:
+            stages: What stays.
+            pieces: The micro-batches.
+            weights: Of each, shape `[pieces]`; None when all are 1.
+            holes: Whether a micro-batch may be a placeholder, which is one of weight 0.
+        """
+        self._stages = stages
+        self._pieces = pieces
+        self._weights = weights
+        self._holes = holes
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._sums: dict[int, tf.Tensor] = {}
+        self._before: list[tf.Tensor] = []
+        self._likes = [stages.crossing(inputs) for inputs, _ in pieces]
+        self.share: tf.Tensor = tf.zeros((), tf.float64)
+        self.proofs: list[tf.Tensor] = []
+
+    def gradients(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """Those of weights of this stage, once all passes are done."""
+        return [
+            self._sums.get(id(weight), tf.zeros(weight.shape, weight.dtype)) for weight in weights
+        ]
+
+    def forward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
+        chunk, program = self._stages.model.chunks[work.chunk], self._stages.program
+        inputs, targets = self._pieces[work.micro_batch]
+        weight = None if self._weights is None else self._weights[work.micro_batch]
+        with (
+            tf.control_dependencies(self._before),
+            program.kept_where(self._holes, weight, "train"),
+        ):
+            received = [tf.identity(each) for each in received]
+            with tf.GradientTape() as tape:
+                tape.watch([each for each in received if each.dtype.is_floating])
+                given = dict(zip(chunk.takes, received, strict=True))
+                known = chunk(self._stages.model.inputs(inputs) | given, training=True)
+                loss, predictions = self._stages.loss.of(chunk, known, targets)
+                loss = loss if weight is None else loss * tf.cast(weight, loss.dtype)
+            if chunk is self._stages.model.chunks[-1]:
+                program.measures.update("train", targets, predictions)
+        self.share = self.share + tf.cast(loss, tf.float64)
+        sent = chunk.crossing(known)
+        self._kept[work.chunk, work.micro_batch] = _Kept(tape, received, sent, loss)
+        self._before = [*sent, loss]
+        return sent
+
+    def backward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
+        kept = self._kept.pop((work.chunk, work.micro_batch))
+        weights = _trained(self._stages.model.chunks[work.chunk])
+        sources = [each for each in kept.received if each.dtype.is_floating]
+        targets = [each for each in kept.given if each.dtype.is_floating]
+        with tf.control_dependencies(self._before):
+            found = kept.tape.gradient(
+                [*targets, kept.loss], [*sources, *weights], [*received, tf.ones_like(kept.loss)]
+            )
+            given = [
+                tf.zeros_like(source) if gradient is None else gradient
+                for source, gradient in zip(sources, found[: len(sources)], strict=True)
+            ]
+            self._add(weights, found[len(sources) :])
+        self._before = [*given, *self._sums.values()]
+        return given
+
+    def _add(self, weights: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if gradient is not None:  # dense: of rows that occur twice, Adam would make two updates
+                dense, before = tf.convert_to_tensor(gradient), self._sums.get(id(weight))
+                self._sums[id(weight)] = dense if before is None else before + dense
+
+    def send(self, transfer: Transfer, tensors: list[tf.Tensor]) -> None:
+        exchange = self._stages.exchange
+        self._prove([exchange.send(each, transfer.destination) for each in tensors])
+
+    def receive(self, transfer: Transfer) -> list[tf.Tensor]:
+        exchange = self._stages.exchange
+        found = [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
+        self._prove(found)
+        return found
+
+    def _prove(self, tensors: Sequence[tf.Tensor]) -> None:
+        self.proofs += [tf.reshape(each, [-1])[:1] for each in tensors]
+
+    def _expected(self, transfer: Transfer) -> list[tf.Tensor]:
+        """Tensors like those that come."""
+        if transfer.direction == "backward":
+            kept = self._kept[transfer.chunk, transfer.micro_batch]
+            return [tf.zeros_like(each) for each in kept.given if each.dtype.is_floating]
+        likes = self._likes[transfer.micro_batch][transfer.chunk - 1]
+        return [tf.zeros(like.shape, like.dtype) for like in likes]
+
+
+def _trained(chunk: Chunk) -> list[tf.Variable]:
+    return [native(variable) for variable in chunk.trainable_variables]
+
+
+def _crossing_each(model: StagedModel, given: Mapping[int, tf.Tensor]) -> list[list[tf.TensorSpec]]:
+    """Traces a forward pass for what each chunk gives; computes nothing."""
+
+    def through(*tensors: tf.Tensor) -> list[list[tf.Tensor]]:
+        known: Mapping[int, Any] = dict(zip(given, tensors, strict=True))
+        found = []
+        for chunk in model.chunks:
+            known = chunk(known, training=True)
+            found.append(chunk.crossing(known))
+        return found
+
+    with keras.StatelessScope():
+        traced = tf.function(through, autograph=False).get_concrete_function(*given.values())
+    return traced.structured_outputs

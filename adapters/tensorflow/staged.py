@@ -1,0 +1,191 @@
+"""The group of one TensorFlow process of a staged run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters import stage_profile
+from isotrain.adapters.keras_stages import StagedModel, StageLoss
+from isotrain.adapters.stage_rules import own_weights, require_ready
+from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.stage_exchange import StageExchange
+from isotrain.adapters.tensorflow.stage_work import Stages, TensorFlowStageWork
+from isotrain.adapters.tensorflow.state import canonical_names, native
+from isotrain.adapters.tensorflow.tracing import Pieces, Weights, row
+from isotrain.adapters.tensorflow.variables import assign_all, value_of
+from isotrain.adapters.tensorflow.weights import weights_of
+from isotrain.plugin import (
+    MODEL_STATE,
+    Action,
+    Batch,
+    ModelCut,
+    ModelProfile,
+    StateInfo,
+    StateKind,
+    TrainingSpec,
+    execute_stage,
+)
+
+
+class StagedGroup(TensorFlowReplicaGroup):
+    """One stage of one replica, which has all weights and keeps its own up to date."""
+
+    _exchange: StageExchange
+
+    def __init__(self, spec: TrainingSpec, exchange: StageExchange, cut: ModelCut) -> None:
+        """Builds the model, and keeps the optimizer's slots of this stage.
+
+        Args:
+            spec: What to train.
+            exchange: Ties this stage to all others.
+            cut: Of the model.
+        """
+        super().__init__(spec, tf.distribute.get_strategy(), exchange)
+        program, stage = self._program, exchange.stage
+        require_ready(program.measures.late)
+        model = StagedModel(program.model, cut.chunks, cut.first)
+        loss = StageLoss(spec, model, program.losses["train"])
+        self._stages = Stages(model, exchange, loss, program)
+        self._homes = model.homes(exchange.stages)
+        trainable, others = weights_of(program.model, spec)
+        weights = [*trainable, *others]
+        self._weights = dict(zip(canonical_names(weights), map(native, weights), strict=True))
+        own = own_weights(self._homes, list(map(native, trainable)), stage)
+        self._own = [native(trainable[place]) for place in own]
+        program.statistics = [each for each in program.statistics if self._home(each) == stage]
+        self._clips = spec.clip is not None and spec.clip.global_norm is not None
+        self._is_joined = True
+        self._traced.function("start alike", self._trace_start)()
+        self.keep_slots_of([own])
+
+    def _home(self, weight: tf.Variable) -> int:
+        return self._homes.get(id(weight), 0)
+
+    def _trace_start(self) -> None:
+        weights = list(self._weights.values())
+        assign_all(weights, [self._exchange.from_first(value_of(each)) for each in weights])
+
+    def staged_step(
+        self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
+    ) -> tf.Tensor:
+        self._set_rate(learning_rate)
+        self._is_joined = False
+
+        def trace(holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor) -> Any:
+            def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
+                shares = row(weights, position)
+                work = TensorFlowStageWork(self._stages, pieces[position], shares, holes)
+                execute_stage(actions[self._exchange.stage], self._exchange.stage, work)
+                self._update_own(work, None if shares is None else tf.reduce_sum(shares))
+                return self._exchange.over_all([work.share])[0] / self.replicas, work.proofs
+
+            with self._program.update.learning_rate(rate):
+                return self._traced.on_replicas(replica, trains=True)[0]
+
+        loss, _ = self._on_batch("staged step", trace, batch, self._rate_tensor)
+        return loss
+
+    def _update_own(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
+        """Averages this stage's gradients and statistics over the replicas, and updates its weights."""
+        program, exchange = self._program, self._exchange
+        gradients = work.gradients(self._own)
+        if self.replicas > 1:
+            statistics = program.weighted_statistics(share)
+            means = exchange.all_reduce([*gradients, *statistics], "mean")
+            gradients = means[: len(gradients)]
+            program.agree_on_statistics(means[len(gradients) :])
+        program.update.apply_own(gradients, self._norm(gradients) if self._clips else None)
+
+    def _norm(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """That of the gradients of all stages."""
+        squares = [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in gradients]
+        return tf.sqrt(self._exchange.over_stages(tf.add_n(squares)))
+
+    def join_stages(self) -> None:
+        if not self._is_joined:
+            self._traced.function("join stages", self._trace_join)()
+        self._is_joined = True
+
+    def _trace_join(self) -> None:
+        weights = list(self._weights.values())
+        found = [self._exchange.from_stage(value_of(each), self._home(each)) for each in weights]
+        assign_all(weights, found)
+
+    def profile_layers(self, batch: Batch) -> ModelProfile:
+        model = self._stages.model
+        given = model.inputs(batch.slices[0][0].inputs)
+        return stage_profile.profiled(model.calls(), given, self._passes)
+
+    def _passes(
+        self, compute: stage_profile.Compute, given: Sequence[tf.Tensor], trained: Sequence[Any]
+    ) -> tuple[Callable[[], list[tf.Tensor]], Callable[[], None]]:
+        def gradients(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            sources = [each for each in (*tensors, *trained) if each.dtype.is_floating]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                roots = [each for each in compute(*tensors) if each.dtype.is_floating]
+            found = tape.gradient(roots, sources)
+            return [each for each in found if each is not None]
+
+        one, two = tf.function(compute, autograph=False), tf.function(gradients, autograph=False)
+
+        def forward() -> list[tf.Tensor]:
+            found = one(*given)
+            self.synchronise_device()
+            return found
+
+        def both() -> None:
+            two(*given)
+            self.synchronise_device()
+
+        return forward, both
+
+    def remarks(self) -> list[str]:
+        return super().remarks() + self._stages.model.described(self._exchange.stages)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        chunks, stages = len(self._stages.model.chunks), self._exchange.stages
+        if self._exchange.stage == (chunks - 1) % stages:
+            super().evaluation_step(batch)
+
+    def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._exchange.over_all(tensors)
+
+    @property
+    def is_alone(self) -> bool:
+        return self.replicas * self._exchange.stages == 1
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        function = self._traced.function("largest", self._exchange.largest_of_all)
+        return [float(number) for number in function(tf.constant(numbers, tf.float64))]
+
+    def barrier(self) -> None:
+        self._traced.function("barrier", lambda: self._totals([tf.ones(())]))()[0].numpy()
+
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        found = super().describe_state(kinds, replica=replica)
+        if self._is_joined:
+            return found
+        here = {name: info for name, info in found.items() if not self._is_elsewhere(name)}
+        return {n: info.held_alone() if n in self._weights else info for n, info in here.items()}
+
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
+        found = super().read_state(kinds, replica=replica)
+        return {name: value for name, value in found.items() if not self._is_elsewhere(name)}
+
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        own = {name: value for name, value in state.items() if not self._is_elsewhere(name)}
+        super().write_state(own, replica=replica)
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether it is a weight of another stage, which may have moved there."""
+        weight = None if self._is_joined else self._weights.get(name)
+        return weight is not None and self._home(weight) != self._exchange.stage
