@@ -1,1 +1,1 @@
-"""Launchers that have an engine start a run's processes: SLURM, MPI, torchrun, horovodrun, Kubernetes."""
+"""Launchers that have an engine start a run's processes: SLURM, MPI, torchrun, Ray, Kubernetes and so on."""

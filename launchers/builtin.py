@@ -9,6 +9,7 @@ _LAUNCHERS = {
     "mpi": "isotrain.launchers.mpi:MpiLauncher",
     "torchrun": "isotrain.launchers.torchrun:TorchrunLauncher",
     "horovodrun": "isotrain.launchers.horovodrun:HorovodrunLauncher",
+    "ray": "isotrain.launchers.ray:RayLauncher",
     "kubernetes": "isotrain.launchers.kubernetes:KubernetesLauncher",
 }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
-from isotrain.launchers.host_options import allocation_of, as_text, meeting
+from isotrain.launchers.host_options import allocation_of, as_text, meeting, without
 from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Submission, Usability
 
 
@@ -45,6 +46,9 @@ class HorovodrunLauncher(EngineLauncher):
 
     def allocation(self) -> Allocation:
         return allocation_of(self.name, self._hosts, self._processes)
+
+    def without(self, host: str) -> Mapping[str, Any]:
+        return without(self.name, self._hosts, host)
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()

@@ -25,6 +25,28 @@ def allocation_of(launcher: str, hosts: str | None, processes: int) -> Allocatio
     return Allocation(tuple(_share(launcher, part.strip()) for part in hosts.split(",")))
 
 
+def without(launcher: str, hosts: str | None, host: str) -> dict[str, str]:
+    """The option for a start without one of the hosts.
+
+    Args:
+        launcher: Its name, for messages.
+        hosts: The option as it was.
+        host: The one to leave out, as it calls itself: a domain does not matter.
+
+    Raises:
+        PlanError: It is none of them, or the only one.
+    """
+    shares = allocation_of(launcher, hosts, 1).shares
+    left = tuple(share for share in shares if _short(share.host or "") != _short(host))
+    if len(left) in (0, len(shares)):
+        raise PlanError(f"{launcher}: hosts: {host} cannot be left out of {hosts!r}.")
+    return {"hosts": as_text(Allocation(left))}
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
 def as_text(allocation: Allocation) -> str:
     """The same as an option, which mpirun and horovodrun write alike."""
     return ",".join(f"{share.host}:{share.slots}" for share in allocation.shares)

@@ -1,28 +1,42 @@
-"""Kubernetes: the manifest of an Indexed Job, or of a JobSet, with a rank in each pod."""
+"""Kubernetes: an Indexed Job, or a JobSet, with a rank in each pod."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import yaml
 
-from isotrain.plugin import Allocation, EngineLauncher, PlanError, RankCommand, Share, Submission
+from isotrain.plugin import (
+    Allocation,
+    EngineLauncher,
+    PlanError,
+    RankCommand,
+    Share,
+    Submission,
+    Usability,
+)
 
+_PROGRAM = (sys.executable, "-m", "isotrain.launchers.kubernetes_program")
+_MANIFEST = "job.yaml"
 _MOUNT = "/isotrain"
 _SPEC = "spec.json"
 _RUNS = "/runs"
 _TLS = "/tls"
+_TLS_VARIABLE = "ISOTRAIN_TLS"
 _READABLE_BY_OWNERS = 0o440
 _JOB = "ranks"
 """The name of the one Job in a JobSet."""
 
 
 class KubernetesLauncher(EngineLauncher):
-    """Writes `job.yaml`: the spec, the key, and a Job of which each pod is a rank, for `kubectl apply`."""
+    """Has `kubectl` create the spec, the key, and a Job of which each pod is a rank; follows the first."""
 
     name = "kubernetes"
-    summary = "the manifest of an Indexed Job or a JobSet, a rank in each pod"
+    summary = "pods of an Indexed Job or a JobSet, by kubectl"
 
     def __init__(
         self,
@@ -32,6 +46,7 @@ class KubernetesLauncher(EngineLauncher):
         kind: Literal["job", "jobset"] = "job",
         volume: str = "",
         tls: str = "",
+        kubectl: str = "kubectl",
     ) -> None:
         """Takes what the pods are to be.
 
@@ -44,6 +59,7 @@ class KubernetesLauncher(EngineLauncher):
                 they go with the pods.
             tls: The Secret with `ca.crt`, `tls.crt` and `tls.key` by which the ranks encrypt what they tell
                 each other; left out: they do not.
+            kubectl: The program, with its options: `kubectl --context lab --namespace me`.
         """
         if kind not in ("job", "jobset"):
             raise PlanError(f"kubernetes: kind: expected job or jobset, received {kind!r}.")
@@ -53,6 +69,13 @@ class KubernetesLauncher(EngineLauncher):
         self._kind = kind
         self._volume = volume
         self._tls = tls
+        self._kubectl = shlex.split(kubectl)
+
+    def usability(self) -> Usability:
+        if shutil.which(self._kubectl[0]) is None:
+            reason = f"there is no {self._kubectl[0]}: it only writes manifests (--dry-run)"
+            return Usability(True, None, reason, "install kubectl to start runs")
+        return Usability(True)
 
     def allocation(self) -> Allocation:
         return Allocation((Share(1, devices=self._gpus),) * self._pods)
@@ -60,12 +83,22 @@ class KubernetesLauncher(EngineLauncher):
     def submission(self, command: RankCommand) -> Submission:
         if not self._image:
             raise PlanError("kubernetes: image: name the image that the pods are made of.")
+        if _TLS_VARIABLE in command.variables and not self._tls:
+            raise PlanError(
+                f"kubernetes: tls: {_TLS_VARIABLE} is set here, to a folder that pods do not have. Name the"
+                " Secret that has its files with tls=SECRET, or unset it."
+            )
         parts = [_secret(command), _config_map(command)]
+        job = command.name
         if self._kind == "job":
             parts += [_service(command.name), self._job(command)]
         else:
             parts += [self._job_set(command)]
-        return Submission((), files={"job.yaml": yaml.safe_dump_all(parts, sort_keys=False)})
+            job = f"{command.name}-{_JOB}-0"
+        manifest = ("--manifest", str(command.spec.with_name(_MANIFEST)), "--job", job)
+        follow = (*_PROGRAM, "--kubectl", shlex.join(self._kubectl), *manifest)
+        files = {_MANIFEST: yaml.safe_dump_all(parts, sort_keys=False)}
+        return Submission((follow,), files=files, knows_key=False)
 
     def _job(self, command: RankCommand) -> dict[str, Any]:
         name = command.name
@@ -105,14 +138,17 @@ class KubernetesLauncher(EngineLauncher):
             name: text for name, text in command.variables.items() if name.startswith("ISOTRAIN_")
         }
         if self._tls:
-            own["ISOTRAIN_TLS"] = _TLS
+            own[_TLS_VARIABLE] = _TLS
         known = {**own, "JOB_COMPLETIONS": str(self._pods), **known}
         run = command.on_host("python", f"{_MOUNT}/{_SPEC}", f"{_RUNS}/{command.name}")
         container: dict[str, Any] = {
             "name": "rank",
             "image": self._image,
             "command": list(run),
-            "env": [*(_variable(*each) for each in known.items()), {"name": "ISOTRAIN_KEY", **key}],
+            "env": [
+                *(_variable(*each) for each in known.items()),
+                {"name": command.key_variable, **key},
+            ],
             "volumeMounts": [
                 {"name": name, "mountPath": where} for name, where, _ in self._volumes(command)
             ],

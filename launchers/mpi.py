@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
+from typing import Any
 
-from isotrain.launchers.host_options import allocation_of, as_text, meeting
+from isotrain.launchers.host_options import allocation_of, as_text, meeting, without
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -16,7 +18,8 @@ from isotrain.plugin import (
     Usability,
 )
 
-_KEY = "ISOTRAIN_KEY"
+_LAST_WORDS = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}
+"""Seconds: Open MPI ends the other ranks when a host is lost, and gives them 1 to say what has happened."""
 
 
 class MpiLauncher(EngineLauncher):
@@ -48,17 +51,20 @@ class MpiLauncher(EngineLauncher):
     def allocation(self) -> Allocation:
         return allocation_of(self.name, self._hosts, self._processes)
 
+    def without(self, host: str) -> Mapping[str, Any]:
+        return without(self.name, self._hosts, host)
+
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
         where = as_text(allocation) if allocation.hosts else ""
         told = meeting(allocation, command)
         if flavour(self._mpirun) == "open-mpi":
-            options = _open_mpi(where, (*command.variables, *told, _KEY))
+            options = _open_mpi(where, (*command.variables, *told, command.key_variable))
         else:
             options = _hydra(where)
         count = ("-np", str(allocation.slots))
         run = (self._mpirun, *options, *count, *command.arguments)
-        return Submission((run,), told)
+        return Submission((run,), {**told, **_LAST_WORDS})
 
 
 def _open_mpi(where: str, told: tuple[str, ...]) -> list[str]:

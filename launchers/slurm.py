@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from isotrain.plugin import (
     Allocation,
@@ -27,6 +28,7 @@ _SCRIPT = """\
 
 {command}
 """
+_EXCLUDE = "--exclude="
 _AGAIN = """\
 ended_as_asked() {{
     cat {events} 2> /dev/null | grep -c '"error": "EndedError"'
@@ -104,8 +106,17 @@ class SlurmLauncher(EngineLauncher):
                 f" {len(hosts)} ({variables['SLURM_JOB_NODELIST']})."
             )
         gpus = self._gpus or int(variables.get("SLURM_GPUS_ON_NODE") or 0)
-        shares = (Share(slots, host, gpus) for host, slots in zip(hosts, tasks, strict=True))
+        found = zip(hosts, tasks, strict=True)
+        shares = (Share(slots, host, gpus) for host, slots in found if host not in self._excluded)
         return Allocation(tuple(shares)[:count])
+
+    def without(self, host: str) -> Mapping[str, Any]:
+        nodes = len(self.allocation().shares) - 1
+        if nodes == 0:
+            raise PlanError(f"slurm: no node is left without {host}.")
+        excluded = f"{_EXCLUDE}{','.join([*self._excluded, host])}"
+        others = [option for option in self._further if not option.startswith(_EXCLUDE)]
+        return {"nodes": nodes, "options": shlex.join([*others, excluded])}
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
@@ -121,7 +132,9 @@ class SlurmLauncher(EngineLauncher):
         step = ("srun", *size, "--kill-on-bad-exit=1")
         script = self._script(step, (*size, *job), command)
         commands = () if self._requeue else ((*step, *job, *command.arguments),)
-        return Submission(commands, files={"job.sh": script})
+        # A job of which srun cannot reach all nodes is kept when srun is ended.
+        ending = ("scancel", f"--name={command.name}")
+        return Submission(commands, files={"job.sh": script}, last=(ending,))
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
         run = shlex.join([*step, *command.arguments])
@@ -144,6 +157,12 @@ class SlurmLauncher(EngineLauncher):
         shares = allocation.shares
         size = [f"--nodes={len(shares)}", f"--ntasks-per-node={shares[0].slots}"]
         return [*size, f"--gpus-per-node={self._gpus}"] if self._gpus else size
+
+    @property
+    def _excluded(self) -> list[str]:
+        """The nodes that are not to be used."""
+        found = (o.removeprefix(_EXCLUDE) for o in self._further if o.startswith(_EXCLUDE))
+        return [node for nodes in found for node in host_list(nodes)]
 
     def _asked(self) -> list[str]:
         named = [f"--{name}={value}" for name, value in self._wanted.items() if value]

@@ -6,9 +6,11 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
-from isotrain.launchers.host_options import allocation_of
+from isotrain.launchers.host_options import allocation_of, without
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -19,7 +21,7 @@ from isotrain.plugin import (
 )
 
 _AGENT = (sys.executable, "-m", "torch.distributed.run")
-_REMOTE = "IFS= read -r ISOTRAIN_KEY; export ISOTRAIN_KEY; cd {folder} && exec env {command}"
+_REMOTE = "IFS= read -r {variable}; export {variable}; cd {folder} && exec env {command}"
 
 
 class TorchrunLauncher(EngineLauncher):
@@ -58,6 +60,9 @@ class TorchrunLauncher(EngineLauncher):
     def allocation(self) -> Allocation:
         return allocation_of(self.name, self._hosts, self._processes)
 
+    def without(self, host: str) -> Mapping[str, Any]:
+        return without(self.name, self._hosts, host)
+
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
         if not allocation.is_even:
@@ -83,6 +88,8 @@ class TorchrunLauncher(EngineLauncher):
         """The key comes by standard input: a command line can be read by everybody."""
         variables = [f"{name}={value}" for name, value in command.variables.items()]
         text = _REMOTE.format(
-            folder=shlex.quote(os.getcwd()), command=shlex.join([*variables, *agent])
+            variable=command.key_variable,
+            folder=shlex.quote(os.getcwd()),
+            command=shlex.join([*variables, *agent]),
         )
         return (*self._ssh, host, text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isotrain.core.contracts.environment import Place
-from isotrain.core.contracts.rank_command import KEY_VARIABLE
+from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.errors import PlanError
 
 FILE = Path("~/.config/isotrain/key")
@@ -40,7 +40,7 @@ class RunKey:
         Raises:
             PlanError: The key file can be read by others, or not by this process, or is empty.
         """
-        own = variables.get(KEY_VARIABLE, "").encode() or _from_file()
+        own = variables.get(RankCommand.key_variable, "").encode() or _from_file()
         run = f"{place.engine}\n{place.job}\n{place.world_size}\n{number}"
         return cls(hmac.digest(own or b"isotrain", run.encode(), "sha256"), bool(own))
 
@@ -68,7 +68,7 @@ def _from_file() -> bytes:
     except OSError as error:
         raise PlanError(
             f"{path} holds the key of your runs, and cannot be read: {error.strerror}. Make it readable for"
-            f" you alone, or set {KEY_VARIABLE}, for all processes alike."
+            f" you alone, or set {RankCommand.key_variable}, for all processes alike."
         ) from error
     if mode & _READABLE_BY_OTHERS:
         raise PlanError(

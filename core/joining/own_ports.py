@@ -1,4 +1,4 @@
-"""The ports of this process in the runs that it joins, kept for it: the backend's until it ends."""
+"""The ports of this process in the runs that it joins, kept for it: those of backends until it ends."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ class OwnPorts:
     def __init__(self, ports: Callable[[str], Ports] = Ports) -> None:
         """Takes how ports of an address are had."""
         self._ports = ports
-        self._leases: dict[str, Ports] = {}
+        self._leases: list[Ports] = []
         self._doors: Ports | None = None
-        self._backends: dict[str, tuple[int | None, int]] = {}
-        """By address: what was asked for, and the port."""
+        self._backends: dict[tuple[str, str], tuple[int | None, int]] = {}
+        """By backend and address: what was asked for, and the port."""
 
-    def backend(self, address: str, asked: int | None) -> int:
-        """The port of the backend's own server, the same for all runs of this process.
+    def backend(self, name: str, address: str, asked: int | None) -> int:
+        """The port of a backend's own server, the same for all its runs in this process.
 
         Args:
+            name: Of the backend; another one has another port, for a server may be there until the end.
             address: That others reach it by; empty: all of this machine's.
             asked: Take the first free one after this; None: any.
 
         Raises:
             PlanError: An earlier run was told another one.
         """
-        if address not in self._backends:
-            ports = self._leases[address] = self._ports(address)
-            self._backends[address] = asked, _taken(ports, 1, asked)[0]
-        before, port = self._backends[address]
+        key = (name, address)
+        if key not in self._backends:
+            self._leases.append(self._ports(address))
+            self._backends[key] = asked, _taken(self._leases[-1], 1, asked)[0]
+        before, port = self._backends[key]
         if asked not in (None, before):
             raise PlanError(
-                f"port: this process keeps {port} for the backend, since a run before this one; received"
+                f"port: this process keeps {port} for {name}, since a run before this one; received"
                 f" {asked}. Give all its runs the same --port (port= in Python), or none."
             )
         return port

@@ -196,7 +196,7 @@ def gather(
         asked = {"backend": backend, "replicas": replicas}
         require_equal(meeting, {"asked": asked, **_parts(spec, host, backend)})
         own = _own_address(meeting)
-        facts = own_facts(place, own, OWN_PORTS.backend(own, port))
+        facts = own_facts(place, own, OWN_PORTS.backend(split_backend(backend)[0], own, port))
         found = meeting.settle(facts, Seating(_reached_at(meeting)))
     spots = tuple(Spot(seat["host"], seat["local_rank"]) for seat in found["seats"])
     remarks = tuple(_remarks(key, terms))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from isotrain.core.contracts.process import Address
 from isotrain.core.errors import PeerLostError, PlanError
@@ -127,11 +129,12 @@ def _tried(address: Address, key: bytes, rank: int, left: float, terms: Terms) -
     except OSError as error:
         return (error.strerror or str(error)).lower()
     wire = None
+    problem = "who listens there turned this process away, or was too slow"
     try:
-        wire = called(connection, key, rank, terms)
-        problem = "who listens there turned this process away"
-    except WireError:
-        problem = "who listens there has another key"
+        with _limited(connection, limit):
+            wire = called(connection, key, rank, terms)
+    except WireError as error:
+        problem = str(error)
     finally:
         if wire is None:
             connection.close()
@@ -139,3 +142,20 @@ def _tried(address: Address, key: bytes, rank: int, left: float, terms: Terms) -
         return problem
     connection.settimeout(None)
     return wire
+
+
+@contextlib.contextmanager
+def _limited(connection: socket.socket, seconds: float) -> Iterator[None]:
+    """Ends a connection that takes longer: its own timeout counts from each part that comes."""
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import time
@@ -164,7 +165,19 @@ def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
     error.was_asked = culprit.failure is not None and culprit.failure.error == EndedError.__name__
     reached = [_steps_done(watched.process.status) for watched in everyone]
     error.steps_done = max((steps for steps in reached if steps is not None), default=None)
+    error.lost_host = _lost_host(culprit, everyone)
     return error
+
+
+def _lost_host(culprit: Watched, everyone: Sequence[Watched]) -> str | None:
+    """The culprit's host, if in the midst of training all its ranks were lost, and others were not."""
+    if culprit.failure is not None or culprit.process.status.step is None:
+        return None
+    host, now = culprit.process.peer.host, time.monotonic()
+    there = [watched for watched in everyone if watched.process.peer.host == host]
+    quiet = (now - culprit.heard) / 2 if culprit.lost else math.inf
+    lost = [each for each in there if each.died_silently or now - each.heard > quiet]
+    return host if len(lost) == len(there) < len(everyone) else None
 
 
 def _steps_done(status: Status) -> int | None:

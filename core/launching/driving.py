@@ -13,14 +13,15 @@ from typing import Any
 
 from isotrain.core.contracts.events import RESULT, CommandFailed, OnEvent, Output, event_of
 from isotrain.core.contracts.job import Job
-from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.plan import Plan, joined_backend
 from isotrain.core.contracts.plugin_choice import PluginChoice
-from isotrain.core.contracts.rank_command import KEY_VARIABLE, RankCommand
+from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError, RunFailedError, error_named
 from isotrain.core.json_text import json_page
 from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.launching.run_directory import checkpoint_folder
+from isotrain.core.planning.places import CHOICE_VARIABLE, NONE
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.travel import as_plain
 
@@ -96,9 +97,8 @@ def rank_command(
         PlanError: The spec holds what cannot be told by name.
     """
     folder = directory / FOLDER
-    collective = "" if plan.collective == "none" else f":{plan.collective}"
-    name = _engine_name(plan.run)
-    options = ["--backend", f"{plan.backend}{collective}", "--json", "--mark", name]
+    name, backend = _engine_name(plan.run), joined_backend(plan.backend, plan.requested)
+    options = ["--backend", backend, "--json", "--mark", name]
     if resume is not None:
         options += ["--resume", resume]
     for where in plugins.asked:
@@ -111,9 +111,15 @@ def rank_command(
         spec_text=json_page(as_plain(_on_ranks(spec, directory))),
         options=tuple(options),
         run_directory=_unused(folder),
-        variables={name: value for name, value in os.environ.items() if _HANDED_ON.fullmatch(name)},
+        variables={name: os.environ[name] for name in filter(_is_handed_on, os.environ)},
         key=secrets.token_hex(_KEY_BYTES),
     )
+
+
+def _is_handed_on(name: str) -> bool:
+    """Whether a variable is of the ranks too; that this process stands alone is not said of them."""
+    alone = name == CHOICE_VARIABLE and os.environ[name].strip() == NONE
+    return not alone and _HANDED_ON.fullmatch(name) is not None
 
 
 def _on_ranks(spec: TrainingSpec, directory: Path) -> TrainingSpec:
@@ -153,8 +159,8 @@ def _engine_name(run: str) -> str:
 
 
 def _variables(submission: Submission, command: RankCommand) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
-    key = {KEY_VARIABLE: command.key} if submission.knows_key else {}
+    own = {name: value for name, value in os.environ.items() if name != RankCommand.key_variable}
+    key = {RankCommand.key_variable: command.key} if submission.knows_key else {}
     return {**own, **submission.variables, **key}
 
 
@@ -195,7 +201,10 @@ def _raise_if_error(told: Mapping[str, Any]) -> None:
     """Raises again what was raised on rank 0."""
     event = event_of(told)
     if isinstance(event, CommandFailed):
-        raise error_named(event.error, event.message)
+        error = error_named(event.error, event.message)
+        if isinstance(error, RunFailedError):
+            error.lost_host = event.lost_host
+        raise error
 
 
 def _result(told: Mapping[str, Any], plan: Plan) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _told_as_failure(directory: RunDirectory) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the failure itself is what has to be told
             directory.append_event(RunFailed(time=time.time(), message=text))
         told = type(failure)(text)
-        told.steps_done = failure.steps_done
+        told.steps_done, told.lost_host = failure.steps_done, failure.lost_host
         raise told from failure.__cause__
     except OSError as error:
         raise RunFailedError(

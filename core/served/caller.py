@@ -110,8 +110,16 @@ class Caller:
         return self._let_in(session)
 
     def _say(self, text: bytes) -> None:
-        """Says it; to one that cannot be talked with as the last word."""
-        self.connection.send(text)
+        """Says it; to one that cannot be talked with as the last word.
+
+        Raises:
+            Refused: It takes nothing in.
+        """
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            sent = self.connection.send(text)
+        if sent < len(text):
+            raise Refused
         if self.estranged:
             self.connection.shutdown(socket.SHUT_WR)
 

@@ -76,7 +76,7 @@ def _welcomed(connection: socket.socket, tls: TlsEnd, session: bytes, rank: int)
             raise PlanError(turned_down(rank, 0, tls.problem)) from error
         return None
     if not hmac.compare_digest(heard, handshake.welcome(session)):
-        raise WireError("somebody is in between")
+        raise WireError("somebody sits between this process and who listens there, and reads along")
     return Wire(connection, Seals.made(session, is_caller=True), tls)
 
 

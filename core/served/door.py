@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from isotrain.core.served.caller import Caller, Refused
+from isotrain.core.served.caller import Caller
 from isotrain.core.served.terms import Terms
 from isotrain.core.served.wire import Wire
 from isotrain.core.served.workforce import readable
@@ -100,7 +100,9 @@ class Door:
     def _hear(self, descriptor: int) -> None:
         try:
             arrived = self._callers[descriptor].hear()
-        except Refused:
+        except (
+            Exception
+        ):  # refused; or nobody thought of it, and a caller cannot close the door for others
             self._drop(descriptor)
             return
         if arrived is not None:

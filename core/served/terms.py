@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 TLS_VARIABLE = "ISOTRAIN_TLS"
 """The folder with the files by which a joined run's processes encrypt what they tell each other."""
-_TERMS = struct.Struct("!B511s")
+_TEXT_BYTES = 511
+_TERMS = struct.Struct(f"!B{_TEXT_BYTES}s")
 _NONE, _TLS, _BROKEN = range(3)
 
 TERMS_BYTES = _TERMS.size
@@ -61,7 +62,10 @@ class Terms:
     def as_told(self) -> bytes:
         """What the other end is told: as many bytes whatever it is."""
         kind = _BROKEN if self.problem else _TLS if self.folder else _NONE
-        return _TERMS.pack(kind, (self.problem or self.folder).encode("utf-8", "backslashreplace"))
+        text = (self.problem or self.folder).encode("utf-8", "backslashreplace")
+        if len(text) > _TEXT_BYTES:
+            text = text[: _TEXT_BYTES - 3] + b"..."
+        return _TERMS.pack(kind, text)
 
     def facts(self) -> dict[str, str | None]:
         """What there is to say of it, as plain values."""

@@ -220,7 +220,7 @@ def shake_hands(
         return None
     found = handshake.confirmed(confirmation, greeting, answer, key)
     if found is None:
-        raise WireError("it does not have the key")
+        raise WireError("who listens there has another key")
     return handshake.session(greeting, answer, key), found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +18,8 @@ COMMANDS = {
     "isotrain": "isotrain",
     "torchrun": "torch.distributed.run",
     "horovodrun": "horovod.runner.launch",
+    "ray": "ray.scripts.scripts",
+    "kubectl": "cluster.kubectl",
 }
 """What the hosts have by name, and the module that each runs."""
 SLOTS = 2
@@ -70,17 +74,21 @@ class Bed:
         """The address of the head of a Ray cluster on these hosts."""
         head = f"{self.first.address}:6379"
         size = (f"--num-cpus={SLOTS}", "--object-store-memory=100000000", "--disable-usage-stats")
-        ray = (self.python, "-m", "ray.scripts.scripts", "start")
         own = f"--node-ip-address={self.first.address}"
-        self.first.check([*ray, "--head", own, "--port=6379", "--include-dashboard=false", *size])
+        begin = ("ray", "start", "--head", own, "--port=6379", "--include-dashboard=false")
+        alike = '{"worker_niceness": 0}'  # else its ranks wait for everybody on a busy machine
+        self.first.check([*begin, *size, f"--system-config={alike}"])
         for host in self.network.hosts[1:]:
-            host.check([*ray, f"--address={head}", f"--node-ip-address={host.address}", *size])
+            join = ("ray", "start", f"--address={head}", f"--node-ip-address={host.address}")
+            host.check([*join, *size])
         return head
 
 
-def until(holds: object, seconds: float, what: str) -> None:
-    """Waits for something that becomes true."""
-    last = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < last, what
-        time.sleep(0.1)
+@contextmanager
+def two_hosts() -> Iterator[Bed]:
+    """A bed; afterwards nothing is left of it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="isotrain-bed-", dir="/tmp") as folder,
+        Network(Path(folder)) as network,
+    ):
+        yield Bed(network)

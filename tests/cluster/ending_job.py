@@ -1,4 +1,4 @@
-"""A run in which rank 3 does something at the third step. Arguments: a folder, and the deed."""
+"""A run in which rank 3 does something at the third step, or never comes. Arguments: a folder, the deed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from integration import driven_job
 
 import isotrain
+from isotrain.core.planning.own_place import place_to_join
 
 RANK = 3
 STEP = 3
@@ -30,6 +31,10 @@ def go_on() -> None:
 
 
 DEEDS = {deed.__name__: deed for deed in (kill, stop, go_on)}
+ABSENT = "stay_away"
+"""What the rank does before it takes its place in the run, instead of a deed."""
+START_SECONDS = 10.0
+"""In which all must come, where one stays away."""
 
 
 def work(session: isotrain.Session) -> None:
@@ -55,9 +60,16 @@ def spec() -> dict[str, Any]:
 
 
 def main() -> None:
+    fields = spec()
+    if sys.argv[2] == ABSENT:
+        fields["timeouts"] = {"start": START_SECONDS}
+        place = place_to_join()
+        if place is not None and place.rank == RANK:
+            Path(sys.argv[1], "moment").write_text("")
+            time.sleep(1000)
     isotrain.launch(
         work,
-        spec(),
+        fields,
         backend="reference",
         run_directory=Path(sys.argv[1], "run"),
         on_event=lambda event: None,

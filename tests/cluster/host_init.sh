@@ -3,11 +3,12 @@
 set -eu
 name=$1 folder=$2 python=$3
 checkout=$(cd "$(dirname "$0")/../.." && pwd -P)
+environments=${python%/*/bin/*}  # that of the engines, beside the one that it is made from
 hostname "$name"
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /mnt
-for kept in "$folder" "$checkout"; do
+for kept in "$folder" "$checkout" "$environments"; do
 	case "$kept" in /tmp/*)  # it would be hidden by the host's own /tmp
 		mkdir -p "/mnt/${kept#/tmp/}"
 		mount --bind "$kept" "/mnt/${kept#/tmp/}"

@@ -122,6 +122,11 @@ class Host:
         assert done.returncode == 0, f"{self.name}: {shlex.join(command)}: {done.stdout}"
         return done.stdout
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing runs there any more."""
+        return self.holder.poll() is not None
+
     def lose(self) -> None:
         """Ends it with all its processes at once, as when power fails."""
         self.holder.kill()

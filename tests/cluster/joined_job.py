@@ -1,4 +1,7 @@
-"""A small training that every rank of an engine runs: `joined_job.py FOLDER BACKEND[,BACKEND...]`."""
+"""A small training that every rank of an engine runs: `joined_job.py FOLDER BACKEND[,...] [ENGINE...]`.
+
+Where engines are named, it is run for each of them, as if that one had started the ranks that SLURM did.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cluster import simulated
 
 import isotrain
 
@@ -38,6 +42,8 @@ def spec() -> dict[str, Any]:
         "precision": "float64",
         "threads": 1,
         "device": "cpu",
+        # Nothing is heard of a process while TensorFlow waits in it for its peers: long on a busy machine.
+        "timeouts": {"silence": 60.0},
     }
 
 
@@ -53,9 +59,28 @@ def losses(folder: Path, backend: str, replicas: int | None = None) -> list[floa
     return [float(loss) for loss in result.history.loss]
 
 
+def of_engines(folder: Path, backends: list[str], engines: list[str]) -> dict[str, list[float]]:
+    """The same by each engine."""
+    rank = int(os.environ["SLURM_PROCID"])
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        del os.environ[name]
+    found = {}
+    for engine in engines:
+        told = simulated.ENGINES[engine](rank)
+        os.environ.update(told)
+        for backend in backends:
+            found[f"{engine} {backend}"] = losses(folder / engine, backend)
+        for name in told:
+            del os.environ[name]
+    return found
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
-    found = {backend: losses(folder, backend) for backend in sys.argv[2].split(",")}
+    folder, backends, engines = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
+    if engines:
+        found = of_engines(folder, backends, engines)
+    else:
+        found = {backend: losses(folder, backend) for backend in backends}
     own = f"losses-of-{os.getpid()}-{socket.gethostname()}.json"
     (folder / own).write_text(json.dumps(found))
 

@@ -80,6 +80,10 @@ class Network:
         """Takes the cable out: nobody is told."""
         self._in_switch("link", "set", _port(host), "nomaster")
 
+    def down(self, host: Host) -> None:
+        """Ends the host's link from its own end, which it is told."""
+        host.check(["ip", "link", "set", INTERFACE, "down"])
+
     def plug(self, host: Host) -> None:
         """Puts it in again."""
         self._in_switch("link", "set", _port(host), "master", "switch")

@@ -25,7 +25,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1
 ReturnToService=2
 KillWait=5
-SlurmdTimeout=20
+SlurmdTimeout={missed}
 StateSaveLocation=/run/slurm/state
 SlurmdSpoolDir=/run/slurm/spool
 SlurmctldPidFile=/run/slurm/slurmctld.pid
@@ -37,6 +37,8 @@ SlurmdParameters=config_overrides
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 BEGIN_SECONDS = 30.0
+MISSED_SECONDS = 20
+"""After which SLURM takes a node for lost that it does not hear of."""
 
 
 class Slurm:
@@ -61,7 +63,11 @@ class Slurm:
         first = network.hosts[0]
         configuration.write_text(
             _CONFIGURATION.format(
-                first=first.name, address=first.address, folder=folder, nodes="\n".join(nodes)
+                first=first.name,
+                address=first.address,
+                folder=folder,
+                nodes="\n".join(nodes),
+                missed=MISSED_SECONDS,
             )
         )
         self.variables = {"SLURM_CONF": str(configuration)}

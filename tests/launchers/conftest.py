@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from cluster import hosts
-from cluster.bed import Bed
-from cluster.network import Network
+from cluster.bed import Bed, two_hosts
 
 REQUIRED_VARIABLE = "ISOTRAIN_ENGINES_REQUIRED"
 """Where it is set, lacking an engine or the right to make hosts fails the tests."""
@@ -35,8 +32,5 @@ def bed() -> Iterator[Bed]:
     """Two hosts, and the engines on them."""
     if reason := missing():
         (pytest.fail if os.environ.get(REQUIRED_VARIABLE) else pytest.skip)(reason)
-    with (
-        tempfile.TemporaryDirectory(prefix="isotrain-bed-", dir="/tmp") as folder,
-        Network(Path(folder)) as network,
-    ):
-        yield Bed(network)
+    with two_hosts() as made:
+        yield made

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from cluster import ending_job
-from cluster.bed import Bed, until
+from cluster.bed import Bed, two_hosts
 from cluster.engines import ENGINES, Started
+from cluster.slurm import MISSED_SECONDS
+from waiting import wait_until
 
 LIMIT_SECONDS = 15.0
-_SLACK_SECONDS = 5.0  # a busy machine's, and the engine's own ending
+_SLACK_SECONDS = 10.0  # a busy machine's, and the engine's own ending
 _START_SECONDS = 90.0
+_LONG_SECONDS = 60.0
+_AT_ONCE = 3
 _JOB = str(Path(ending_job.__file__))
-STARTS = ("srun", "mpirun", "torchrun")
 
 
 def start(bed: Bed, name: str, deed: str) -> Started:
@@ -25,54 +30,124 @@ def start(bed: Bed, name: str, deed: str) -> Started:
     started = ENGINES[name].start(bed, [bed.python, _JOB, str(folder), deed], folder / "log")
     moment = folder / "moment"
     try:
-        until(moment.exists, _START_SECONDS, "it does not begin")
+        wait_until(moment.exists, _START_SECONDS, "it does not begin")
     except BaseException:
         started.end()
         raise AssertionError(started.log.read_text()) from None
     return started
 
 
-def seconds_to_end(started: Started) -> float:
-    began = time.monotonic()
-    try:
-        started.wait(LIMIT_SECONDS + _SLACK_SECONDS)
-    finally:
-        started.end()
-    return time.monotonic() - began
-
-
 def left(bed: Bed) -> Iterator[str]:
     """Ranks that still run, on any host."""
-    for host in bed.network.hosts:
+    for host in (each for each in bed.network.hosts if not each.is_lost):
         for line in host.check(["ps", "-A", "-o", "args"]).splitlines():
             is_agent = "torch.distributed.run" in line
             if line.startswith(bed.python) and _JOB in line and not is_agent:
                 yield f"{host.name}: {line}"
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_a_killed_rank_ends_the_job_and_is_named(bed: Bed, name: str) -> None:
-    started = start(bed, name, "kill")
-    assert seconds_to_end(started) < LIMIT_SECONDS + _SLACK_SECONDS
-    said = started.log.read_text()
-    assert "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed" in said, said
-    until(lambda: not [*left(bed)], LIMIT_SECONDS, "ranks are left")
+def unplug(bed: Bed) -> None:
+    bed.network.unplug(bed.network.hosts[1])
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_an_unplugged_host_is_named_and_no_rank_is_left_on_either_side(bed: Bed, name: str) -> None:
-    """The engines themselves may wait for it for ever."""
-    started = start(bed, name, "go_on")
-    host = bed.network.hosts[1]
-    bed.network.unplug(host)
-    try:
-        until(lambda: not [*left(bed)], LIMIT_SECONDS + _SLACK_SECONDS, "ranks are left")
-    finally:
-        bed.network.plug(host)
-        started.end()
-        # SLURM keeps the hosts of a job whose srun was killed while it could not tell both
-        bed.first.check(["scancel", "--user=root"], bed.slurm.variables)
-    said = started.log.read_text()
-    assert re.search(
-        r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1\d s", said
-    ), said
+def put_down(bed: Bed) -> None:
+    bed.network.down(bed.network.hosts[1])
+
+
+def lose(bed: Bed) -> None:
+    bed.network.hosts[1].lose()
+
+
+def nothing(bed: Bed) -> None:
+    """The rank itself does something."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What happens to a run on hosts of its own.
+
+    Attributes:
+        engine: That has started it.
+        deed: Of rank 3.
+        happens: From outside.
+        named: What the run says of it.
+        missed: Seconds after which the engine itself misses a host, and does not wait for it any more; None:
+            it waits.
+    """
+
+    engine: str
+    deed: str
+    happens: Callable[[Bed], None]
+    named: str
+    missed: float | None = 0.0
+
+
+_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1\d s (at|after) step"
+_KILLED = "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed"
+_GONE = "rank [23] of 4 on node2 is gone: its connection to rank 0 was closed (at|after) step"
+_NEVER = r"rank (\d, )*3 of 4 never came to port .*, in 10 s \(timeouts.start\)"
+_BY_SLURM = 1.5 * MISSED_SECONDS
+LOSSES = {
+    "killed-srun": Loss("srun", "kill", nothing, _KILLED),
+    "killed-mpirun": Loss("mpirun", "kill", nothing, _KILLED),
+    "killed-torchrun": Loss("torchrun", "kill", nothing, _KILLED),
+    "suspended-srun": Loss("srun", "stop", nothing, _SILENT),
+    "suspended-mpirun": Loss("mpirun", "stop", nothing, _SILENT),
+    "absent-srun": Loss("srun", ending_job.ABSENT, nothing, _NEVER),
+    "absent-mpirun": Loss("mpirun", ending_job.ABSENT, nothing, _NEVER),
+    "absent-torchrun": Loss("torchrun", ending_job.ABSENT, nothing, _NEVER),
+    "unplugged-srun": Loss("srun", "go_on", unplug, _SILENT, _BY_SLURM),
+    "unplugged-mpirun": Loss("mpirun", "go_on", unplug, _SILENT, None),
+    "unplugged-torchrun": Loss("torchrun", "go_on", unplug, _SILENT),
+    "link-down-srun": Loss("srun", "go_on", put_down, _SILENT, _BY_SLURM),
+    "link-down-torchrun": Loss("torchrun", "go_on", put_down, _SILENT),
+    "host-lost-srun": Loss("srun", "go_on", lose, _GONE, _BY_SLURM),
+    "host-lost-torchrun": Loss("torchrun", "go_on", lose, _GONE),
+}
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a run that has lost something.
+
+    Attributes:
+        ranks: Seconds until no rank was left on any host.
+        engine: Seconds until what was typed on the first host had ended, if it is waited for.
+        said: There, and by all ranks.
+    """
+
+    ranks: float
+    engine: float
+    said: str
+
+
+def end_of(loss: Loss) -> End:
+    with two_hosts() as bed:
+        started = start(bed, loss.engine, loss.deed)
+        began = time.monotonic()
+        try:
+            loss.happens(bed)
+            wait_until(lambda: not [*left(bed)], _LONG_SECONDS, "ranks are left")
+            ranks = time.monotonic() - began
+            if loss.missed is not None:
+                started.processes[0].wait(_LONG_SECONDS)
+            return End(ranks, time.monotonic() - began, started.log.read_text())
+        finally:
+            started.end()
+
+
+@pytest.fixture(scope="module")
+def ends(bed: Bed) -> Iterator[dict[str, Future[End]]]:
+    """Several at once: they mostly wait."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield {name: pool.submit(end_of, loss) for name, loss in LOSSES.items()}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_lost_ends_the_run_and_the_engine_s_job(
+    ends: dict[str, Future[End]], name: str
+) -> None:
+    end = ends[name].result()
+    assert re.search(LOSSES[name].named, end.said), end.said
+    assert end.ranks < LIMIT_SECONDS + _SLACK_SECONDS
+    assert end.engine < LIMIT_SECONDS + _SLACK_SECONDS + (LOSSES[name].missed or 0.0)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster.bed import Bed, until
+from cluster.bed import Bed
 from cluster.hosts import end
 from cluster.network import Network, sent_bytes
+from waiting import wait_until
 
 _PING = """
 import socket, sys
@@ -59,7 +60,7 @@ def test_links_have_the_rate_that_was_asked_for(bed: Bed, tmp_path: Path) -> Non
     bed.network.shape(100)
     try:
         listening = ["sh", "-c", "ss -ltn | grep -q :5000"]
-        until(lambda: not second.run(listening).returncode, 10, "nobody listens")
+        wait_until(lambda: not second.run(listening).returncode, 10, "nobody listens")
         before, began = sent_bytes(first), time.monotonic()
         first.check([sys.executable, "-c", _PING, "node2", str(count)])
         assert time.monotonic() - began > 0.8 * count * 8 / 100e6
@@ -90,6 +91,6 @@ def test_nothing_is_left_of_hosts_whose_program_was_killed(tmp_path: Path, bed: 
         init = psutil.Process(int(maker.stdout.readline()))
         held = [init, *psutil.Process(maker.pid).children(recursive=True)]
         maker.send_signal(signal.SIGKILL)
-    until(lambda: not any(map(psutil.Process.is_running, held)), 10, f"left: {held}")
+    wait_until(lambda: not any(map(psutil.Process.is_running, held)), 10, f"left: {held}")
     mounts = Path("/proc/self/mounts").read_text()
     assert str(tmp_path) not in mounts

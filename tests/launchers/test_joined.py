@@ -1,20 +1,44 @@
-"""Processes that real engines start on two hosts are one run, with the losses of a run on one machine."""
+"""Every launcher and engine starts every backend that the tables allow: on two hosts, with the losses of one.
+
+What cannot be had here is stood in for: the cluster behind `kubectl`, and engines, by their variables. The
+backends of a framework are run by the same processes, one after the other.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import joined_job
+from cluster import joined_job, simulated
 from cluster.bed import Bed
-from cluster.engines import ENGINES
+from cluster.engines import ENGINES, Started
+from cluster.launchers import LAUNCHERS, instead, start
 
-SECONDS = 200.0
+from isotrain.core.planning import launchable
+from isotrain.core.plugins.host import plugin_host
+
+SECONDS = 250.0
 _JOB = str(Path(joined_job.__file__))
-BACKENDS = "torch-ddp,horovod-torch"
-STARTS = ("srun", "mpirun", "torchrun")
+FRAMEWORKS = {
+    "torch": ["torch-ddp", "horovod-torch"],
+    "tensorflow": ["tf-multiworker", "horovod-tf"],
+}
+OVER_MPI = {"torch": ["horovod-torch:mpi"], "tensorflow": ["horovod-tf:mpi"]}
+"""Not before the others: Horovod stays with MPI once it has used it."""
+STARTED_BY = {
+    "slurm": "slurm",
+    "mpi": "openmpi",
+    "mpi-hydra": "mpich",
+    "torchrun": "torchrun",
+    "horovodrun": "horovod",
+    "ray": "ray",
+    "kubernetes": "kubernetes",
+}
+"""By launcher: the engine that the ranks take for the one that started them."""
 
 
 @pytest.fixture(scope="session")
@@ -23,20 +47,65 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return joined_job.losses(tmp_path_factory.mktemp("local"), "torch-ddp", 1)
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_losses_are_those_of_one_machine(bed: Bed, local: list[float], name: str) -> None:
-    folder = bed.folder / f"joined-{name}"
-    folder.mkdir()
-    log = folder / "log"
-    started = ENGINES[name].start(bed, [bed.python, _JOB, str(folder), BACKENDS], log)
+def require_same(started: Started, runs: Sequence[str], local: list[float]) -> None:
+    """Waits until all ranks have made these runs, with the losses of one replica."""
     try:
         statuses = started.wait(SECONDS)
     finally:
         started.end()
-    assert not any(statuses), log.read_text()
-    ranks = [json.loads(file.read_text()) for file in folder.glob("losses-of-*.json")]
-    assert len(ranks) == 4, log.read_text()
+    said = started.log.read_text()
+    assert not any(statuses), said
+    ranks = [json.loads(file.read_text()) for file in started.log.parent.glob("losses-of-*.json")]
+    assert len(ranks) == 4, said
     for rank in ranks:
-        assert [*rank] == BACKENDS.split(",")
+        assert [*rank] == runs
         for losses in rank.values():
             np.testing.assert_allclose(losses, local, rtol=1e-12, atol=0)
+
+
+def engine_of(run: Path) -> str:
+    """What a run was started by, as its ranks found out."""
+    return str(json.loads((run / "plan.json").read_text())["launcher"])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", STARTED_BY)
+def test_losses_are_those_of_one_machine(
+    bed: Bed, local: list[float], name: str, framework: str
+) -> None:
+    folder = bed.folder / f"joined-{name}-{framework}"
+    folder.mkdir()
+    backends = FRAMEWORKS[framework] + (OVER_MPI[framework] if name == "mpi" else [])
+    command = instead(folder, sys.executable, _JOB, str(folder), ",".join(backends))
+    started = start(bed, name, command)
+    require_same(started, backends, local)
+    for backend in backends:
+        assert engine_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_losses_are_the_same_by_engines_that_cannot_be_had_here(
+    bed: Bed, local: list[float], framework: str
+) -> None:
+    folder = bed.folder / f"simulated-{framework}"
+    folder.mkdir()
+    backends, engines = FRAMEWORKS[framework], [*simulated.ENGINES]
+    job = [bed.python, _JOB, str(folder), ",".join(backends), *engines]
+    started = ENGINES["srun"].start(bed, job, folder / "log")
+    require_same(started, [f"{each} {backend}" for each in engines for backend in backends], local)
+    for engine in engines:
+        assert {engine_of(folder / engine / backend) for backend in backends} == {engine}
+
+
+def test_no_yes_of_the_tables_is_left_out() -> None:
+    host = plugin_host()
+    backends = {backend for each in FRAMEWORKS.values() for backend in each}
+    engines = {*STARTED_BY.values(), *simulated.ENGINES}
+    launchers = {LAUNCHERS[name].name for name in STARTED_BY}
+    for started, table in (
+        (launchers, [each for each in launchable.launchers(host) if each["name"] != "local"]),
+        (engines, launchable.environments(host)),
+    ):
+        assert {each["name"] for each in table} == started
+        for row in table:
+            assert {name for name, pair in row["backends"].items() if pair["supported"]} == backends

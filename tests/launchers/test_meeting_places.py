@@ -8,18 +8,9 @@ from pathlib import Path
 
 import pytest
 from cluster.bed import Bed
+from integration import driven_job
 
-SPEC = {
-    "name": "found",
-    "model": "integration.driven_job:model",
-    "data": "integration.driven_job:data",
-    "loss": "mean_squared_error",
-    "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 4,
-    "epochs": 1,
-    "plugins": ["isotrain.testing.reference"],
-    "timeouts": {"start": 30.0},
-}
+SPEC = driven_job.SPEC | {"name": "found", "timeouts": {"start": 30.0}}
 _SRUN = ("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1")
 
 

@@ -1,32 +1,26 @@
-"""A job of SLURM whose time runs out is started anew by SLURM, and ends as one that had all the time."""
+"""A job of SLURM that is started anew, as its time runs out or otherwise, ends as if it had all the time."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster.bed import Bed, until
+from cluster.bed import Bed
+from integration import driven_job
+from waiting import wait_until
 
 import isotrain
 
-SPEC: dict[str, Any] = {
+SPEC = driven_job.SLOW | {
     "name": "long",
-    "model": "integration.driven_job:model",
-    "data": "integration.driven_job:Slow",
-    "loss": "mean_squared_error",
-    "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-    "precision": "float64",
-    "global_batch": 4,
-    "epochs": 60,
-    "plugins": ["isotrain.testing.reference"],
+    "epochs": 45,
     "checkpoint": {"every_minutes": 60},
 }
-"""240 steps, of a minute at least: more than the job is given."""
+"""180 steps, of 45 s at least: SLURM ends a start 15 s before its minute is over, or up to 30 s earlier."""
 SECONDS = 300.0
-_OPTIONS = ("nodes=2", "tasks_per_node=2", "time=1", "requeue=5")
+_OPTIONS = ("nodes=2", "tasks_per_node=2", "time=1", "requeue=15")
 
 
 def submitted(bed: Bed, folder: Path) -> str:
@@ -40,20 +34,32 @@ def submitted(bed: Bed, folder: Path) -> str:
     return bed.first.check([*submit, f"{folder}/run/engine/job.sh"], bed.slurm.variables).strip()
 
 
-def test_a_job_whose_time_runs_out_goes_on(bed: Bed) -> None:
+def test_a_job_saves_when_told_and_goes_on_when_requeued_and_when_its_time_runs_out(
+    bed: Bed,
+) -> None:
     folder = bed.folder / "requeue"
     folder.mkdir()
     job = submitted(bed, folder)
+    start = folder / "run" / "engine" / "start-1"
+
+    def has_saved() -> bool:
+        return any(folder.glob("run/**/manifest.json"))
 
     def state() -> str:
         return bed.first.check(["scontrol", "show", "job", job], bed.slurm.variables)
 
-    until(lambda: re.search("JobState=(COMPLETED|FAILED|TIMEOUT)", state()), SECONDS, "no end")
+    wait_until((start / "steps.jsonl").exists, SECONDS, "it does not begin")
+    assert not has_saved()
+    bed.first.check(["scancel", "--signal=USR1", job], bed.slurm.variables)
+    wait_until(has_saved, SECONDS, "no checkpoint was saved")
+    assert "JobState=RUNNING" in state()
+    bed.first.check(["scontrol", "requeue", job], bed.slurm.variables)
+    wait_until(lambda: re.search("JobState=(COMPLETED|FAILED|TIMEOUT)", state()), SECONDS, "no end")
     said = (folder / "said").read_text()
     assert "JobState=COMPLETED" in state(), said
-    assert re.search(r"Restarts=[1-9]", state()), said
-    assert '"event": "resumed"' in said, said
-    found = isotrain.read_result(folder / "run" / "engine" / "start-1")
+    assert re.search(r"Restarts=[2-9]", state()), said
+    assert said.count('"event": "resumed"') >= 2, said
+    found = isotrain.read_result(start)
     local = {name: value for name, value in SPEC.items() if name != "checkpoint"}
     expected = isotrain.run(
         {**local, "data": "integration.driven_job:data"},
@@ -61,5 +67,5 @@ def test_a_job_whose_time_runs_out_goes_on(bed: Bed) -> None:
         run_directory=folder / "local",
         on_event=lambda event: None,
     )
-    assert len(found.history.loss) == 240
+    assert len(found.history.loss) == 180
     assert found.history.loss == pytest.approx(expected.history.loss, rel=1e-12)

@@ -10,41 +10,19 @@ from typing import Any
 import pytest
 import yaml
 from cluster.bed import Bed
-from cluster.hosts import end
+from cluster.launchers import KEY, LAUNCHERS, Instead, instead, start
 
-from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.kubernetes import KubernetesLauncher
-from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.slurm import SlurmLauncher
-from isotrain.launchers.torchrun import TorchrunLauncher
-from isotrain.plugin import EngineLauncher, RankCommand
 
 _RANK = str(Path(__file__).parents[1] / "cluster" / "rank_variables.py")
-KEY = "0123456789abcdef"
-HOSTS = "node1:2,node2:2"
-LAUNCHERS = {
-    "slurm": SlurmLauncher(nodes=2, tasks_per_node=2, options="--cpus-per-task=1"),
-    "mpi": MpiLauncher(hosts=HOSTS),
-    "mpi-hydra": MpiLauncher(hosts=HOSTS, mpirun="mpiexec.mpich"),
-    "torchrun": TorchrunLauncher(hosts=HOSTS),
-    "horovodrun": HorovodrunLauncher(hosts=HOSTS),
-    "horovodrun-mpi": HorovodrunLauncher(hosts=HOSTS, controller="mpi"),
-}
+ON_HOSTS = [name for name in LAUNCHERS if name != "kubernetes"]
 
 
-class Recording(RankCommand):
-    """Writes down what it finds set, instead of training."""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return (sys.executable, "-S", "-E", _RANK, str(self.run_directory))
-
-
-def a_command(folder: Path) -> Recording:
-    ranks = folder / "ranks"
-    ranks.mkdir()
-    told = {"ISOTRAIN_TOLD": "a text, with = and 'quotes'"}
-    return Recording("isotrain-test", folder / "spec.json", "{}", (), ranks, told, KEY)
+def a_command(folder: Path) -> Instead:
+    """Each rank writes down what it finds set."""
+    (folder / "ranks").mkdir()
+    return instead(folder, sys.executable, "-S", "-E", _RANK, str(folder / "ranks"))
 
 
 @pytest.fixture
@@ -54,20 +32,17 @@ def folder(bed: Bed, request: pytest.FixtureRequest) -> Path:
     return found
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", ON_HOSTS)
 def test_an_engine_starts_every_rank(bed: Bed, folder: Path, name: str) -> None:
     command = a_command(folder)
     submission = LAUNCHERS[name].submission(command)
-    host = bed.with_ssh.first
-    told = {**bed.slurm.variables, **command.variables, **submission.variables}
-    told |= {"ISOTRAIN_KEY": KEY} if submission.knows_key else {}
-    log = folder / "log"
-    running = [host.start(each, log, told, submission.stdin) for each in submission.commands]
+    started = start(bed, name, command)
     try:
-        assert [process.wait(60) for process in running] == [0] * len(running), log.read_text()
+        statuses = started.wait(60)
     finally:
-        list(map(end, running))
-    ranks = [json.loads(file.read_text()) for file in command.run_directory.iterdir()]
+        started.end()
+    assert not any(statuses), started.log.read_text()
+    ranks = [json.loads(file.read_text()) for file in (folder / "ranks").iterdir()]
     assert sorted(rank["host"] for rank in ranks) == ["node1", "node1", "node2", "node2"]
     tells_key = submission.knows_key or submission.stdin
     for rank in ranks:
@@ -109,5 +84,5 @@ def _as_plain_job(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_a_launcher_needs_is_here(bed: Bed) -> None:
-    launchers: list[EngineLauncher] = [*LAUNCHERS.values()]
-    assert [each.usability().reason for each in launchers] == [None] * len(launchers)
+    found = {name: LAUNCHERS[name].usability().reason for name in ON_HOSTS}
+    assert found == dict.fromkeys(ON_HOSTS)

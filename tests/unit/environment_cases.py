@@ -389,6 +389,10 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     ),
     "a task that is not in its cluster": (of_tf({"worker": ["a:1"]}, "worker", 1), "expected such"),
     "an address without a port": (of_tf({"worker": ["a"]}, "worker", 0), "expected such as"),
+    "a worker that Ray had started before its job came": (
+        {**RAY, "RAY_JOB_ID": "ffffffff"},
+        "Set it to ray.get_runtime_context().get_job_id()",
+    ),
     "a host that SageMaker does not list": (
         {**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"},
         "expected one of SM_HOSTS: algo-1, algo-2",

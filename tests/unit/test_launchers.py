@@ -21,6 +21,7 @@ from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.host_options import allocation_of
 from isotrain.launchers.kubernetes import KubernetesLauncher
 from isotrain.launchers.mpi import MpiLauncher
+from isotrain.launchers.ray import RayLauncher
 from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
 from isotrain.plugin import EngineLauncher, RankCommand, Share
@@ -36,7 +37,7 @@ COMMAND = RankCommand(
     key=KEY,
 )
 RECORDED = Path(__file__).parents[1] / "launchers" / "recorded"
-ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "kubernetes")
+ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes")
 
 
 def recorded(name: str) -> dict[str, str]:
@@ -68,6 +69,7 @@ def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None
         TorchrunLauncher(hosts="a:2,b:2"),
         HorovodrunLauncher(hosts="a:2,b:2"),
         MpiLauncher(hosts="a:2,b:2"),
+        RayLauncher(workers=4),
     ],
     ids=lambda launcher: launcher.name,
 )
@@ -80,7 +82,27 @@ def test_the_key_stands_on_no_command_line(
     assert KEY not in json.dumps([found.commands, dict(found.files)])
 
 
+@pytest.mark.parametrize("launcher", ["mpi", "torchrun", "horovodrun"])
+def test_a_host_that_was_lost_is_left_out(launcher: str) -> None:
+    hosts = plugin_host().launcher(launcher, {"hosts": "a.net:2,b.net:4,c:1"})
+    assert hosts.without("b") == {"hosts": "a.net:2,c:1"}
+    with pytest.raises(PlanError, match="d cannot be left out"):
+        hosts.without("d")
+    with pytest.raises(PlanError, match="a cannot be left out of None"):
+        plugin_host().launcher(launcher).without("a")
+
+
 class TestSlurm:
+    def test_nodes_that_were_lost_are_left_out(self) -> None:
+        options: dict[str, Any] = {"nodes": 3, "options": "--account=me"}
+        for node in ("n2", "n3"):
+            options |= SlurmLauncher(**options).without(node)
+        assert options == {"nodes": 1, "options": "--account=me --exclude=n2,n3"}
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
+        assert SlurmLauncher(**options).allocation_in(job).hosts == ("n1",)
+        with pytest.raises(PlanError, match="no node is left without n1"):
+            SlurmLauncher(**options).without("n1")
+
     def test_outside_of_an_allocation_it_asks_for_one(self) -> None:
         launcher = SlurmLauncher(
             nodes=2, tasks_per_node=4, gpus_per_node=4, partition="gpu", time="1:00:00",
@@ -178,6 +200,7 @@ class TestMpi:
         assert found.variables == {
             "ISOTRAIN_COORDINATOR": "node1",
             "ISOTRAIN_JOB": "isotrain-digits",
+            "OMPI_MCA_odls_base_sigkill_timeout": "4",
         }
 
     def test_hydra(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +265,36 @@ class TestHosts:
             allocation_of("mpi", None, 0)
 
 
+class TestRay:
+    def test_an_actor_for_each_rank_is_asked_for(self) -> None:
+        launcher = RayLauncher(2, 1.5, 1, {"disk": 1}, "STRICT_SPREAD", "node1:6379")
+        (command,) = launcher.submission(COMMAND).commands
+        assert command[1:3] == ("-m", "isotrain.launchers.ray_program")
+        asked = dict(zip(command[3:11:2], command[4:11:2], strict=True))
+        assert json.loads(asked.pop("--bundle")) == {"CPU": 1.5, "GPU": 1, "disk": 1}
+        told = {"--workers": "2", "--placement": "STRICT_SPREAD", "--address": "node1:6379"}
+        assert asked == told
+        handed_on = ("-x", "PYTHONPATH", "-x", "ISOTRAIN_KEY", "--", *COMMAND.arguments)
+        assert command[11:] == handed_on
+
+    def test_all_on_one_host_is_known_before(self) -> None:
+        assert RayLauncher(4, gpus=1).allocation().shares == (Share(1, devices=1),) * 4
+        packed = RayLauncher(4, gpus=1, placement="STRICT_PACK").allocation()
+        assert packed.shares == (Share(4, devices=4),)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"workers": 0}, "workers: expected at least 1, received 0"),
+            ({"placement": "NEAR"}, "expected one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+            ({"cpus": 0}, "a worker has to ask Ray for something"),
+        ],
+    )
+    def test_what_ray_cannot_place_is_refused(self, options: Any, message: str) -> None:
+        with pytest.raises(PlanError, match=message):
+            RayLauncher(**options)
+
+
 class TestKubernetes:
     def manifest(self, **options: Any) -> dict[str, dict[str, Any]]:
         launcher = KubernetesLauncher(image="me/train:1", pods=4, **options)
@@ -278,6 +331,29 @@ class TestKubernetes:
         variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
         assert variables["JOB_COORDINATOR"] == "isotrain-digits-ranks-0-0.isotrain-digits"
         assert {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
+
+    @pytest.mark.parametrize(("kind", "job"), [("job", ""), ("jobset", "-ranks-0")])
+    def test_the_job_of_the_first_pod_is_followed(self, kind: Any, job: str) -> None:
+        launcher = KubernetesLauncher("me/train:1", kind=kind, kubectl="kubectl -n 'a b'")
+        found = launcher.submission(COMMAND)
+        ((*_, kubectl, _, manifest, _, followed),) = found.commands
+        assert shlex.split(kubectl) == ["kubectl", "-n", "a b"]
+        assert (manifest, followed) == (
+            "/shared/a run/engine/job.yaml",
+            f"isotrain-digits{job}",
+        )
+        assert not found.knows_key
+        assert KEY not in json.dumps(found.commands)
+
+    def test_without_kubectl_it_writes_and_says_so(self) -> None:
+        found = KubernetesLauncher(kubectl="no-such-kubectl").usability()
+        assert found.usable
+        assert found.reason == "there is no no-such-kubectl: it only writes manifests (--dry-run)"
+
+    def test_the_folder_of_this_machine_s_certificates_is_no_folder_of_the_pods(self) -> None:
+        command = dataclasses.replace(COMMAND, variables={"ISOTRAIN_TLS": "/of/this/machine"})
+        with pytest.raises(PlanError, match="tls: ISOTRAIN_TLS is set here"):
+            KubernetesLauncher("me/train:1").submission(command)
 
     def test_options_that_make_no_manifest_are_refused(self) -> None:
         with pytest.raises(PlanError, match="image: name the image"):

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import Ports
 from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.plugins.host import plugin_host
+from isotrain.core.served import handshake
 from isotrain.core.served.wire import Wire
 
 
@@ -111,6 +113,24 @@ def test_who_has_another_key_stays_outside_and_both_say_so() -> None:
             reached(LOCAL, [port], key(ISOTRAIN_KEY="other").secret, 1, seconds=0.0)
         assert welcome.refused
         assert not welcome.arrivals()
+
+
+def test_who_listens_there_cannot_hold_a_process_by_a_byte_at_a_time() -> None:
+    said: list[int] = []
+
+    def trickle(listener: socket.socket) -> None:
+        caller, _ = listener.accept()
+        with caller, contextlib.suppress(OSError):
+            for number in range(handshake.GREETING_BYTES):
+                caller.sendall(b"x")
+                said.append(number)
+                time.sleep(0.1)
+
+    with socket.create_server((LOCAL, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(trickle, listener)
+        with pytest.raises(PeerLostError, match="turned this process away, or was too slow"):
+            reached(LOCAL, [listener.getsockname()[1]], key().secret, 1, seconds=0.0)
+    assert 0 < len(said) < handshake.GREETING_BYTES
 
 
 def test_strangers_at_the_door_do_not_disturb() -> None:
@@ -267,20 +287,21 @@ def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
         others = kept(LOCAL)
         first = next(p for p in range(20000, 30000, 10) if free(others, p + 1))
         one, another = OwnPorts(kept), OwnPorts(kept)  # of two processes of a host
-        assert one.backend(LOCAL, first) == first + 2
-        assert one.backend(LOCAL, first) == one.backend(LOCAL, None) == first + 2
-        assert another.backend(LOCAL, first) == first + 3
+        assert one.backend("tf", LOCAL, first) == first + 2
+        assert one.backend("tf", LOCAL, first) == one.backend("tf", LOCAL, None) == first + 2
+        assert another.backend("tf", LOCAL, first) == first + 3
         for _ in range(2):  # the second run has those of the first
             assert one.doors(LOCAL, 2, first) == [(LOCAL, first + 4), (LOCAL, first + 5)]
-        with pytest.raises(PlanError, match=f"keeps {first + 2} for the backend"):
-            one.backend(LOCAL, first + 50)
+        with pytest.raises(PlanError, match=f"keeps {first + 2} for tf"):
+            one.backend("tf", LOCAL, first + 50)
+        assert one.backend("hvd", LOCAL, first) == first + 6  # whose server is still at the other
 
 
 def free(ports: Ports, first: int) -> bool:
-    """Whether five ports are; leases the first."""
+    """Whether six ports are; leases the first."""
     try:
         with contextlib.closing(Ports(LOCAL)) as all_of_them:
-            all_of_them.take(5, first)
+            all_of_them.take(6, first)
         ports.take(1, first)
     except PlanError:
         return False

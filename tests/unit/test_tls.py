@@ -303,7 +303,7 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
         ThreadPoolExecutor(1) as pool,
     ):
         intruder = pool.submit(intrude, port, listener)
-        with pytest.raises(PeerLostError, match="who listens there has another key"):
+        with pytest.raises(PeerLostError, match="somebody sits between this process and who"):
             reached(LOCAL, [listener.getsockname()[1]], secret, 1, 0.0, hosts[1])
         intruder.result()
 
@@ -385,6 +385,13 @@ def test_ranks_that_encrypt_meet(folders: Mapping[str, str]) -> None:
     given = {rank: folders["good too" if rank % 2 else "good"] for rank in range(4)}
     found = meet(dict.fromkeys(range(4), settling()), 4, folders=given)
     assert [found[rank] for rank in range(4)] == [{"ranks": [0, 1, 2, 3]}] * 4
+
+
+def test_a_reason_that_is_too_long_to_be_told_ends_with_dots() -> None:
+    told = Terms.told(Terms(problem="why " + "ö" * 400).as_told())
+    assert told.problem.startswith("why öö")
+    assert told.problem.endswith("ö...")
+    assert Terms.told(Terms(problem="why").as_told()).problem == "why"
 
 
 def test_who_cannot_encrypt_says_so_though_rank_0_is_not_there(folders: Mapping[str, str]) -> None:

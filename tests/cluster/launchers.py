@@ -1,0 +1,68 @@
+"""Each launcher with what it has to be told on the two hosts, and starting a program by it on every rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bed import SLOTS, Bed
+from cluster.engines import HOSTS, Started
+
+from isotrain.launchers.horovodrun import HorovodrunLauncher
+from isotrain.launchers.kubernetes import KubernetesLauncher
+from isotrain.launchers.mpi import MpiLauncher
+from isotrain.launchers.ray import RayLauncher
+from isotrain.launchers.slurm import SlurmLauncher
+from isotrain.launchers.torchrun import TorchrunLauncher
+from isotrain.plugin import EngineLauncher, RankCommand
+
+KEY = "0123456789abcdef"
+_HOSTS = ",".join(f"{host}:{SLOTS}" for host in HOSTS)
+_ALL = SLOTS * len(HOSTS)
+LAUNCHERS: Mapping[str, EngineLauncher] = {
+    "slurm": SlurmLauncher(nodes=len(HOSTS), tasks_per_node=SLOTS, options="--cpus-per-task=1"),
+    "mpi": MpiLauncher(hosts=_HOSTS),
+    "mpi-hydra": MpiLauncher(hosts=_HOSTS, mpirun="mpiexec.mpich"),
+    "torchrun": TorchrunLauncher(hosts=_HOSTS),
+    "horovodrun": HorovodrunLauncher(hosts=_HOSTS),
+    "horovodrun-mpi": HorovodrunLauncher(hosts=_HOSTS, controller="mpi"),
+    "ray": RayLauncher(workers=_ALL),
+    "kubernetes": KubernetesLauncher(image="me/train:1", pods=_ALL),
+}
+
+
+@dataclass(frozen=True)
+class Instead(RankCommand):
+    """Starts a program of the tests instead of `isotrain run`.
+
+    Attributes:
+        program: With its arguments.
+    """
+
+    program: tuple[str, ...] = ()
+
+    def on_host(self, python: str, spec: str, run_directory: str) -> tuple[str, ...]:
+        return self.program
+
+
+def instead(folder: Path, *program: str) -> Instead:
+    """What every rank does; a folder has the files."""
+    told = {"ISOTRAIN_TOLD": "a text, with = and 'quotes'", "PYTHONPATH": os.environ["PYTHONPATH"]}
+    name = "isotrain-test"
+    return Instead(name, folder / "spec.json", "{}", (), folder, told, KEY, program)
+
+
+def start(bed: Bed, name: str, command: RankCommand) -> Started:
+    """Starts what a launcher gives, on the first host."""
+    submission = LAUNCHERS[name].submission(command)
+    folder = command.spec.parent
+    for file, text in submission.files.items():
+        (folder / file).write_text(text)
+    assert name != "ray" or bed.ray
+    told = {**bed.slurm.variables, **command.variables, **submission.variables}
+    told |= {"ISOTRAIN_KEY": command.key} if submission.knows_key else {}
+    host, log = bed.with_ssh.first, folder / "log"
+    running = (host.start(each, log, told, submission.stdin) for each in submission.commands)
+    return Started(tuple(running), log)

@@ -1,0 +1,197 @@
+"""A run whose host is lost goes on without it, on real engines, from its last checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cluster.bed import Bed, two_hosts
+from cluster.hosts import end
+from integration import driven_job
+from waiting import wait_until
+
+import isotrain
+
+SPEC = driven_job.SLOW | {
+    "name": "fewer",
+    "epochs": 6,
+    "min_replicas": 2,
+    "checkpoint": {"every_steps": 2},
+    "timeouts": {"silence": 5},
+}
+"""24 steps, of a quarter of a second each."""
+LIMIT_SECONDS = 40.0
+"""For a host to be missed (5), an engine that waits for it to be ended (15), and what a busy machine adds."""
+SECONDS = 90.0
+OPTIONS = {
+    "slurm": ("nodes=2", "tasks_per_node=2"),
+    "mpi": ("hosts=node1:2,node2:2",),
+    "torchrun": ("hosts=node1:2,node2:2",),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has lost a host and ended.
+
+    Attributes:
+        events: That it has told.
+        losses: Of all its steps.
+        log: What was said.
+    """
+
+    events: Sequence[dict[str, Any]]
+    losses: Sequence[float]
+    log: str
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Some of the events."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+class Trial:
+    """A run on two hosts of its own, of which the second is lost.
+
+    Attributes:
+        bed: The hosts.
+        log: What is said there.
+    """
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed = bed
+        self.log = bed.folder / "log"
+        self._spec = bed.folder / "spec.json"
+        self._spec.write_text(json.dumps(SPEC))
+
+    def command(self, *options: str) -> list[str]:
+        """That trains."""
+        run = ["isotrain", "run", str(self._spec), "--backend", "reference", "--json"]
+        return [*run, "--run-dir", str(self.bed.folder / "run"), *options]
+
+    def events(self) -> list[dict[str, Any]]:
+        """Those that the run has told so far."""
+        file = self.bed.folder / "run" / "events.jsonl"
+        return [*map(json.loads, file.read_text().splitlines())] if file.exists() else []
+
+    def has_told(self, kind: str) -> bool:
+        """Whether there was an event of a kind."""
+        return any(event["event"] == kind for event in self.events())
+
+    def has_saved(self) -> bool:
+        """Whether there is a checkpoint."""
+        return any(self.bed.folder.glob("run/**/manifest.json"))
+
+    def lose_link(self) -> None:
+        """Nobody is told."""
+        self.bed.network.unplug(self.bed.network.hosts[1])
+
+    def ended(self) -> Ended:
+        """What became of it."""
+        losses = isotrain.read_result(self.bed.folder / "run").history.loss
+        return Ended(self.events(), losses, self.log.read_text())
+
+
+def on_hosts_of_its_own(scenario: Callable[[Trial], None]) -> Ended:
+    """What becomes of a run; when it fails, what it has said."""
+    with two_hosts() as bed:
+        trial = Trial(bed)
+        try:
+            scenario(trial)
+            return trial.ended()
+        except Exception as error:
+            raise AssertionError(f"{error!r}: {trial.log.read_text()}") from error
+
+
+def driven(trial: Trial, launcher: str) -> None:
+    """Started from here, and started again from here."""
+    bed = trial.bed.with_ssh
+    chosen = [part for option in OPTIONS[launcher] for part in ("--launcher-option", option)]
+    run = trial.command("--launcher", launcher, *chosen, "--max-restarts", "1")
+    variables = bed.slurm.variables if launcher == "slurm" else {}
+    process = bed.first.start(run, trial.log, variables)
+    try:
+        wait_until(trial.has_saved, SECONDS)
+        trial.lose_link()
+        wait_until(lambda: trial.has_told("restarted"), LIMIT_SECONDS, "the host is not missed")
+        assert process.wait(SECONDS) == 0
+    finally:
+        end(process)
+
+
+def elastic(trial: Trial) -> None:
+    """Started by an agent on each host, which start all ranks again on their own."""
+    agents = [
+        host.start([*torchrun(trial.bed), *trial.command("--resume", "auto")], trial.log)
+        for host in trial.bed.network.hosts
+    ]
+    try:
+        wait_until(trial.has_saved, SECONDS)
+        second = trial.bed.network.hosts[1]
+        second.check(["pkill", "--oldest", "--signal", "KILL", "--full", "--", "-m isotrain run"])
+        wait_until(lambda: trial.has_told("resumed"), SECONDS, "it does not start again")
+        trial.lose_link()
+        assert agents[0].wait(SECONDS) == 0
+    finally:
+        for agent in agents:
+            end(agent)
+
+
+def torchrun(bed: Bed) -> list[str]:
+    """An agent for one host or two."""
+    size = ("--nnodes=1:2", "--nproc-per-node=2", "--rdzv-id=run7", "--max-restarts=3")
+    meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={bed.first.name}:29400")
+    soon = "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2"
+    return [bed.python, "-m", "torch.distributed.run", *size, *meeting, soon, "--no-python"]
+
+
+SCENARIOS: dict[str, Callable[[Trial], None]] = {
+    **{name: functools.partial(driven, launcher=name) for name in OPTIONS},
+    "elastic": elastic,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(bed: Bed) -> Iterator[dict[str, Future[Ended]]]:
+    """All at once: they mostly wait."""
+    with ThreadPoolExecutor() as pool:
+        yield {name: pool.submit(on_hosts_of_its_own, each) for name, each in SCENARIOS.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one replica on this machine."""
+    local = {name: value for name, value in SPEC.items() if name != "checkpoint"}
+    result = isotrain.run(
+        {**local, "data": "integration.driven_job:data"},
+        backend="reference",
+        run_directory=tmp_path_factory.mktemp("local") / "run",
+        on_event=lambda event: None,
+    )
+    return list(result.history.loss)
+
+
+@pytest.mark.parametrize("launcher", OPTIONS)
+def test_a_driven_run_goes_on_without_a_lost_host(
+    runs: dict[str, Future[Ended]], expected: list[float], launcher: str
+) -> None:
+    ended = runs[launcher].result()
+    (restarted,) = ended.of_kind("restarted")
+    assert re.search("rank [23] of 4 on node2 fell silent", restarted["failure"]), ended.log
+    assert restarted["replicas"] == 2
+    assert ended.losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_torchrun_starts_a_joined_run_again_with_all_hosts_and_with_fewer(
+    runs: dict[str, Future[Ended]], expected: list[float]
+) -> None:
+    ended = runs["elastic"].result()
+    killed, lost = ended.of_kind("resumed")
+    assert killed["changes"] == []
+    assert "replicas" in str(lost["changes"])
+    assert ended.losses == pytest.approx(expected, rel=1e-12)
