@@ -110,7 +110,7 @@ def _hits(cast: Cast, targets: Sequence[Target], measure: bool) -> Iterator[Hit]
                 yield found
             else:
                 sights[framework] = found
-    subject = Subject(cast.spec, tuple(targets), cast.strategy, sights, _sparing(cast.host))
+    subject = Subject(cast.with_model, tuple(targets), cast.strategy, sights, _sparing(cast.host))
     for rule in _RULES:
         yield from rule(subject)
 

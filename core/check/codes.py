@@ -271,9 +271,9 @@ _ALL = (
     Rule(
         "ISO305",
         _WARNING,
-        "the strategy lets replicas take steps of their own",
-        "Replicas update their weights from their own slices, and only meet now and then. The loss curve"
-        " depends on the number of replicas by design.",
+        "the strategy is not equal to data parallelism",
+        "Replicas take steps of their own and only meet now and then, or exchange gradients that are changed"
+        " on their way or late. The loss curve depends on the number of replicas by design.",
         "Use data-parallel where results must agree.",
     ),
     Rule(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from isotrain.core.check.subject import Hit, Subject, Target, labels
-from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.traits import Trait
 from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
@@ -123,6 +122,6 @@ def metrics(subject: Subject) -> Iterator[Hit]:
 
 
 def strategy(subject: Subject) -> Iterator[Hit]:
-    """A strategy that does not keep the replicas equal."""
-    if subject.several and Capability.LOCAL_STEP in subject.strategy.requires:
+    """A strategy that is not equal to data parallelism."""
+    if subject.several and not subject.strategy.equals_data_parallel:
         yield Hit("ISO305", "strategy", subject.spec.strategy.name, labels(subject.several))

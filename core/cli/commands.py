@@ -285,8 +285,14 @@ def doctor(options: argparse.Namespace) -> None:
 
     host = plugin_host()
     if options.launcher:
+        if options.backend:
+            raise PlanError(
+                "doctor: it examines backends or launchers; leave out --backend or --launcher."
+            )
         _examine_launchers(host, options)
         return
+    if options.launcher_option:
+        raise PlanError("doctor: --launcher-option is for a launcher; name that with --launcher.")
     names = options.backend or host.backends.names()
     with _waiting(f"loading {', '.join(names)}"):
         found = examine(host, names)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.rank_command import RankCommand
     from isotrain.core.contracts.submission import Submission
     from isotrain.core.launching.engine_launcher import EngineLauncher
+    from isotrain.core.launching.run_directory import RunDirectory
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -60,8 +61,9 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
 
     from isotrain.core import api
     from isotrain.core.launching import driving
-    from isotrain.core.launching.run_directory import RunDirectory
+    from isotrain.core.running.starting_point import held_directory
 
+    _require_only_written(options)
     how = {"launcher": options.launcher, "launcher_options": dict(options.launcher_option)}
     plan = api.plan(spec, backend=options.backend, replicas=options.replicas, **how)
     launcher = _engine(spec, plan)
@@ -70,9 +72,10 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
             f"--dry-run: launcher {plan.launcher!r} gives nothing to an engine. `isotrain plan` shows what it"
             " would do."
         )
-    given = RunDirectory.create(spec.name, options.run_dir)
-    found = _submission(spec, plan, given.path.absolute())
-    files = driving.write(*found)
+    with held_directory(spec, options.run_dir, options.resume) as given:
+        resume = _resume(spec, given, options.resume)
+        found = _submission(spec, plan, given.path.absolute(), resume)
+        files = driving.write(*found)
     shown = _plain(launcher.submission(replace(found[1], key="KEY")), found[1])
     if options.json:
         print(json_page({"format": FORMAT, "folder": str(given.path), **shown}))
@@ -81,13 +84,35 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
     print("".join(f"{line}\n" for line in shown["submission"]["commands"]), end="")
 
 
+def _require_only_written(options: argparse.Namespace) -> None:
+    """Refuses options that only who starts and follows a run can honour."""
+    for name, left_out in (("--port", None), ("--max-restarts", 0), ("--ranks", (0,))):
+        if getattr(options, name.strip("-").replace("-", "_")) != left_out:
+            raise PlanError(
+                f"{name}: it is for who starts a run and follows it; --dry-run does neither. Leave it out."
+            )
+
+
+def _resume(spec: TrainingSpec, directory: RunDirectory, asked: str | None) -> str | None:
+    """From which checkpoint the ranks are told to go on; which is the newest, is seen when they start."""
+    from isotrain.core.running.starting_point import AUTO, starting_checkpoint
+    from isotrain.core.system.urls import is_url
+
+    if asked == AUTO:
+        return AUTO
+    found = starting_checkpoint(spec, directory, asked)
+    if found is None:
+        return None
+    return found.location if is_url(found.location) else str(Path(found.location).absolute())
+
+
 def given_to_engine(spec: TrainingSpec, plan: Plan) -> dict[str, Any]:
     """What a run by this plan would give to its engine, without a key; nothing where there is no engine."""
     if _engine(spec, plan) is None:
         return {}
-    return _plain(
-        *_submission(spec, plan, Path("runs").absolute() / f"{spec.name}-TIME", key="KEY")
-    )
+    directory = Path("runs").absolute() / f"{spec.name}-TIME"
+    submission, command = _submission(spec, plan, directory, key="KEY")
+    return _plain(submission, command)
 
 
 def _engine(spec: TrainingSpec, plan: Plan) -> EngineLauncher | None:
@@ -98,7 +123,11 @@ def _engine(spec: TrainingSpec, plan: Plan) -> EngineLauncher | None:
 
 
 def _submission(
-    spec: TrainingSpec, plan: Plan, directory: Path, key: str | None = None
+    spec: TrainingSpec,
+    plan: Plan,
+    directory: Path,
+    resume: str | None = None,
+    key: str | None = None,
 ) -> tuple[Submission, RankCommand]:
     from dataclasses import replace
 
@@ -107,7 +136,7 @@ def _submission(
     launcher = _engine(spec, plan)
     assert launcher is not None
     plugins = asked.for_workers(asked.current())
-    command = rank_command(spec, plan, plugins, directory, None)
+    command = rank_command(spec, plan, plugins, directory, resume)
     command = command if key is None else replace(command, key=key)
     return launcher.submission(command), command
 

@@ -128,7 +128,8 @@ def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCod
         from isotrain.core.json_text import marked_line
 
         kind = type(error).__name__
-        told = CommandFailed(error=kind, message=str(error), exit_code=int(code))
+        lost = error.lost_host if isinstance(error, RunFailedError) else None
+        told = CommandFailed(error=kind, message=str(error), exit_code=int(code), lost_host=lost)
         print(marked_line(told.to_dict(), _mark_in(given)), flush=True)
     if not isinstance(error, Exception) or isinstance(error, IsotrainError):
         print(f"isotrain: {error}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.comparison.differences import difference
 from isotrain.core.comparison.drawing import MUTED, Canvas, Look, legend_height, shortened
 from isotrain.core.comparison.records import Cell
 from isotrain.core.comparison.series import Series
@@ -168,12 +169,6 @@ def _is_positive(value: float) -> bool:
 
 
 def differences(cell: Cell, reference: Cell) -> list[float]:
-    """Difference of the losses at each step that both have, relative to the reference's.
-
-    NaN where one of them is not finite, or the reference's is zero.
-    """
-    found = []
-    for ours, theirs in zip(cell.losses, reference.losses, strict=False):
-        sound = math.isfinite(ours) and math.isfinite(theirs) and theirs != 0
-        found.append(abs(ours - theirs) / abs(theirs) if sound else math.nan)
-    return found
+    """Difference of the losses at each step that both have, each relative to the larger of the two."""
+    pairs = zip(reference.losses, cell.losses, strict=False)
+    return [difference(theirs, ours) for theirs, ours in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -203,17 +203,22 @@ class Engine:
 def _backends(request: Request, spec: TrainingSpec) -> list[str]:
     host = plugin_host(spec.plugins)
     if request.backends is None:
+        _require_compared(request.interpreters, host.backends.names())
         return usable_backends(host, request.interpreters)
     names = {split_backend(backend)[0] for backend in request.backends}
-    for backend in request.interpreters:
-        if backend not in request.backends and backend not in names:
-            meant = did_you_mean(backend, [*request.backends, *names])
-            raise PlanError(f"--python {backend}=...: that backend is not compared.{meant}")
+    _require_compared(request.interpreters, [*request.backends, *names])
     elsewhere = {split_backend(backend)[0] for backend in request.interpreters}
     for name in sorted(names - elsewhere):
         if name not in host.backends.names():
             raise PlanError(unknown_name("backend", name, host.backends.names()))
     return list(request.backends)
+
+
+def _require_compared(interpreters: Iterable[str], backends: Collection[str]) -> None:
+    for backend in interpreters:
+        if backend not in backends:
+            meant = did_you_mean(backend, backends)
+            raise PlanError(f"--python {backend}=...: that backend is not compared.{meant}")
 
 
 def _strategies(request: Request, spec: TrainingSpec) -> list[StrategyChoice]:

@@ -59,11 +59,12 @@ _COST = (
     Measure("first step", "seconds", lambda c: c.first_step_s),
     Measure("warm-up and compilation", "seconds", lambda c: c.compile_s),
     Measure("memory, largest process", "bytes", lambda c: c.peak_memory_bytes),
+    Measure("memory, per replica", "bytes", lambda c: c.memory_per_replica),
     Measure("memory, all", "bytes", lambda c: c.total_memory_bytes),
     Measure("CPU time per sample", "seconds", lambda c: c.cpu_s_per_sample),
 )
 _EXCHANGE = (
-    Measure("communication per step", "seconds", lambda c: c.communication_s),
+    Measure("all-reduce by itself", "seconds", lambda c: c.all_reduce_s),
     Measure("bus bandwidth", "bytes/s", lambda c: c.bus_bandwidth),
     Measure("sent per replica and step", "bytes", lambda c: c.exchanged_bytes),
 )
@@ -94,14 +95,14 @@ def groups(cells: Iterable[Cell]) -> list[Group]:
         ),
         _group(
             "Exchange",
-            "Bus bandwidth: what every link carries while a buffer as large as the gradient is "
-            "all-reduced by itself.",
+            "All-reduce by itself: of a buffer as large as the gradient, between steps. Bus bandwidth: "
+            "what every link carries meanwhile.",
             _EXCHANGE,
             cells,
         ),
         _group(
             "Result",
-            "The difference is the largest over all steps, relative to the loss of the reference cell.",
+            "The difference is the largest over all steps, relative to the larger of the two losses.",
             result,
             cells,
         ),

@@ -179,31 +179,39 @@ def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
 
 def _agreed(session: Session, value: int) -> int:
     """Gives every process the whole number, from 0, that rank 0 has."""
-    from isotrain.core.running.agreement import largest
-
-    if session.replicas == 1 or session.plan.is_served:
+    if session.group.is_alone or session.plan.is_served:
         return value
-    return int(largest(session.group, [float(value if session.is_main else 0)])[0])
+    return int(session.group.largest([float(value if session.is_main else 0)])[0])
 
 
-def _timeline(feed: _Feed) -> dict[str, float]:
-    """Median seconds of the parts of a step, the device waited for before and after each step."""
-    from statistics import median
+Piece = tuple[str, float, float]
+"""Of a step: its name, and when it began and how long it took, in seconds."""
 
+
+def _timeline(feed: _Feed) -> list[Piece]:
+    """The pieces of a typical step, the device waited for before and after it."""
+    from statistics import median_low
+
+    steps = [_pieces(feed) for _ in range(_TIMELINE_STEPS)]
+    lengths = [sum(pieces[-1][1:]) for pieces in steps]
+    return steps[lengths.index(median_low(lengths))]
+
+
+def _pieces(feed: _Feed) -> list[Piece]:
+    """Input, the step (in stages, what its process did), and what the device still computes then."""
     group, session = feed.session.group, feed.session
-    parts: dict[str, list[float]] = {"input": [], "step": [], "device": []}
-    for _ in range(_TIMELINE_STEPS):
-        group.synchronise_device()
-        times = [time.perf_counter()]
-        batch = feed.batch()
-        times.append(time.perf_counter())
-        session.step(batch)
-        times.append(time.perf_counter())
-        group.synchronise_device()
-        times.append(time.perf_counter())
-        for name, start, stop in zip(parts, times, times[1:], strict=False):
-            parts[name].append(stop - start)
-    return {name: median(seconds) for name, seconds in parts.items()}
+    group.synchronise_device()
+    began = time.perf_counter()
+    batch = feed.batch()
+    fed = time.perf_counter()
+    session.step(batch)
+    stepped = time.perf_counter()
+    group.synchronise_device()
+    ended = time.perf_counter()
+    actions = [(each.name, each.begin, each.end) for each in group.last_actions()]
+    rest = ("update", actions[-1][2], stepped) if actions else ("step", fed, stepped)
+    times = [("input", began, fed), *actions, rest, ("device", stepped, ended)]
+    return [(name, begin - began, end - begin) for name, begin, end in times]
 
 
 def _all_reduce_seconds(session: Session) -> float | None:

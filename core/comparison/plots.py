@@ -31,7 +31,7 @@ _LOSS = (
     "that all of them show. "
 )
 _DIFFERENCE = (
-    "Below: the difference to {}, relative to its loss at the same step. Steps where the two are "
+    "Below: the difference to {}, relative to the larger of the two losses. Steps where the two are "
     "equal to the last digit have no point there."
 )
 _NO_DIFFERENCE = "The reference cell has no losses, so there are no differences to draw."

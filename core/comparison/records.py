@@ -40,7 +40,7 @@ class Span:
 
     Attributes:
         track: Who does it, such as `rank 0`.
-        name: What is done: `compute`, `communication`, `input`, ...
+        name: What is done: `input`, `step` (of stages, what they do in it), `device`.
         start_s: Seconds after the start of the step.
         seconds: How long it takes.
     """
@@ -65,7 +65,7 @@ class Repeat:
         first_step_s: Seconds from the command to the end of the first step.
         peak_memory_bytes: Resident memory at its highest, per process by rank.
         cpu_s: Processor seconds of all processes over the timed blocks.
-        communication_s: Seconds that one all-reduce of the gradient's size takes by itself, between
+        all_reduce_s: Seconds that one all-reduce of the gradient's size takes by itself, between
             steps; None with one replica.
         block_samples: Samples of every timed block.
         steady: Whether a steady state was found; otherwise the blocks are the later half of those
@@ -82,7 +82,7 @@ class Repeat:
     first_step_s: float
     peak_memory_bytes: list[int]
     cpu_s: float
-    communication_s: float | None
+    all_reduce_s: float | None
     block_samples: list[int] = field(default_factory=list)
     steady: bool = True
     run_s: float = 0.0
@@ -112,7 +112,7 @@ class Cell:
         cpu_s_per_sample: Processor seconds of all processes.
         speedup: Throughput relative to one replica of the same backend and strategy; None without that cell.
         efficiency: `speedup` divided by `replicas`.
-        communication_s: Seconds that one all-reduce of the gradient's size takes by itself, between
+        all_reduce_s: Seconds that one all-reduce of the gradient's size takes by itself, between
             steps; None with one replica.
         bus_bandwidth: Bytes per second that every link carries, `2 (n - 1) / n * bytes / time` for an
             all-reduce of `bytes` over n replicas, measured by itself on the gradient's size; None with one.
@@ -147,7 +147,7 @@ class Cell:
     cpu_s_per_sample: Estimate | None = None
     speedup: Estimate | None = None
     efficiency: Estimate | None = None
-    communication_s: Estimate | None = None
+    all_reduce_s: Estimate | None = None
     bus_bandwidth: Estimate | None = None
     exchanged_bytes: float | None = None
     losses: list[float] = field(default_factory=list)
@@ -159,6 +159,14 @@ class Cell:
     plan_differences: list[tuple[str, Any, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def memory_per_replica(self) -> Estimate | None:
+        """Resident memory of all processes together, for each replica; in bytes."""
+        total = self.total_memory_bytes
+        if total is None:
+            return None
+        return Estimate(*(each / self.replicas for each in (total.value, total.low, total.high)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.comparison.differences import difference
 from isotrain.core.comparison.records import ESTIMATES, LEAST_RUNS, Cell, Estimate, Repeat, Span
 from isotrain.core.comparison.statistics import Bootstrap, quantile, rate
 from isotrain.core.contracts.plan import plain_differences
@@ -19,7 +19,7 @@ _NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
 _FEW_RUNS = (
     "fewer than {least} runs ({runs}) do not tell how runs differ: the intervals are too narrow"
 )
-
+_WAITING = "stages wait {share:.0%} of a typical step for each other"
 
 _NO_FIGURES: dict[str, Any] = {
     **dict.fromkeys(ESTIMATES),
@@ -70,7 +70,7 @@ def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
         first_step_s=max(r["first_step_at"] for r in ranks) - raw["started"],
         peak_memory_bytes=[r["peak_memory_bytes"] for r in ranks],
         cpu_s=sum(cpu[start:]),
-        communication_s=main["all_reduce_s"],
+        all_reduce_s=main["all_reduce_s"],
         block_samples=blocks["samples"][start:],
         steady=steady is not None,
         run_s=times.seconds,
@@ -98,14 +98,12 @@ def with_run(cell: Cell, raw: Mapping[str, Any], times: RunTimes) -> Cell:
 
 
 def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """The parts of a step one after the other, for every process."""
-    spans = []
-    for rank, found in enumerate(ranks):
-        start = 0.0
-        for name, seconds in found["timeline"].items():
-            spans.append(Span(f"rank {rank}", name, start, seconds))
-            start += seconds
-    return spans
+    """The pieces of a step of every process."""
+    return [
+        Span(f"rank {rank}", name, start, seconds)
+        for rank, found in enumerate(ranks)
+        for name, start, seconds in found["timeline"]
+    ]
 
 
 def summarised(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
@@ -163,9 +161,9 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
         peak_memory_bytes=each([max(r.peak_memory_bytes) for r in runs]),
         total_memory_bytes=each([sum(r.peak_memory_bytes) for r in runs]),
         cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
-        communication_s=communication,
+        all_reduce_s=communication,
         bus_bandwidth=bandwidth,
-        remarks=_remarks(runs),
+        remarks=[*_remarks(runs), *_waiting(cell.timeline)],
     )
 
 
@@ -173,7 +171,7 @@ def _communication(
     cell: Cell, each: Callable[[Sequence[float]], Estimate]
 ) -> tuple[Estimate | None, Estimate | None]:
     """Seconds of an all-reduce, and the bandwidth that this is on every link."""
-    times = [r.communication_s for r in cell.repeats if r.communication_s]
+    times = [r.all_reduce_s for r in cell.repeats if r.all_reduce_s]
     if not times:
         return None, None
     size = value(float, cell.plan.get("gradient_bytes"), f"{cell.name}: plan.gradient_bytes")
@@ -186,6 +184,16 @@ def _remarks(runs: Sequence[Repeat]) -> list[str]:
     found = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
     few = _FEW_RUNS.format(runs=len(runs), least=LEAST_RUNS)
     return [*found, few] if len(runs) < LEAST_RUNS else found
+
+
+def _waiting(spans: Sequence[Span]) -> list[str]:
+    """What the time line tells of stages: the share of the step in which they wait, on average."""
+    waits = [span.seconds for span in spans if span.name == "wait"]
+    if not waits:
+        return []
+    length = max(span.start_s + span.seconds for span in spans)
+    processes = len({span.track for span in spans})
+    return [_WAITING.format(share=sum(waits) / length / processes)]
 
 
 def _single(cell: Cell, cells: Sequence[Cell]) -> str | None:
@@ -217,12 +225,4 @@ def _related(
 def largest_difference(reference: Cell, cell: Cell) -> float | None:
     """The largest relative difference of two cells' losses; infinite where just one is no number."""
     pairs = list(zip(reference.losses, cell.losses, strict=False))
-    return max((_difference(one, two) for one, two in pairs), default=None)
-
-
-def _difference(one: float, two: float) -> float:
-    if one == two or (math.isnan(one) and math.isnan(two)):
-        return 0.0
-    if not (math.isfinite(one) and math.isfinite(two)):
-        return math.inf
-    return abs(two - one) / max(abs(one), abs(two))
+    return max((difference(one, two) for one, two in pairs), default=None)

@@ -12,8 +12,8 @@ from isotrain.core.showing.tables import facts, paragraph, table
 
 _SPEED = ("cell", "samples/s", "95 % interval", "step ms", "p95 ms", "speedup", "efficiency")
 _COST = (
-    *("cell", "first step s", "memory MiB", "CPU ms/sample", "all-reduce ms", "loss"),
-    "difference",
+    *("cell", "first step s", "memory MiB", "MiB/replica", "CPU ms/sample", "all-reduce ms"),
+    *("loss", "difference"),
 )
 _CHANGE = ("cell", "throughput", "95 % interval", "first step", "memory", "loss", "slower")
 _MILLI = 1e3
@@ -93,8 +93,9 @@ def _cost(cell: Cell) -> tuple[str, ...]:
         cell.name,
         _value(cell.first_step_s),
         _value(cell.total_memory_bytes, 2**-20),
+        _value(cell.memory_per_replica, 2**-20),
         _value(cell.cpu_s_per_sample, _MILLI),
-        _value(cell.communication_s, _MILLI),
+        _value(cell.all_reduce_s, _MILLI),
         _NONE if cell.final_loss is None else f"{cell.final_loss:.6g}",
         _NONE if cell.loss_difference is None else f"{cell.loss_difference:.1e}",
     )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
-
-import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.reporter import Wishes
@@ -18,29 +15,15 @@ _SECONDS = 1.0
 _MOST_STEPS = 1 << 20
 
 
-def largest(group: ReplicaGroup, numbers: Sequence[float]) -> list[float]:
-    """The largest of what every process has in each place, the same on all of them.
-
-    Every process with replicas calls it at the same point.
-
-    Args:
-        group: Its replicas exchange.
-        numbers: Of this process; equally many on each.
-    """
-    tensor = group.tensor(np.array(numbers, np.float64))
-    reduced = group.all_reduce([tensor] * len(group.local_replicas), "max")
-    return [float(number) for number in group.numpy(reduced[0])]
-
-
 def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
     """Sees, where a stream says what it gave, that it gave the same to every process.
 
     Raises:
         DataError: It did not.
     """
-    if batch.fingerprint is None or len(group.local_replicas) == group.replicas:
+    if batch.fingerprint is None or group.is_alone:
         return
-    high, low = largest(group, [batch.fingerprint, -batch.fingerprint])
+    high, low = group.largest([batch.fingerprint, -batch.fingerprint])
     if high != -low:
         raise DataError(
             f"epoch {batch.epoch}: the processes do not see the same samples. A stream must give every"
@@ -54,8 +37,7 @@ class Agreement:
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
-        self._copies = len(group.local_replicas)
-        self._is_alone = self._copies == group.replicas
+        self._is_alone = group.is_alone
         self._next: int | None = None
         self._last = (0, 0.0)
 
@@ -76,18 +58,18 @@ class Agreement:
             return Wishes()
         steps, seconds = step - self._last[0], time.monotonic() - self._last[1]
         pace = seconds / steps if steps > 0 else _SECONDS
-        save, end, slowest = largest(self._group, [float(own.save), float(own.end), pace])
+        save, end, slowest = self._group.largest([float(own.save), float(own.end), pace])
         self._meet_at(step, step + int(min(max(1.0, _SECONDS / max(slowest, 1e-9)), _MOST_STEPS)))
         return Wishes(save > 0, end > 0)
 
     def holds_anywhere(self, here: bool) -> bool:
         """Whether something is so on any process."""
-        return here if self._is_alone else largest(self._group, [float(here)])[0] > 0
+        return here if self._is_alone else self._group.largest([float(here)])[0] > 0
 
     def token(self) -> str:
         """A name that all processes have in common, and no other run has."""
         number = secrets.randbits(52)  # as many as a float64 keeps
-        chosen = number if self._is_alone else int(largest(self._group, [float(number)])[0])
+        chosen = number if self._is_alone else int(self._group.largest([float(number)])[0])
         return f"{chosen:013x}"
 
     def _meet_at(self, step: int, following: int) -> None:

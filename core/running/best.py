@@ -96,5 +96,10 @@ def _require_known(followed: list[str], session: Session) -> None:
     if session.can_evaluate and session.spec.evaluation.every_epochs:
         names += [f"validation_{name}" for name in ("loss", *names)]
     for metric in followed:
-        if metric not in names:
-            raise SpecError(unknown_name("metric of an epoch", metric, names))
+        if metric in names:
+            continue
+        called_here = metric.replace("val_", "validation_", 1) if metric[:4] == "val_" else None
+        words = unknown_name("metric of an epoch", metric, names, called_here=called_here)
+        if metric.startswith("val") and not session.can_evaluate:
+            words += " The data have no validation part: see `validation_split`."
+        raise SpecError(words)

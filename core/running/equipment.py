@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
@@ -36,6 +37,7 @@ class Equipment:
         spec: What is trained.
         plan: How, completed with the numbers of samples and parameters.
         group: The replicas of this process.
+        stage: Which of its replica's this process is; 0 where replicas lie in no stages.
         strategy: By which they take their steps.
         loaders: Make the batches.
         initial_weights: What became of those that the spec names; None where it names none.
@@ -45,6 +47,7 @@ class Equipment:
     spec: TrainingSpec
     plan: Plan
     group: ReplicaGroup
+    stage: int
     strategy: Strategy
     loaders: Loaders
     initial_weights: LoadReport | None
@@ -86,7 +89,8 @@ def equip(
     measured = _measured(spec, group, loaders, initial)
     completed = with_measures(plan, cast, measured)
     strategy.started(group)
-    return Equipment(spec, completed, group, strategy, loaders, initial, adapter.packages)
+    stage = context.mesh.coordinates(context.rank).get(STAGE, 0)
+    return Equipment(spec, completed, group, stage, strategy, loaders, initial, adapter.packages)
 
 
 def _measured(

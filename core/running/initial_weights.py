@@ -15,7 +15,7 @@ from isotrain.core.running.weight_sources import Weights, weights_at
 from isotrain.core.running.weights_file import WEIGHTS
 from isotrain.core.spec import references
 from isotrain.core.spec.initial_weights import InitialWeights, matches
-from isotrain.core.spec.name_maps import NameMap, read_maps
+from isotrain.core.spec.name_maps import NameMap, map_of, read_maps
 from isotrain.core.spec.training_spec import TrainingSpec
 
 REPORT_FILE = "initial-weights.json"
@@ -86,8 +86,7 @@ def start_from(
     _require_frozen(group, frozen, plan.backend)
     if wanted.source is None or resumes:
         return LoadReport(frozen=frozen)
-    maps = read_maps(wanted.map)
-    names = maps.get(plan.backend) or maps.get(plan.framework) or NameMap({})
+    names = map_of(read_maps(wanted.map), plan.backend, plan.framework)
     source = weights_at(wanted.source, group)
     return _load(wanted, names, source, group, frozen)
 

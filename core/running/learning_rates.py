@@ -47,6 +47,7 @@ class LearningRates:
         self.peak = spec.optimizer.lr * self._scale
         self._own = own
         self._schedule = spec.schedule
+        self._decays = not isinstance(spec.schedule, ConstantSchedule)
         if own is not None and self._schedule != ConstantSchedule():
             raise SpecError(
                 f"schedule: {self._schedule.name}, and the optimizer that optimizer.custom returned has a"
@@ -86,7 +87,7 @@ class LearningRates:
         if step < self._warmup:
             start = self._schedule.warmup_from_fraction
             return self.peak * (start + (1 - start) * (step + 1) / self._warmup)
-        return self.peak * self._decay(step)
+        return self.peak * self._decay(step) if self._decays else self.peak
 
     def _decay(self, step: int) -> float:
         """The fraction of the peak that the schedule leaves at this step."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Attempt = Callable[[Plan, str | None, OnEvent], list[Any]]
 """Runs all processes of a plan once, from a checkpoint or from the start; gives what they returned."""
-Replan = Callable[[int], Plan]
-"""Makes the plan for another number of replicas."""
+Replan = Callable[[Plan, str | None], Plan]
+"""Makes a smaller plan of one: without a host that was lost, or with a replica fewer."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Restarts:
         begins: The checkpoint that the run itself has gone on from, if it has.
         records: What the run tells.
         min_replicas: With how few replicas it may go on; None: with no fewer than it began.
-        replan: Makes the plan for fewer.
+        replan: Makes a smaller plan.
         made: What became of each restart: `failure`, `after_step` (steps done by then), `from_step` (where it
             went on) and `replicas`.
     """
@@ -70,22 +70,24 @@ class Restarts:
 
         newest = CheckpointFolder(self.folder).newest() or self.begins
         step = 0 if newest is None else newest.step
-        if any(each["from_step"] == step for each in self.made):  # it came no further the last time
-            plan = self._smaller(plan)
+        came_no_further = any(each["from_step"] == step for each in self.made)
+        if came_no_further or failure.lost_host is not None:
+            plan = self._smaller(plan, failure.lost_host)
         self.records.rewind(step)
         facts = {"after_step": max(reached, step), "from_step": step, "replicas": plan.replicas}
         self.made.append({"failure": str(failure).partition("\n")[0], **facts})
         self.records.note(Restarted(time=time.time(), failure=str(failure), **facts))
         return plan, None if newest is None else newest.location
 
-    def _smaller(self, plan: Plan) -> Plan:
-        """The plan with a replica fewer, if the spec allows that."""
-        if self.min_replicas is None or plan.replicas <= self.min_replicas:
+    def _smaller(self, plan: Plan, lost_host: str | None) -> Plan:
+        """The plan without the lost host, or with a replica fewer, if the spec allows that."""
+        if self.min_replicas is None:
             return plan
         try:
-            return self.replan(plan.replicas - 1)
+            smaller = self.replan(plan, lost_host)
         except PlanError:
             return plan
+        return smaller if smaller.replicas >= self.min_replicas else plan
 
 
 class _Reached:

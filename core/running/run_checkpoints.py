@@ -13,7 +13,7 @@ from isotrain.core.contracts.events import Resumed
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import EndedError, IsotrainError, RunFailedError
 from isotrain.core.launching.run_directory import checkpoint_folder
-from isotrain.core.running import resuming
+from isotrain.core.running import restoring, resuming
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.learning_rates import LearningRates
@@ -130,13 +130,15 @@ class RunCheckpoints:
         """
         own = self._equipment
         with self._reporter.doing("restore"):
+            self._all_written()
             saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
             changes = resuming.changes(saved, own.spec, own.plan)
             position, where = saved.position, saved.checkpoint.location
-            lost = resuming.load(
+            lost = restoring.load(
                 saved, own, lambda: self._rates(position.step) * position.rate_factor
             )
-            self._go_on_from(position, is_own=self._saver.went_back_to(saved.checkpoint))
+            is_own = self._saver.went_back_to(saved.checkpoint, position)
+            self._go_on_from(position, is_own=is_own)
             if self._reporter.rank == 0:
                 self._reporter.emit(
                     Resumed(done=position.step, location=where, changes=changes, lost=lost)
@@ -163,13 +165,16 @@ class RunCheckpoints:
         if not self._course.best_steps:
             raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
         own = self._equipment
-        group = own.group
         with self._reporter.doing("restore"):
-            self._saver.wait()
-            group.barrier()
+            self._all_written()
             saved = resuming.Saved(self._saver.last_of(self._course.best_steps))
-            resuming.load_weights(saved, own)
-            own.strategy.state_written(group)
+            restoring.load_weights(saved, own)
+            own.strategy.state_written(own.group)
+
+    def _all_written(self) -> None:
+        """Waits until no process writes or removes one: all see the same then."""
+        self._saver.wait()
+        self._equipment.group.barrier()
 
     def wait(self) -> None:
         """Returns once the last one is written by all."""

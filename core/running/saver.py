@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.errors import CheckpointError, IsotrainError
 from isotrain.core.running.agreement import Agreement
 from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.own_sections import own_section
 
 FORMAT = 1
 SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
@@ -120,7 +122,7 @@ class Saver:
         self._written = threading.Event()
         self._given_up = threading.Event()
         self._fault: Exception | None = None
-        self._saved_step: int | None = None
+        self._saved: Position | None = None
         self._saved_at = time.monotonic()
 
     def wishes(self, step: int) -> Wishes:
@@ -168,14 +170,19 @@ class Saver:
         return self._folder
 
     def save_once(self, position: Position, beside_step: bool) -> None:
-        """As `save`; a step that is saved already is not saved again.
+        """As `save`; a step that is saved already is not, unless there is more to say of it now.
 
         Args:
             position: Where the run is.
             beside_step: Whether the copy may be finished beside the next step.
         """
         self.wait()
-        if position.step != self._saved_step:
+        saved = self._saved
+        if (
+            saved is None
+            or (position.step, position.best_steps) != (saved.step, saved.best_steps)
+            or self._agreement.holds_anywhere(position.notes != saved.notes)
+        ):
             self._begin(position, None, beside_step)
 
     def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
@@ -199,7 +206,7 @@ class Saver:
         self._count += 1
         run = None if self._reporter.rank else self._run(position, differ, kept)
         if elsewhere is None:
-            self._saved_step, self._saved_at = position.step, time.monotonic()
+            self._saved, self._saved_at = deepcopy(position), time.monotonic()
         self._written.clear()
         self._given_up.clear()
         copies = self._begun_copies(differ, kept)
@@ -222,11 +229,11 @@ class Saver:
             raise CheckpointError(f"{self.own_folder.location} has no checkpoint of {steps}.")
         return found[-1]
 
-    def went_back_to(self, checkpoint: Checkpoint) -> bool:
+    def went_back_to(self, checkpoint: Checkpoint, position: Position) -> bool:
         """Notes that the run is where a checkpoint is; says whether that is one of its own."""
         own = None if self._folder is None else self._folder.location.rstrip("/")
         is_own = own is not None and checkpoint.location.startswith(f"{own}/")
-        self._saved_step = checkpoint.step if is_own else None
+        self._saved = deepcopy(position) if is_own else None
         return is_own
 
     def wait(self) -> str | None:
@@ -241,7 +248,7 @@ class Saver:
         fault, self._fault = self._fault, None
         if not self._agreement.holds_anywhere(fault is not None):
             return None
-        self._saved_step = None
+        self._saved = None
         return str(fault) if fault is not None else "another process could not write its share"
 
     def _until(self, is_over: Callable[[], bool]) -> None:
@@ -279,7 +286,8 @@ class Saver:
         if not differ and not self._plan.mesh.coordinates(self._reporter.rank).get(DATA):
             copies["state"] = self._state()
         for replica in group.local_replicas:
-            copies[f"replica-{replica}"] = self._parts(kinds, replica)
+            own = own_section(replica, self._equipment.stage)
+            copies[own] = self._parts(kinds, replica)
 
     def _state(self) -> Copy:
         """What this process writes of the state that replicas have alike, or in parts.

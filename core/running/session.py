@@ -242,7 +242,8 @@ class Session:
                 taken; this run's newest when left out.
 
         Raises:
-            IsotrainError: There is none, it is damaged, or it is of another run: says what differs.
+            IsotrainError: There is none, or it is of another run: says what differs. Or it is damaged: some
+                state may be that of the checkpoint by then, and another one is to be restored.
         """
         self.notes = self._checkpoints.restore(checkpoint)
 

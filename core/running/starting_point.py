@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isotrain.core.contracts.launcher import ChosenLauncher
+from isotrain.core.contracts.plan import joined_backend
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.run_directory import (
     PLAN_FILE,
@@ -135,7 +136,7 @@ class RunBefore:
     Attributes:
         directory: It.
         spec: Its `spec.json`.
-        backend: `NAME` or `NAME:COLLECTIVE`.
+        backend: `NAME` or `NAME:COLLECTIVE`, as it was asked for.
         replicas: How many.
         launcher: What started its processes; the local one where they joined.
     """
@@ -156,15 +157,12 @@ class RunBefore:
         """
         path = RunDirectory.reopen(run_directory).path
         plan, where = read_fields(path, PLAN_FILE), path / PLAN_FILE
-        text = {
-            name: value(str, plan.get(name), f"{where}: {name}")
-            for name in ("backend", "collective", "launcher")
-        }
-        collective = "" if text["collective"] == "none" else f":{text['collective']}"
-        replicas = value(int, plan.get("replicas"), f"{where}: replicas")
-        backend = text["backend"] + collective
-        options = plan.get("launcher_options")
-        launcher = (
-            ChosenLauncher() if options is None else ChosenLauncher(text["launcher"], options)
+        name, launched_by = (
+            value(str, plan.get(field), f"{where}: {field}") for field in ("backend", "launcher")
         )
+        requested = value(str | None, plan.get("requested"), f"{where}: requested")
+        replicas = value(int, plan.get("replicas"), f"{where}: replicas")
+        backend = joined_backend(name, requested)
+        options = plan.get("launcher_options")
+        launcher = ChosenLauncher() if options is None else ChosenLauncher(launched_by, options)
         return cls(path, path / SPEC_FILE, backend, replicas, launcher)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.errors import IsotrainError, NotANumberError
 from isotrain.core.running.kept_weights import KeptWeights
 from isotrain.core.running.loop import fit
@@ -16,7 +17,10 @@ from isotrain.core.running.result import RunResult
 from isotrain.core.running.weights_file import WEIGHTS_FILE, save_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from isotrain.core.running.session import Session
+    from isotrain.core.stages.profile import LayerCost
 
 
 def train(session: Session) -> dict[str, Any] | None:
@@ -57,15 +61,20 @@ def describe(session: Session) -> dict[str, Any]:
     from isotrain.core.running.equipment import model_bytes
 
     plan = session.plan
-    if session.tries_metrics:
-        for batch in itertools.islice(session.batches(), 1):
+    in_stages = STAGE in plan.mesh.sizes
+    layers: Sequence[LayerCost] = ()
+    for batch in itertools.islice(session.batches(), int(session.tries_metrics or in_stages)):
+        if session.tries_metrics:
             session.try_metrics(batch)
+        if in_stages and session.is_main:  # alone, so that nobody disturbs it
+            layers = session.group.profile_layers(batch).layers
     return {
         "samples": plan.samples,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
         "model": asdict(model_bytes(session.spec, session.group)),
+        "layers": list(map(asdict, layers)),
         "remarks": [*session.remarks(), *session.step_remarks()],
     }
 

@@ -54,8 +54,9 @@ def launchers(
 def examined(found: Mapping[str, Any]) -> str:
     """What there is to say of one launcher here."""
     why = "; ".join(filter(None, (found["reason"], found["hint"])))
+    usable = "yes" if found["usable"] else "no"
     rows = [
-        ("usable here", "yes" if found["usable"] else f"no: {why}"),
+        ("usable here", f"{usable}: {why}" if why else usable),
         ("allocation", _allocation(found)),
         ("this process", found["no_place"] or _rank(found["place"])),
         ("TLS", _tls(found["tls"])),

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isotrain.core.showing import stage_texts
 from isotrain.core.showing.launching_texts import pairs
 from isotrain.core.showing.tables import facts, number, paragraph, size, table, text_of
 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
     "where": (
-        *("backend", "framework", "collective", "launcher", "launcher_options", "device"),
+        *("backend", "framework", "collective", "requested", "launcher", "launcher_options"),
+        *("device",),
         *("replicas", "placement", "mesh", "doors", "processes", "start", "threads"),
     ),
     "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters", "state_bytes"),
@@ -19,6 +21,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
         *("global_batch", "local_batches", "accumulate", "scaling", "learning_rate"),
         *("gradient_bytes", "exchanged_bytes_per_step"),
     ),
+    "stages": ("stages",),
     "set for every process": ("variables", "options", "timeouts"),
     "remarks": ("remarks",),
 }
@@ -26,6 +29,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
 _LABELS = {
     "run": "name",
     "strategy_options": "strategy options",
+    "requested": "collective asked for",
     "launcher_options": "launcher options",
     "doors": "ports besides",
     "threads": "threads per replica",
@@ -40,6 +44,8 @@ _LABELS = {
     "options": "backend options",
     "global_batch": "global batch",
 }
+_LEFT_OUT = ("stages", "remarks")
+"""Groups of one field each that are not shown where they are empty."""
 _BYTES = ("gradient_bytes", "exchanged_bytes_per_step")
 
 
@@ -49,7 +55,7 @@ def plan(found: Any) -> str:
     parts = [
         facts(heading, [row for name in names for row in _plan_rows(name, fields[name])])
         for heading, names in PLAN_GROUPS.items()
-        if heading != "remarks" or fields["remarks"]
+        if heading not in _LEFT_OUT or fields[heading]
     ]
     return "\n".join(parts)
 
@@ -58,6 +64,8 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
     label = _LABELS.get(name, name)
     if name == "remarks":
         return [("-", remark) for remark in value]
+    if name == "stages":
+        return stage_texts.rows(value)
     if name == "processes":
         return [(label, str(len(value)))] + [("", _process(process)) for process in value]
     if name == "start":
@@ -70,6 +78,8 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
         return [(label, ", ".join(f"{part} {size(count)}" for part, count in value.items()))]
     if name in _BYTES:
         return [(label, size(value))]
+    if name == "requested":
+        return [(label, value or "none")]
     if value is None:
         return [(label, number(None))]
     return [(label, text_of(value))]

@@ -1,0 +1,296 @@
+"""Taking the state of a run back to what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from isotrain.core.checkpoints.parts import StoredTensor
+from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.mesh import STAGE
+from isotrain.core.contracts.state import StateInfo
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.errors import IsotrainError
+from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.own_sections import own_section, own_sections
+from isotrain.core.running.resuming import Saved
+from isotrain.core.running.saver import OWN_STATE, SHARED_STATE
+from isotrain.core.running.translation import LOST, LOST_SLOTS, Translation
+from isotrain.core.running.weights_file import WEIGHTS
+
+PORTION_BYTES = 2**26
+"""Of state that is read at a time; a larger tensor is read by itself."""
+_METRICS = "metrics/"
+_SCALE = "loss-scale/"
+
+
+def load(saved: Saved, own: Equipment, rate: Callable[[], float]) -> list[str]:
+    """Sets all state of this process's replicas, and the strategy's.
+
+    Args:
+        saved: The checkpoint.
+        own: Whose state is set.
+        rate: Gives that of the next step, for slots that another framework keeps.
+
+    Returns:
+        What of the checkpoint's state could not be taken over.
+
+    Raises:
+        IsotrainError: Its weights are not those of this model.
+    """
+    group, strategy = own.group, own.strategy
+    translation = _translation(saved, own)
+    if translation is not None:
+        lost = _write_translated(saved, group, translation, rate())
+        strategy.state_written(group)
+        return [*lost, *_write_metrics(saved, own)]
+    same = saved.replicas == group.replicas
+    lost = []
+    keep_apart = same and saved.strategy == strategy.name and saved.identity.replicas_differ
+    if saved.identity.replicas_differ and not keep_apart:
+        lost.append(
+            f"the weights of {saved.replicas} replicas, which differed: all have their mean"
+        )
+        lost += _write_mean(saved, group)
+    elif not saved.identity.replicas_differ:
+        lost += _write_shared(saved, group)
+    in_place = same and saved.stages == own.plan.mesh.size(STAGE)
+    if in_place and saved.is_served == own.plan.is_served:
+        lost += _write_own(saved, own, weights=keep_apart)
+    else:
+        lost += _write_metrics(saved, own)
+    return [*lost, *_load_strategy(saved, group, strategy)]
+
+
+def load_weights(saved: Saved, own: Equipment) -> None:
+    """Sets weights and other state of the model alone, optimizer slots left out.
+
+    Raises:
+        IsotrainError: They are not those of this model.
+    """
+    group, translation = own.group, _translation(saved, own)
+    known = group.describe_state(WEIGHTS)
+    if translation is None and not saved.identity.replicas_differ:
+        stored = saved.checkpoint.tensors("state")
+        _write_portions(saved, group, [name for name in known if name in stored])
+        return
+    state = _mean_state(saved) if saved.identity.replicas_differ else saved.checkpoint.read("state")
+    if translation is not None:
+        state = translation.weights(state, group)
+    group.write_state({name: array for name, array in state.items() if name in known})
+
+
+def _translation(saved: Saved, own: Equipment) -> Translation | None:
+    """Between the framework that saved a checkpoint and this one, where that takes one."""
+    section = "replica-0" if saved.identity.replicas_differ else "state"
+    if not Translation.is_needed(saved.checkpoint.tensors(section), own.group):
+        return None
+    return Translation.between(saved.identity.plan, own.plan, own.spec)
+
+
+def _write_translated(
+    saved: Saved, group: ReplicaGroup, translation: Translation, rate: float
+) -> list[str]:
+    """Sets weights, slots and the scale of the loss, by their names in this framework."""
+    differ = saved.identity.replicas_differ
+    state = _mean_state(saved) if differ else saved.checkpoint.read("state")
+    weights = translation.weights(state, group)
+    _require_all_weights(saved, group, weights)
+    slots = translation.slots(state, group, rate)
+    scale = {name: state[name] for name in group.describe_state(("loss-scale",)) if name in state}
+    try:
+        group.write_state(weights | (slots or {}) | scale)
+    except IsotrainError as error:
+        raise IsotrainError(f"{saved.checkpoint.location}, by `checkpoint.map`: {error}") from error
+    return [LOST, LOST_SLOTS] if slots is None else [LOST]
+
+
+def _write_shared(saved: Saved, group: ReplicaGroup) -> list[str]:
+    """Sets what all replicas had alike, or in parts."""
+    stored = saved.checkpoint.tensors("state")
+    _require_all_weights(saved, group, stored)
+    unknown = _unknown_scales(stored, group)
+    _write_portions(saved, group, [name for name in stored if name not in unknown])
+    return [_not_here(name) for name in unknown]
+
+
+def _write_portions(saved: Saved, group: ReplicaGroup, names: Iterable[str]) -> None:
+    """Reads and sets state a portion after the other: it is never here twice as a whole."""
+    stored, described = saved.checkpoint.tensors("state"), group.describe_state(SHARED_STATE)
+    for portion in _portions(stored, names):
+        _write(saved, group, _read_portion(saved, portion, described))
+
+
+def _portions(stored: Mapping[str, StoredTensor], names: Iterable[str]) -> Iterator[list[str]]:
+    portion, filled = list[str](), 0
+    for name in names:
+        if portion and filled + stored[name].nbytes > PORTION_BYTES:
+            yield portion
+            portion, filled = [], 0
+        portion.append(name)
+        filled += stored[name].nbytes
+    yield portion
+
+
+def _read_portion(
+    saved: Saved, names: Sequence[str], described: Mapping[str, StateInfo]
+) -> dict[str, np.ndarray]:
+    """Tensors of the state; of what this process has a part of, that part alone."""
+    parts = {n: described[n] for n in names if n in described and described[n].offset is not None}
+    whole = saved.checkpoint.read("state", [name for name in names if name not in parts])
+    return whole | {
+        name: saved.checkpoint.read_part("state", name, info.offset, info.part)
+        for name, info in parts.items()
+    }
+
+
+def _write_mean(saved: Saved, group: ReplicaGroup) -> list[str]:
+    """Sets the mean of replicas that differed."""
+    state = _mean_state(saved)
+    _require_all_weights(saved, group, state)
+    unknown = _unknown_scales(state, group)
+    _write(saved, group, {name: array for name, array in state.items() if name not in unknown})
+    return [_not_here(name) for name in unknown]
+
+
+def _unknown_scales(names: Iterable[str], group: ReplicaGroup) -> list[str]:
+    """Those of a loss scale that this group has not."""
+    scales = group.describe_state(("loss-scale",))
+    return [name for name in names if name.startswith(_SCALE) and name not in scales]
+
+
+def _write(
+    saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int | None = None
+) -> None:
+    """Sets state, and says of what a group refuses where it comes from.
+
+    Raises:
+        IsotrainError: A name is none of this group's, or its state has another shape.
+    """
+    try:
+        group.write_state(state, replica=replica)
+    except IsotrainError as error:
+        raise IsotrainError(f"{saved.checkpoint.location}: {error}") from error
+
+
+def _not_here(name: str) -> str:
+    return f"{name}: there is no such state here"
+
+
+def _require_all_weights(saved: Saved, group: ReplicaGroup, names: Collection[str]) -> None:
+    weights = group.describe_state(WEIGHTS)
+    missing = [name for name in weights if name not in names]
+    if missing:
+        raise IsotrainError(
+            f"{saved.checkpoint.location}: it lacks {len(missing)} of the {len(weights)} weights of this"
+            f" model, {missing[0]!r} first. It is the checkpoint of another model; or of this one in another"
+            " framework, where `checkpoint.map` in the spec says which weight is which."
+        )
+
+
+def _write_own(saved: Saved, own: Equipment, *, weights: bool) -> list[str]:
+    """Gives each replica here what that of the same number had, its weights and slots among it or not."""
+    group = own.group
+    lost: set[str] = set()
+    for replica in group.local_replicas:
+        section = own_section(replica, own.stage)
+        if section not in saved.checkpoint.sections():
+            continue
+        stored = saved.checkpoint.tensors(section)
+        state = saved.checkpoint.read(section, [n for n in stored if weights or _is_own(n)])
+        if weights:
+            _require_all_weights(saved, group, state)
+        known = group.describe_state(OWN_STATE, replica=replica)
+        there = {n: a for n, a in state.items() if n in known or not _is_own(n)}
+        _write(saved, group, there, replica)
+        others = {name: state[name] for name in state.keys() - there.keys()}
+        lost.update(_refused(group, others, replica))
+    return [_not_here(name) for name in sorted(lost)]
+
+
+def _refused(group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int) -> Iterator[str]:
+    """Sets state that a group may have from its first step on only; gives what it has no place for."""
+    for name, array in state.items():
+        try:
+            group.write_state({name: array}, replica=replica)
+        except IsotrainError:
+            yield name
+
+
+def _is_own(name: str) -> bool:
+    return name.partition("/")[0] in OWN_STATE
+
+
+def _write_metrics(saved: Saved, own: Equipment) -> list[str]:
+    """Shares the accumulators of the epoch's metrics out among other replicas: they are sums over all.
+
+    Of a replica in stages the first gets them.
+    """
+    group = own.group
+    there = own_sections(saved.checkpoint.sections())
+    kept = {name for section in there for name in saved.checkpoint.tensors(section)}
+    kept = {name for name in kept if _is_own(name)}
+    holders = [r for r in group.local_replicas if group.describe_state(("metrics",), replica=r)]
+    everywhere = len(group.local_replicas) < group.replicas  # each of the others holds its own too
+    lost = {name.partition("/")[0] for name in kept if not name.startswith(_METRICS)}
+    for replica in holders:
+        known = group.describe_state(("metrics",), replica=replica)
+        sums = {name: np.zeros(info.shape, info.dtype) for name, info in known.items()}
+        count = group.replicas if everywhere else len(holders)
+        place = replica if everywhere else holders.index(replica)
+        for section in () if own.stage else there[place::count]:
+            names = [name for name in saved.checkpoint.tensors(section) if name in known]
+            for name, array in saved.checkpoint.read(section, names).items():
+                sums[name] = sums[name] + array
+        group.write_state(sums, replica=replica)
+        lost |= {n for n in kept if n.startswith(_METRICS) and n not in known}
+    now = _layout(group.replicas, own.plan.mesh.size(STAGE))
+    numbers = f"{_layout(saved.replicas, saved.stages)}, now {now}"
+    return [f"{what} state of {numbers}" for what in sorted(lost)]
+
+
+def _layout(replicas: int, stages: int) -> str:
+    plural = "" if replicas == 1 else "s"
+    return f"{replicas} replica{plural}" + (f" in {stages} stages" if stages > 1 else "")
+
+
+def _mean_state(saved: Saved) -> dict[str, np.ndarray]:
+    """The mean of the replicas' weights and slots; of whole numbers, those of the first."""
+    first = {
+        name: array
+        for name, array in saved.checkpoint.read("replica-0").items()
+        if not _is_own(name)
+    }
+    floating = [name for name, array in first.items() if array.dtype.kind == "f"]
+    sums = {name: first[name].astype(np.float64) for name in floating}
+    for replica in range(1, saved.replicas):
+        for name, array in saved.checkpoint.read(f"replica-{replica}", floating).items():
+            sums[name] += array
+    return first | {
+        name: (total / saved.replicas).astype(first[name].dtype) for name, total in sums.items()
+    }
+
+
+def _load_strategy(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
+    """Brings back what the strategy kept, as far as it can use it."""
+    same = saved.replicas == group.replicas
+    is_own = saved.strategy == strategy.name
+    lost = strategy.carries_over(saved.strategy, saved.replicas, group.replicas)
+    if not (same and is_own):
+        strategy.state_written(group)
+    if is_own:
+        strategy.load_state(group, _strategy_state(saved, group.local_replicas if same else ()))
+    return lost
+
+
+def _strategy_state(saved: Saved, replicas: Sequence[int]) -> StrategyState:
+    there = saved.checkpoint.sections()
+    own = {
+        replica: saved.checkpoint.read(f"strategy-{replica}")
+        for replica in replicas
+        if f"strategy-{replica}" in there
+    }
+    shared = saved.checkpoint.read("strategy") if "strategy" in there else {}
+    return StrategyState(values=saved.strategy_values, tensors=shared, of_replicas=own)
