@@ -89,7 +89,7 @@ def sample_loader() -> Any:
     """torch's `DataLoader` over a data set of one's own."""
     import torch.utils.data as torch_data
 
-    return torch_data.DataLoader(OneByOne(), BATCH, shuffle=True)  # type: ignore[arg-type]
+    return torch_data.DataLoader(OneByOne(), BATCH, shuffle=True)
 
 
 def generator() -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -91,7 +91,7 @@ class TorchSave(Contender):
     def load(self, state: Any, folder: Path) -> Mapping[str, Any]:
         import torch
 
-        return torch.load(folder / "state.pt", weights_only=True)  # type: ignore[no-any-return]
+        return torch.load(folder / "state.pt", weights_only=True)
 
 
 class DistributedCheckpoint(Contender):
@@ -259,7 +259,8 @@ def main() -> None:
         contender = CONTENDERS[given.contender]()
         print(json.dumps(_PARTS[given.part](contender, count, Path(given.folder))))
         return
-    order, found = np.random.default_rng(0), {name: [] for name in CONTENDERS}
+    order = np.random.default_rng(0)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     for _ in range(given.rounds):
         for name in map(str, order.permutation(list(CONTENDERS))):
             found[name].append(measure(name, count))

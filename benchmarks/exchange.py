@@ -51,7 +51,8 @@ def arrays(width: int, replicas: int) -> tuple[np.ndarray, np.ndarray]:
     """One global batch; every replica's share is another."""
     generator = np.random.default_rng(0)
     shape = (_LOCAL_BATCH * replicas, width)
-    return tuple(generator.standard_normal(shape).astype(np.float32) for _ in range(2))
+    inputs, targets = generator.standard_normal((2, *shape)).astype(np.float32)
+    return inputs, targets
 
 
 def measure(session: isotrain.Session, pairs: int) -> dict[str, list[float]]:
@@ -80,7 +81,7 @@ def _step_by_hand(session: isotrain.Session) -> Callable[[], Any]:
     import keras
     import tensorflow as tf
 
-    strategy = session.group.strategy
+    strategy = session.group.strategy  # type: ignore[attr-defined]
     given = session.spec.model_args
     with strategy.scope():
         module = chain(**given)
@@ -95,7 +96,10 @@ def _step_by_hand(session: isotrain.Session) -> Callable[[], Any]:
         optimizer.apply(tape.gradient(loss, module.trainable_variables), module.trainable_variables)
         return loss
 
-    return tf.function(lambda: strategy.reduce("SUM", strategy.run(replica), axis=None))
+    def step() -> tf.Tensor:
+        return strategy.reduce("SUM", strategy.run(replica), axis=None)
+
+    return tf.function(step)
 
 
 def main() -> None:

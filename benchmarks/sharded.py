@@ -8,6 +8,7 @@ The ways take turns, so that what else the machine does falls on all; each is a 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ def timed(steps: Iterator[Callable[[], Any]]) -> float:
 
 def of_session(session: isotrain.Session) -> float:
     """A run's work."""
-    return timed((lambda b=batch: session.step(b)) for batch in session.batches())
+    return timed(functools.partial(session.step, batch) for batch in session.batches())
 
 
 def by_isotrain(strategy: Any) -> float:
@@ -78,7 +79,8 @@ def by_isotrain(strategy: Any) -> float:
         "strategy": strategy,
         "evaluation": {"every_epochs": 0},
     }
-    return max(isotrain.launch(of_session, spec, backend="torch-ddp", replicas=REPLICAS))
+    found = isotrain.launch(of_session, spec, backend="torch-ddp", replicas=REPLICAS)
+    return float(max(found))
 
 
 def _wrapped(way: str, made: nn.Module) -> nn.Module:
@@ -104,7 +106,7 @@ def _process(rank: int, way: str, port: int, found: Any) -> None:
         nn.functional.mse_loss(wrapped(batch), batch).backward()
         optimizer.step()
 
-    found[rank] = timed((lambda n=n: step(n % 8)) for n in range(WARM + TIMED))
+    found[rank] = timed(functools.partial(step, n % 8) for n in range(WARM + TIMED))
     dist.barrier()
 
 
@@ -112,7 +114,7 @@ def by_hand(way: str, port: int) -> float:
     """The slowest process's seconds."""
     found = mp.get_context("spawn").Manager().dict()
     mp.spawn(_process, (way, port, found), nprocs=REPLICAS)
-    return max(found.values())
+    return float(max(found.values()))
 
 
 def main() -> None:

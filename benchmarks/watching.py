@@ -2,8 +2,8 @@
 
 `python -m benchmarks.watching`: a second process says over as many connections what ranks that train say:
 that they have started and are ready, and where they are as often as ranks of a run of that size do. Printed
-is the processor time that rank 0 takes to hear all of it, to judge who lives, and to let all of them hear of
-itself, for each second of the run.
+are, of rank 0, which hears all of it, judges who lives, and lets all of them hear of itself: the processor
+time for each second of the run, the memory that it comes to use, and the bytes that it hears each second.
 
 `--processes N`: so many real processes instead, of the reference backend, which train for a while.
 """
@@ -11,15 +11,16 @@ itself, for each second of the run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,22 @@ from isotrain.testing.reference.network import Network
 _SILENCE = 10.0
 _LIMITS = {"silence": _SILENCE, "start": 600.0, "progress": 600.0}
 _LEAST_SECONDS = 0.1
+_HEAD = "ranks  of one core  of that, a rank  memory, a rank  heard of a rank"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it costs rank 0 to watch all of them.
+
+    Attributes:
+        share: Of a processor core.
+        memory: Bytes.
+        heard: Bytes in each second; None: they were not counted.
+    """
+
+    share: float
+    memory: float
+    heard: float | None = None
 
 
 def main() -> None:
@@ -57,23 +74,32 @@ def main() -> None:
     elif given.processes is not None:
         _run_processes(given.processes, given.seconds)
     else:
-        print("ranks  of one core  of that, a rank")
+        print(_HEAD)
         for ranks in map(int, given.ranks.split(",")):
             _report(ranks, _watched(ranks, given.seconds))
 
 
-def _report(ranks: int, share: float) -> None:
-    print(f"{ranks:5}{share:12.1%}{share / ranks * 1e6:13.0f} ppm", flush=True)
+def _report(ranks: int, cost: Cost) -> None:
+    share, memory = cost.share / ranks * 1e6, cost.memory / ranks / 1024
+    heard = "" if cost.heard is None else f"{cost.heard / ranks:13.0f} B/s"
+    print(f"{ranks:5}{cost.share:12.1%}{share:13.0f} ppm{memory:12.1f} KiB{heard}", flush=True)
 
 
-def _watched(ranks: int, seconds: float) -> float:
-    """Seconds of processor time for each second."""
+def _watched(ranks: int, seconds: float) -> Cost:
+    before = _memory()
     with socket.create_server(("127.0.0.1", 0), backlog=ranks) as door:
         port = str(door.getsockname()[1])
         command = [sys.executable, "-m", "benchmarks.watching", "--say", port]
         with subprocess.Popen([*command, "--ranks", str(ranks), "--seconds", str(seconds)]):
             channels = [_channel(door.accept()[0], is_caller=False) for _ in range(ranks)]
-            return _heard(channels)
+            share, heard = (each / seconds for each in _heard(channels))
+            return Cost(share, _memory() - before, heard)
+
+
+def _memory() -> int:
+    """Bytes that this process has now."""
+    found: int = psutil.Process().memory_info().rss
+    return found
 
 
 def _channel(connection: socket.socket, *, is_caller: bool) -> Channel:
@@ -81,22 +107,23 @@ def _channel(connection: socket.socket, *, is_caller: bool) -> Channel:
     return Channel(Wire(connection, Seals.made(b"watching", is_caller=is_caller)))
 
 
-def _heard(channels: list[Channel]) -> float:
+def _heard(channels: list[Channel]) -> tuple[float, int]:
+    """Seconds of processor time, and bytes."""
     with tempfile.TemporaryDirectory() as folder:
         remote = [
             RemoteProcess(channel, Peer(rank, "far", "127.0.0.1", 0, rank, (rank,)), Path(folder))
             for rank, channel in enumerate(channels)
         ]
         line = OwnLine(0)
-        began, before = time.monotonic(), time.process_time()
+        before = time.process_time()
         with beating(line, channels, Pace.of(len(channels), _SILENCE).beat):
             failure = Supervisor(remote, _LIMITS, lambda event: None).run()
         assert failure is None, failure
-        share = (time.process_time() - before) / (time.monotonic() - began)
+        took, heard = time.process_time() - before, sum(each.received for each in channels)
         line.close()
         for channel in channels:
             channel.close()
-    return share
+    return took, heard
 
 
 def _say_all(port: int, ranks: int, seconds: float) -> None:
@@ -149,8 +176,8 @@ def _run_processes(count: int, seconds: float) -> None:
         _take_part(seconds)
         return
     job = f"watching-{os.getpid()}"
-    told = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": 29500}
-    told |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": job}
+    told: dict[str, Any] = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
+    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": job}
     told |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": 1}
     common = {**os.environ, **{name: str(value) for name, value in told.items()}}
     again = [sys.executable, "-m", "benchmarks.watching", "--processes", str(count)]
@@ -174,17 +201,17 @@ def _take_part(seconds: float) -> None:
     spec |= {"global_batch": 1024, "epochs": 10**6, "plugins": ["isotrain.testing.reference"]}
     spec |= {"timeouts": {"start": 600.0}}
 
-    def work(session: isotrain.Session) -> float:
+    def work(session: isotrain.Session) -> list[float]:
         end, before = time.monotonic() + seconds, _of_the_watcher()
         for batch in session.batches():
             session.step(batch)
             time.sleep(0.1)  # as a step of a real model takes
             if batch.step >= seconds * 5:
                 break
-        return (_of_the_watcher() - before) / (time.monotonic() - end + seconds)
+        return [(_of_the_watcher() - before) / (time.monotonic() - end + seconds), _memory()]
 
     with tempfile.TemporaryDirectory() as folder:
-        shares = isotrain.launch(
+        found = isotrain.launch(
             work,
             spec,
             backend="reference",
@@ -192,8 +219,10 @@ def _take_part(seconds: float) -> None:
             on_event=lambda event: None,
         )
     if os.environ["RANK"] == "0":
-        print(json.dumps(shares[0]))
-        _report(len(shares), shares[0])
+        (share, memory), *others = found
+        more = memory - statistics.median(each for _, each in others)
+        print(_HEAD)
+        _report(len(found), Cost(share, more))
 
 
 def _of_the_watcher() -> float:

@@ -108,4 +108,5 @@ def start_value(layer: str, shape: tuple[int, ...]) -> np.ndarray:
     """The initial kernel of a layer, its inputs before its outputs: the same in every framework."""
     generator = np.random.default_rng([SEED, *layer.encode()])
     size = int(np.prod(shape))
-    return (generator.standard_normal(size) * size**-0.25).astype(np.float32).reshape(shape)
+    drawn = generator.standard_normal(shape) * size**-0.25
+    return drawn.astype(np.float32)

@@ -41,7 +41,7 @@ class Seconds(keras.callbacks.Callback):
 def main() -> None:
     """Trains in two calls: the steps that are not timed, and those that are, each as one epoch."""
     job = Job.of_this_process()
-    use_threads(job)
+    use_threads(job, job.replicas)
     strategy = mirrored_strategy(job.replicas) if job.replicas > 1 else tf.distribute.get_strategy()
     with strategy.scope():
         model = keras_models.build(job.work)

@@ -7,14 +7,14 @@ import tensorflow as tf
 from benchmarks.peers.job import Job
 
 
-def use_threads(job: Job) -> None:
+def use_threads(job: Job, replicas: int = 1) -> None:
     """Sets the threads of this process, before TensorFlow's first operation.
 
-    MirroredStrategy holds all replicas in one process, whose threads they share.
+    Args:
+        job: Says how many each replica has.
+        replicas: That live in this process and share its threads: under MirroredStrategy all of them.
     """
-    tf.config.threading.set_intra_op_parallelism_threads(
-        job.threads * job.options.get("replicas_per_process", 1)
-    )
+    tf.config.threading.set_intra_op_parallelism_threads(job.threads * replicas)
 
 
 def mirrored_strategy(replicas: int) -> tf.distribute.Strategy:

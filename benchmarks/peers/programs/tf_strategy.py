@@ -17,8 +17,8 @@ from benchmarks.peers.workloads import MOMENTUM
 
 def main() -> None:
     job = Job.of_this_process()
-    use_threads(job)
     workers = job.options["workers"]
+    use_threads(job, 1 if workers else job.replicas)
     strategy = (
         tf.distribute.MultiWorkerMirroredStrategy() if workers else mirrored_strategy(job.replicas)
     )

@@ -1,0 +1,263 @@
+"""What strategies send between hosts with slow links, and what a step takes there.
+
+    PYTHONPATH=tests:. python -m benchmarks.links                 # 2 hosts of 2 replicas
+    PYTHONPATH=tests:. python -m benchmarks.links --model vgg --hosts 4 --slots 1 --accumulate 8 \\
+        --strategy data-parallel --strategy pipeline,stages=4
+
+Hosts are network namespaces, which takes root, with links of `--mbit`. Bytes are those that left a host by
+its interface, the mean of all hosts, as the kernel has counted them; beside them what the plan predicts for
+all-reduces in rings, in which ranks are in the order of their hosts: what one of them sends is then what
+leaves a host. All hosts share the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+import isotrain
+from isotrain.core.cli.argument_types import choice
+
+STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
+_CLASSES = 10
+_WARM_STEPS = 8
+_ALL_STEPS = 80_000
+"""Of the run that the plan is of: the end of a run, which sends weights, does not count."""
+_JOB = "links"
+
+
+def mlp() -> Any:
+    """1.1 million weights."""
+    from keras import Input, Sequential, layers
+
+    hidden = [layers.Dense(1024, "relu", name=f"hidden{number}") for number in range(2)]
+    return Sequential([Input((64,)), *hidden, layers.Dense(_CLASSES, name="head")])
+
+
+def vgg() -> Any:
+    """Convolutions with few weights, and dense layers with 3.2 million."""
+    from keras import Input, Sequential, layers
+
+    model = Sequential([Input((32, 32, 3))])
+    for number, channels in enumerate((16, 32)):
+        model.add(layers.Conv2D(channels, 3, padding="same", activation="relu", name=f"c{number}"))
+        model.add(layers.MaxPooling2D(name=f"pool{number}"))
+    model.add(layers.Flatten(name="flat"))
+    for number in range(2):
+        model.add(layers.Dense(1024, "relu", name=f"hidden{number}"))
+    model.add(layers.Dense(_CLASSES, name="head"))
+    return model
+
+
+def transformer() -> Any:
+    """Four blocks with 3.2 million weights."""
+    from keras import Input, Model, layers
+
+    x = inputs = Input((16, 256))
+    for number in range(4):
+        y = layers.LayerNormalization(name=f"norm{number}_0")(x)
+        x = x + layers.MultiHeadAttention(4, 64, name=f"attention{number}")(y, y)
+        y = layers.LayerNormalization(name=f"norm{number}_1")(x)
+        y = layers.Dense(1024, "relu", name=f"wide{number}")(y)
+        x = x + layers.Dense(256, name=f"narrow{number}")(y)
+    outputs = layers.Dense(_CLASSES, name="head")(layers.GlobalAveragePooling1D(name="mean")(x))
+    return Model(inputs, outputs)
+
+
+MODELS = {"mlp": (mlp, (64,)), "vgg": (vgg, (32, 32, 3)), "transformer": (transformer, (16, 256))}
+"""By name, with the shape of a sample."""
+
+
+def data(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Samples and labels."""
+    draw = np.random.default_rng(0)
+    inputs = draw.standard_normal((256, *shape)).astype(np.float32)
+    return inputs, draw.integers(0, _CLASSES, 256)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is trained, and how.
+
+    Attributes:
+        model: By name.
+        backend: As for `isotrain.launch`.
+        steps: That are measured.
+        batch: Samples of a global batch.
+        accumulate: Micro-batches of each.
+    """
+
+    model: str = "mlp"
+    backend: str = "torch-ddp"
+    steps: int = 16
+    batch: int = 32
+    accumulate: int = 1
+
+    def spec(self, strategy: str) -> dict[str, Any]:
+        """Of one run."""
+        model, shape = MODELS[self.model]
+        return {
+            "name": "links",
+            "model": model,
+            "data": data,
+            "data_args": {"shape": shape},
+            "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+            "optimizer": {"name": "sgd", "lr": 0.015625},
+            "global_batch": self.batch,
+            "accumulate": self.accumulate,
+            "steps": _ALL_STEPS,
+            "strategy": choice(strategy),
+            "threads": 1,
+            "device": "cpu",
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was seen of a strategy.
+
+    Attributes:
+        strategy: As it was asked for.
+        sent: Bytes that left a host in a step.
+        predicted: Bytes of the plan; None: it tells nothing of hosts.
+        seconds: Of a step.
+    """
+
+    strategy: str
+    sent: float
+    predicted: float | None
+    seconds: float
+
+
+def measured(network: Any, slots: int, strategies: Sequence[str], sizes: Sizes) -> list[Row]:
+    """Trains under each strategy in turn, in the same processes.
+
+    Args:
+        network: Of the hosts, each of which gets so many processes.
+        slots: Processes of each.
+        strategies: As for `--strategy`.
+        sizes: What to train.
+    """
+    told = {"strategies": strategies, "sizes": vars(sizes)}
+    hosts, log = network.hosts, network.folder / "log"
+    common: dict[str, Any] = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": 29500}
+    common |= {"WORLD_SIZE": len(hosts) * slots, "LOCAL_WORLD_SIZE": slots}
+    common |= {"TORCHELASTIC_RUN_ID": _JOB, "OMP_NUM_THREADS": 1}
+    command = [sys.executable, "-m", "benchmarks.links", "--take-part", json.dumps(told)]
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    ranks = []
+    for rank in range(len(hosts) * slots):
+        node, local = divmod(rank, slots)
+        own = {**common, "RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": node}
+        variables = {**path, **{name: str(value) for name, value in own.items()}}
+        ranks.append(hosts[node].start(command, log, variables))
+    statuses = [process.wait() for process in ranks]
+    assert not any(statuses), log.read_text()
+    rows = json.loads((network.folder / _JOB).read_text())
+    return [Row(*row) for row in rows]
+
+
+def _take_part(strategies: Sequence[str], sizes: Sizes) -> None:
+    """What every rank does."""
+    rows = [[strategy, *_trained(strategy, sizes)] for strategy in strategies]
+    if os.environ["RANK"] == "0":
+        Path(_JOB).write_text(json.dumps(rows))
+
+
+def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float]:
+    """The rest of a row."""
+
+    def work(session: isotrain.Session) -> tuple[float, float, float | None]:
+        batches = session.batches()
+        for _ in range(_WARM_STEPS):
+            session.step(next(batches))
+        session.barrier()
+        began, before = time.monotonic(), _sent()
+        for _ in range(sizes.steps):
+            session.step(next(batches))
+        session.barrier()
+        sent, seconds = _sent() - before, time.monotonic() - began
+        return sent / sizes.steps, seconds / sizes.steps, _predicted(session.plan)
+
+    with TemporaryDirectory() as folder:
+        found = isotrain.launch(
+            work,
+            sizes.spec(strategy),
+            backend=sizes.backend,
+            run_directory=Path(folder) / "run",
+            on_event=lambda event: None,
+        )
+    sent, seconds, predicted = zip(*found, strict=True)
+    return statistics.mean(sent), predicted[0], max(seconds)
+
+
+def _predicted(plan: isotrain.Plan) -> float | None:
+    """Bytes that leave each host in a step, by the plan; None: it does not tell."""
+    if plan.strategy == "hierarchical":  # an all-reduce of one replica of each host
+        hosts = len({process.host for process in plan.processes})
+        return 2 * (hosts - 1) / hosts * (plan.gradient_bytes or 0)
+    return None if plan.strategy == "pipeline" else plan.exchanged_bytes_per_step
+
+
+def _sent() -> int:
+    """Bytes that have left this host by its interface."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "eth0":
+            return int(counts.split()[8])
+    raise AssertionError("this host has no interface eth0")
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=2, help="processes of each host")
+    parser.add_argument("--mbit", type=int, default=100)
+    parser.add_argument("--strategy", action="append", help=f"default: {', '.join(STRATEGIES)}")
+    parser.add_argument("--model", choices=MODELS, default=Sizes.model)
+    parser.add_argument("--backend", default=Sizes.backend)
+    parser.add_argument("--steps", type=int, default=Sizes.steps)
+    parser.add_argument("--batch", type=int, default=Sizes.batch)
+    parser.add_argument("--accumulate", type=int, default=Sizes.accumulate)
+    parser.add_argument("--take-part", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.take_part:
+        told = json.loads(given.take_part)
+        _take_part(told["strategies"], Sizes(**told["sizes"]))
+        return
+    from cluster.network import Network
+
+    sizes = Sizes(given.model, given.backend, given.steps, given.batch, given.accumulate)
+    names = [f"node{number}" for number in range(1, given.hosts + 1)]
+    with TemporaryDirectory(dir="/tmp") as folder, Network(Path(folder), names) as network:
+        network.shape(given.mbit)
+        rows = measured(network, given.slots, given.strategy or STRATEGIES, sizes)
+    _print(rows)
+
+
+def _print(rows: Sequence[Row]) -> None:
+    print("| strategy | left a host, MB a step | predicted | step, ms | times as fast |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        predicted = "" if row.predicted is None else f"{row.predicted / 1e6:.3f}"
+        faster = rows[0].seconds / row.seconds
+        cells = (row.strategy, f"{row.sent / 1e6:.3f}", predicted, f"{row.seconds * 1e3:.0f}")
+        print(f"| {' | '.join(cells)} | {faster:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
