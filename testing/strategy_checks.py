@@ -85,7 +85,10 @@ def replicas_are_equal(evidence: Evidence) -> None:
     for number, of_processes in enumerate(zip(*moments, strict=True)):
         replicas = [fingerprint for process in of_processes for fingerprint in process]
         when = f"after step {number}" if number < len(moments[0]) - 1 else "after the last step"
-        assert len(set(replicas)) == 1, f"{when}, replicas differ: {len(set(replicas))} states"
+        assert len(set(replicas)) == 1, (
+            f"{when}, replicas differ: {len(set(replicas))} states. To the bit: rounding counts, so all"
+            " have to assign what an exchange gave, and not what each has computed of that and of its own"
+        )
 
 
 def equals_data_parallel(evidence: Evidence) -> None:

@@ -27,6 +27,7 @@ NEEDS: Mapping[str, Capability] = {
     "served_step": Capability.SERVED_STEP,
     "staged_step": Capability.STAGED_STEP,
     "join_stages": Capability.STAGED_STEP,
+    "profile_layers": Capability.STAGED_STEP,
     "gather_weights": Capability.GATHER_WEIGHTS,
     "keep_slots_of": Capability.PARTIAL_UPDATE,
     "update_own": Capability.PARTIAL_UPDATE,

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.05
 
 
-def wait_until(condition: Callable[[], T], seconds: float) -> T:
+def wait_until(
+    condition: Callable[[], T], seconds: float, what: str = "it did not happen in time"
+) -> T:
     """What a condition gives, once that is something; it is a failure when it takes longer."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, what
         time.sleep(_LOOK_SECONDS)
     return found

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,24 @@ def model() -> Network:
 def data() -> tuple[np.ndarray, np.ndarray]:
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
     return inputs, inputs[:, :2]
+
+
+SPEC: dict[str, Any] = {
+    "model": "integration.driven_job:model",
+    "data": "integration.driven_job:data",
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "global_batch": 4,
+    "epochs": 1,
+    "plugins": ["isotrain.testing.reference"],
+}
+"""Of one epoch of 4 steps."""
+SLOW = SPEC | {
+    "data": "integration.driven_job:Slow",
+    "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+    "precision": "float64",
+}
+"""Of steps that take a while, and equal the local ones to rounding."""
 
 
 class Slow:

@@ -3,12 +3,14 @@
     python exported_models.py FOLDER [PART/]NAME...
 
 FOLDER has `samples.npy`, and the exported files or folders of them; the predictions of NAME go to `NAME.npy`
-beside its file. The variable KERAS_BACKEND says which framework Keras runs on.
+beside its file, or what went wrong to `NAME.fault`. The variable KERAS_BACKEND says which framework Keras
+runs on.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,5 +129,10 @@ if __name__ == "__main__":
     sys.modules["isotrain"] = None  # type: ignore[assignment]
     where = Path(sys.argv[1])
     for wanted in map(where.joinpath, sys.argv[2:]):
-        found = WAYS[wanted.name](wanted.parent, np.load(where / "samples.npy"))
-        np.save(wanted.with_suffix(".npy"), found)
+        wanted.with_suffix(".fault").unlink(missing_ok=True)
+        try:
+            found = WAYS[wanted.name](wanted.parent, np.load(where / "samples.npy"))
+        except Exception:
+            wanted.with_suffix(".fault").write_text(traceback.format_exc())
+        else:
+            np.save(wanted.with_suffix(".npy"), found)

@@ -20,8 +20,8 @@ BACKENDS = (
     *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),
     "jax-mesh",
 )
-REPLICAS = {"first": 1, "rest": 2, "both": 2}
-"""Of the two parts, and where one session does both."""
+REPLICAS = {"first": 1, "rest": 2, "both": 3}
+"""Of the two parts, and where one session does both: no part goes on with as many as saved."""
 STOP, STEPS = 5, 9
 """The second epoch has begun."""
 EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
@@ -78,9 +78,9 @@ def first(session: isotrain.Session, case: str, *, folder: Path) -> Found:
 
 
 def rest(session: isotrain.Session, case: str, *, folders: Iterable[Path]) -> dict[str, Found]:
-    """Goes on from each of several checkpoints, one after the other."""
+    """Goes on from each of several checkpoints, one after the other, as far as they are there."""
     found = {}
-    for folder in folders:
+    for folder in (each for each in folders if (each / case).is_dir()):
         session.restore(folder / case)
         saved = checkpoint_at(folder / case).read("state")
         carried = [

@@ -34,6 +34,17 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {  # to record takes longest: the 
         "accumulate": 2,
     },
 }
+WHOLE = "lamb, recomputed"
+OF_MODULES: Mapping[str, Mapping[str, Any]] = {
+    **OPTIMIZERS,
+    WHOLE: {
+        "optimizer": {"name": "lamb", "lr": 0.0625, "weight_decay": 0.125},
+        "clip": {"global_norm": 0.25},
+        "accumulate": 2,
+        "recompute": ["*"],
+    },
+}
+"""Those, and what looks at all of a weight or computes modules again."""
 LAYERS, WIDTH = 8, 64
 
 
@@ -101,7 +112,7 @@ def compared(
     """Specs of runs with some optimizers: one data-parallel, others in each stage."""
     strategies = {"parallel": PARALLEL, **{f"stage {s}": sharded(s) for s in stages}}
     return {
-        f"{name}: {kind}": spec(strategy, base, **OPTIMIZERS[name])
+        f"{name}: {kind}": spec(strategy, base, **OF_MODULES[name])
         for name in names
         for kind, strategy in strategies.items()
     }

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 from in_process import script
 
-from benchmarks import checkpoints
+from benchmarks import checkpoints, kills, restarts
 from benchmarks.peers import __main__ as program
 from benchmarks.peers import table
 from benchmarks.peers.contenders import CONTENDERS, Command, Contender
@@ -192,6 +192,14 @@ def test_saving_and_loading_are_programs_of_their_own(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ['PYTHONPATH']}")
     assert checkpoints.measure("isotrain", 1).keys() == set(checkpoints.FIGURES)
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed() -> None:
+    """Once at some moment, and once when a checkpoint is there."""
+    assert not list(kills.drill("reference", kills=1, steps=100, seed=0).faults())
+    start, again = restarts.timed("reference", victim=1)
+    assert min(start, again) > 0
 
 
 @pytest.mark.slow

@@ -135,11 +135,11 @@ def test_every_cell_has_its_figures(found: tuple[Comparison, Path, str]) -> None
 
 def test_exchanges_are_measured_where_there_are_any(found: tuple[Comparison, Path, str]) -> None:
     for cell in found[0].cells[:4]:
-        assert (cell.communication_s is None) == (cell.replicas == 1)
-        if cell.communication_s is not None:
+        assert (cell.all_reduce_s is None) == (cell.replicas == 1)
+        if cell.all_reduce_s is not None:
             size = cell.plan["gradient_bytes"]  # over two links, each way half of it
             assert cell.bus_bandwidth is not None
-            assert cell.bus_bandwidth.value == pytest.approx(size / cell.communication_s.value)
+            assert cell.bus_bandwidth.value == pytest.approx(size / cell.all_reduce_s.value)
             assert cell.speedup is not None
             assert cell.efficiency is not None
             assert cell.efficiency.value == pytest.approx(cell.speedup.value / 2)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import isotrain
+from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.contracts.state import StateKind
+from isotrain.core.running.loop import fit
+from isotrain.core.running.weights_file import WEIGHTS
+from isotrain.testing.bench import assert_same
 from isotrain.testing.launching import attempt
 from isotrain.testing.native import train
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.series import PATIENT, Work, next_session
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +50,18 @@ def sequential() -> Any:
 
     dense = [layers.Dense(7, activation="tanh", name=f"dense_{n}") for n in range(5)]
     return Sequential([Input((6,)), *dense, layers.Dense(4, name="head")])
+
+
+def modules() -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Linear(6, 8),
+        nn.Tanh(),
+        nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)),
+        nn.Tanh(),
+        nn.Linear(8, 4),
+    )
 
 
 def shared() -> Any:
@@ -75,6 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
         "record": True,  # with layers whose evaluation is recorded; training in stages is not
     },
     "one micro-batch": {"accumulate": 1},
+    "native": {"model": {"torch": modules}},
 }
 PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpipe": ("skipping", {"schedule": "gpipe"}),
@@ -83,6 +104,11 @@ PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "cut": ("skipping", {"cut": ["dropout"]}),
     "sequential": ("sequential", {}),
     "one micro-batch": ("one micro-batch", {}),
+    "native": ("native", {}),
+    "native, interleaved": (
+        "native",
+        {"schedule": "interleaved", "chunks": 2, "cut": ["1", "2", "4"]},
+    ),
 }
 
 
@@ -102,43 +128,132 @@ def under_way(exchange: Any) -> list[int]:
     return found
 
 
-def followed(session: isotrain.Session) -> dict[str, Any]:
+def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
-    exchange: Any = session.group.exchange  # type: ignore[attr-defined]
-    kept = under_way(exchange) if "stage" in session.plan.mesh.sizes else []
+    exchange = getattr(session.group, "exchange", None)
+    kept = under_way(exchange) if hasattr(exchange, "under_way") else []
     found = train(session)
     evaluated, state = session.evaluate(), session.read_state(("optimizer",))
     found["sending"] = max(kept, default=0)
     return {**found, "evaluated": evaluated, "train": session.metrics(), "slots": state}
 
 
-def work(session: isotrain.Session, specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains several in turn; a run's work."""
+STOP = 4
+"""Steps after which a checkpoint is saved: the second epoch has begun."""
+SAVED = ("skipping", "sequential")
+"""Cases of which the stages save checkpoints; the latter draws nothing, and others go on as they would."""
+
+
+def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
+    """Saves in the middle, and goes on to the end, twice; then from where all weights were everywhere."""
+    for batch in itertools.islice(session.batches(), STOP):
+        session.step(batch)
+    session.save(folder / name)
+    whole = ended(session)
+    found = {"whole": whole, "again": going_on(session, name, folder=folder)}
+    session.restore(folder / name)
+    session.evaluate()
+    session.save(folder / f"{name}-joined")
+    return found | {"joined": going_on(session, f"{name}-joined", folder=folder)}
+
+
+def going_on(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
+    session.restore(folder / name)
+    return ended(session)
+
+
+def unsaved(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
+    """Trains without any checkpoint; then from that of others."""
+    return {"whole": ended(session), "again": going_on(session, name, folder=folder)}
+
+
+def ended(session: isotrain.Session) -> dict[str, Any]:
+    """What each process has after all the steps that are left."""
+    losses = [float(session.step(batch)) for batch in session.batches()]
+    found = {"loss": losses, "train": session.metrics(), "evaluated": session.evaluate()}
+    kinds: dict[str, tuple[StateKind, ...]] = {"weights": WEIGHTS, "slots": ("optimizer",)}
+    return found | {name: session.read_state(kind) for name, kind in kinds.items()}
+
+
+def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
+    """Trained by the built-in loop, which keeps the best weights and ends early."""
+    metrics = fit(session)
+    found = {"steps": session.steps_done, "best": session.best_step, "metrics": metrics}
+    return found | {"weights": session.read_state(WEIGHTS)}
+
+
+def profiled(session: isotrain.Session, name: str) -> list[dict[str, Any]]:
+    """The layers of all stages, timed."""
+    batch = next(iter(session.batches()))
+    return [asdict(layer) for layer in session.group.profile_layers(batch).layers]
+
+
+FITTED = {
+    "model": sequential,
+    "optimizer": {"name": "sgd", "lr": 4.0},
+    "clip": None,
+    "epochs": 9,
+    "early_stopping": {"metric": "validation_loss", "patience": 2},
+}
+
+
+def fitting(folder: Path) -> dict[str, Any]:
+    best = {"metric": "validation_loss", "restore": True}
+    return {**BASE, **FITTED, "checkpoint": {"keep_best": best, "folder": str(folder)}}
+
+
+Tasks = Mapping[str, tuple[Mapping[str, Any], Work]]
+"""By name: a spec, and what is done in a session of it."""
+
+
+def work(session: isotrain.Session, tasks: Tasks) -> dict[str, Any]:
+    """Does one after the other; a run's work."""
     found = {}
-    for name, spec in specs.items():
-        with next_session(session, name, spec) as session:
-            found[name] = followed(session)
+    for name, (spec, task) in tasks.items():
+        with next_session(session, name.replace("/", "-"), spec) as session:
+            found[name] = task(session, name.partition("/")[2])
     return found
 
 
-def trained(specs: Mapping[str, Any], replicas: int) -> Sequence[dict[str, Any]]:
-    first = next(iter(specs.values()))
-    run = attempt(partial(work, specs=specs), first, "torch-ddp", replicas)
+def done(tasks: Tasks, replicas: int, backend: str = "torch-ddp") -> Sequence[dict[str, Any]]:
+    first, _ = next(iter(tasks.values()))
+    run = attempt(partial(work, tasks=tasks), first, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    """Of one replica without stages, by case."""
-    return trained({name: {**BASE, **changes} for name, changes in CASES.items()}, 1)[0]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With checkpoints by case."""
+    return tmp_path_factory.mktemp("pipelines")
 
 
 @pytest.fixture(scope="module")
-def staged() -> Sequence[dict[str, Any]]:
-    """Of each of two stages, by pipeline."""
-    specs = {n: {**BASE, **CASES[case], **under(o)} for n, (case, o) in PIPELINES.items()}
-    return trained(specs, 1)
+def staged(folder: Path) -> Sequence[dict[str, Any]]:
+    """Of each of two stages, by pipeline; and what was saved and gone on with, by case."""
+    tasks: dict[str, Any] = {
+        n: ({**BASE, **CASES[case], **under(o)}, followed) for n, (case, o) in PIPELINES.items()
+    }
+    tasks |= {
+        f"saved/{case}": ({**BASE, **CASES[case], **under({})}, partial(saving, folder=folder))
+        for case in SAVED
+    }
+    tasks["profile"] = {**BASE, **CASES["native"], **under({"cut": ["2"]})}, profiled
+    return done(tasks | {"fitted": ({**fitting(folder / "best"), **under({})}, fitted)}, 1)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, staged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of one replica without stages, by case; and how it went on from what stages saved."""
+    tasks: dict[str, Any] = {n: ({**BASE, **changes}, followed) for n, changes in CASES.items()}
+    dense = {**BASE, **CASES["sequential"]}
+    tasks["saved/sequential"] = dense, partial(unsaved, folder=folder)
+    return done(tasks | {"fitted": (fitting(folder / "best-alone"), fitted)}, 1)[0]
+
+
+def assert_as(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """What goes on from a checkpoint ends as a run that was never interrupted."""
+    assert_equal(ours, {**theirs, "loss": theirs["loss"][STOP:]})
 
 
 def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -167,6 +282,18 @@ def test_stages_train_as_one_replica(
     assert common <= {"iteration", "learning_rate"}
 
 
+def test_modules_are_timed(staged: Sequence[dict[str, Any]]) -> None:
+    for place in staged:
+        layers = place["profile"]
+        assert [layer["name"] for layer in layers] == ["0", "1", "2", "3", "4"]
+        assert [layer["chunk"] for layer in layers] == [0, 0, 1, 1, 1]
+        assert [list(layer["sources"]) for layer in layers] == [[], [0], [1], [2], [3]]
+        assert [layer["weight_bytes"] for layer in layers] == [8 * n for n in (56, 0, 88, 0, 36)]
+        assert [layer["activation_bytes"] for layer in layers] == [
+            8 * 2 * n for n in (8, 8, 8, 8, 4)
+        ]
+
+
 def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[str, Any]]) -> None:
     """The first of two stages keeps all four micro-batches with gpipe, and two with 1f1b."""
     assert {name: staged[0][name]["sending"] for name in ("gpipe", "1f1b")} == {
@@ -175,18 +302,95 @@ def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[s
     }
 
 
-def test_stages_of_several_replicas_train_as_replicas() -> None:
+@pytest.mark.parametrize("case", SAVED)
+def test_stages_go_on_from_their_checkpoints(staged: Sequence[dict[str, Any]], case: str) -> None:
+    """To the bit; also where they had all weights when they saved."""
+    for found in (stage[f"saved/{case}"] for stage in staged):
+        for part, kind in itertools.product(("again", "joined"), found["whole"]):
+            ours, theirs = found[part][kind], found["whole"][kind]
+            if kind in ("weights", "slots"):
+                assert_same(ours, theirs, f"{part}: {kind}")
+            else:
+                assert ours == theirs, (part, kind)
+
+
+def test_one_replica_goes_on_from_checkpoints_of_stages(
+    alone: dict[str, Any], staged: Sequence[dict[str, Any]]
+) -> None:
+    by_one = alone["saved/sequential"]
+    for found in (by_one["again"], *(stage["saved/sequential"]["whole"] for stage in staged)):
+        assert_as(found, by_one["whole"])
+
+
+def test_each_stage_writes_what_it_has(folder: Path, staged: Sequence[dict[str, Any]]) -> None:
+    """What both have, such as the count of updates, the first alone."""
+    files = sorted((folder / "sequential").rglob("state-*.safetensors"))
+    written = [set(SafetensorsFile(path).dtypes) for path in files]
+    assert len(written) == 2
+    assert not written[0] & written[1]
+    for stage, names in zip(staged, written, strict=True):
+        slots = {n for n in stage["saved/sequential"]["whole"]["slots"] if "/sequential/" in n}
+        assert slots <= names
+        assert {name.partition("/")[0] for name in names} - {"optimizer"}
+
+
+def test_stages_keep_the_best_weights_and_end_early(
+    alone: dict[str, Any], staged: Sequence[dict[str, Any]]
+) -> None:
+    expected = alone["fitted"]
+    assert expected["best"] < expected["steps"] < 3 * FITTED["epochs"]
+    for found in (stage["fitted"] for stage in staged):
+        assert (found["steps"], found["best"]) == (expected["steps"], expected["best"])
+        assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+        for name, value in expected["weights"].items():
+            np.testing.assert_allclose(found["weights"][name], value, rtol=1e-9, err_msg=name)
+
+
+def test_stages_of_several_replicas_train_as_replicas(
+    folder: Path, alone: dict[str, Any], staged: Sequence[dict[str, Any]]
+) -> None:
     """On a mesh of two replicas with two stages each; a slice of the last batch is empty."""
     plain = {**BASE, "model_args": {"normalised": False}}
-    expected = trained({"": plain}, 2)[0][""]
-    for place in trained({"": {**plain, **under({})}}, 2):
-        assert_equal(place[""], expected)
+    dense, goes_on = {**BASE, **CASES["sequential"]}, partial(going_on, folder=folder)
+    tasks = {"": (plain, followed), "saved/sequential": (dense, goes_on)}
+    expected, by_one = done(tasks, 2)[0], alone["saved/sequential"]["whole"]
+    assert_as(expected["saved/sequential"], by_one)
+    tasks = {name: ({**spec, **under({})}, task) for name, (spec, task) in tasks.items()}
+    for place in done(tasks, 2):
+        assert_equal(place[""], expected[""])
+        assert_as(place["saved/sequential"], by_one)
+
+
+ELSEWHERE = {
+    "horovod-torch": (2, ("gpipe", "1f1b", "interleaved")),
+    "tf-multiworker": (2, ("interleaved",)),
+    "horovod-tf": (1, ("gpipe", "1f1b")),
+}
+"""Other backends: how many replicas of two stages each, and by which schedules."""
+
+
+@pytest.mark.parametrize("backend", ELSEWHERE)
+def test_stages_train_as_replicas_on_every_backend(backend: str, tmp_path: Path) -> None:
+    """And go on from checkpoints; of two replicas, a slice of the last batch is empty."""
+    replicas, schedules = ELSEWHERE[backend]
+    plain = {**BASE, "model_args": {"normalised": replicas == 1}}
+    expected = done({"": (plain, followed)}, replicas, backend)[0][""]
+    options = {name: PIPELINES[name][1] for name in schedules}
+    tasks: dict[str, Any] = {n: ({**plain, **under(o)}, followed) for n, o in options.items()}
+    dense = {**BASE, **CASES["sequential"], **under({})}
+    tasks["saved/sequential"] = dense, partial(saving, folder=tmp_path)
+    tasks["profile"] = dense, profiled
+    for place in done(tasks, replicas, backend):
+        for name in options:
+            assert_equal(place[name], expected)
+        for part in ("again", "joined"):
+            assert_equal(place["saved/sequential"][part], place["saved/sequential"]["whole"])
+        assert_profile(place["profile"], samples=8 // 4 // replicas)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "objective": ({"loss": None, "objective": data, "metrics": None}, "calls the whole model"),
     "scaled": ({"precision": "float16"}, "float16|Float16"),
-    "checkpoint": ({"checkpoint": {"every_steps": 2}}, "not written yet"),
     "compile": ({"compile": True}, "not compiled in staged runs"),
     "schedule": (under({"schedule": "1b1f"}), "did you mean|1f1b"),
     "chunks": (under({"chunks": 2}), "interleaved"),
@@ -204,6 +408,31 @@ def test_what_stages_cannot_honour_is_refused(name: str) -> None:
         )
 
 
+def assert_profile(found: Sequence[dict[str, Any]], samples: int) -> None:
+    """Of layers that each take what the one before gives, in float64."""
+    names, sizes = [layer["name"] for layer in found], [6, 7, 7, 7, 7, 7]
+    assert names == ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4", "head"]
+    assert [list(layer["sources"]) for layer in found] == [[], [0], [1], [2], [3], [4]]
+    assert [layer["weight_bytes"] for layer in found[:5]] == [8 * 7 * (n + 1) for n in sizes[:5]]
+    given = [layer["activation_bytes"] for layer in found]
+    assert given == [8 * samples * n for n in (7, 7, 7, 7, 7, 4)]
+    assert [layer["chunk"] for layer in found] == sorted(layer["chunk"] for layer in found)
+    assert all(layer["forward"] > 0 and layer["backward"] >= 0 for layer in found)
+
+
+def test_measured_plan_draws_the_stages() -> None:
+    spec = {**BASE, **CASES["sequential"], **under({"cut": ["dense_2"]})}
+    found = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).stages
+    assert found is not None
+    first, second = found.stages
+    assert first.layers == ("dense_0", "dense_1")
+    assert second.layers == ("dense_2", "dense_3", "dense_4", "head")
+    assert (first.weight_bytes, first.slot_bytes) == (8 * 7 * (7 + 8), 8 * 7 * (7 + 8))
+    assert (first.sent_bytes, second.sent_bytes) == (8 * 2 * 7, 0)
+    assert first.activation_bytes == 2 * 2 * (8 * 2 * 7)  # two layers, of two micro-batches
+    assert [set(line) & set("0123") for line in found.drawing] == [set("0123")] * 2
+
+
 def test_plan_tells_places_and_waiting() -> None:
     plan = isotrain.plan({**BASE, **under({})}, backend="torch-ddp", replicas=2)
     assert plan.mesh.sizes == {"data": 2, "stage": 2}
@@ -212,9 +441,30 @@ def test_plan_tells_places_and_waiting() -> None:
     assert any("2 stages, 4 micro-batches" in remark and "20%" in remark for remark in plan.remarks)
 
 
-def test_a_layer_on_both_sides_of_a_cut_is_refused() -> None:
-    spec = {**BASE, "model": shared, **under({})}
-    run = attempt(followed, spec, "torch-ddp", 1)
+def tied() -> Any:
+    from torch import nn
+
+    twice = nn.Linear(6, 6)
+    return nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(6, 4))
+
+
+def called() -> Any:
+    from torch import nn
+
+    return nn.Linear(6, 4)
+
+
+UNCUT: dict[str, tuple[Any, str]] = {
+    "shared": (shared, "twice is called on both sides of a cut"),
+    "tied": ({"torch": tied}, "2 is called on both sides of a cut"),
+    "called": ({"torch": called}, "the model is a Linear, whose modules Python calls"),
+}
+
+
+@pytest.mark.parametrize("name", UNCUT)
+def test_what_cannot_be_cut_is_refused(name: str) -> None:
+    model, told = UNCUT[name]
+    run = attempt(followed, {**BASE, "model": model, **under({})}, "torch-ddp", 1)
     assert run.failure is not None
-    assert "twice is called on both sides of a cut" in run.failure
+    assert told in run.failure
     run.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,16 @@ from interrupts import heed_signals
 
 import isotrain
 from isotrain import sources
+from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.finding import checkpoint_at
+from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.plugins.host import plugin_host
+from isotrain.core.running import restoring
 from isotrain.core.running.evaluation import Evaluation
+from isotrain.testing.bench import assert_same as assert_same_state
 from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
 
@@ -269,6 +275,26 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     assert resumed["lost"] == []
 
 
+def test_a_project_that_was_moved_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "own.py").write_text(
+        "from integration.test_resume import data, network\n"
+    )
+
+    def own(folder: str) -> dict[str, Any]:
+        path = tmp_path / folder / "own.py"
+        return {"model": {"reference": f"{path}:network"}, "data": f"{path}:data"}
+
+    run(tmp_path / "first" / "run", 1, changes={**own("first"), "steps": 4})
+    shutil.move(tmp_path / "first", tmp_path / "second")
+    folder = tmp_path / "second" / "run"
+    told: list[Any] = []
+    given = {"spec": spec(**own("second"), steps=6), "on_event": told.append}
+    assert len(isotrain.resume(folder, **given).history.loss) == 6
+    (resumed,) = [event for event in told if event["event"] == "resumed"]
+    assert any(line.startswith("data: ") for line in resumed["changes"])
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     whole = run(tmp_path / "run")
     assert_same(isotrain.resume(tmp_path / "run", spec=spec(), on_event=lambda event: None), whole)
@@ -356,6 +382,29 @@ def test_in_this_process(tmp_path: Path) -> None:
         assert session.notes == {"mine": [1, "two"]}
         assert session.learning_rate(6) == 0.0625
         assert all(np.array_equal(weights[name], v) for name, v in session.read_state().items())
+
+
+def test_state_is_not_twice_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A portion is read when the one before is set."""
+    read, portions = Checkpoint.read, []
+
+    def noting(*given: Any) -> Any:
+        portions.append(read(*given))
+        return portions[-1]
+
+    with isotrain.open_session(spec(), backend="reference") as session:
+        for batch in session.batches():
+            session.step(batch)
+        session.save(tmp_path)
+        expected = session.read_state(ALL_STATE)
+        monkeypatch.setattr(restoring, "PORTION_BYTES", 300)
+        monkeypatch.setattr(Checkpoint, "read", noting)
+        session.write_state({name: np.zeros_like(value) for name, value in expected.items()})
+        session.restore(tmp_path)
+        assert_same_state(session.read_state(ALL_STATE), expected, "state")
+    sizes = [[value.nbytes for value in portion.values()] for portion in portions]
+    assert all(sum(portion) <= 300 for portion in sizes if len(portion) > 1)
+    assert sum(len(portion) > 1 for portion in sizes) > 1
 
 
 def test_the_best_checkpoint_is_kept_and_training_ends_early(tmp_path: Path) -> None:
@@ -523,6 +572,26 @@ def test_the_clock_asks_for_checkpoints(tmp_path: Path) -> None:
     assert checkpoint_at(tmp_path / "kept").step == step
 
 
+def test_a_step_is_saved_again_where_more_is_known_of_it(tmp_path: Path) -> None:
+    given = spec(checkpoint={"every_steps": 1, "folder": str(tmp_path)})
+    with isotrain.open_session(given, backend="reference") as session:
+        session.notes["seen"] = [1]
+        session.step(next(session.batches()))
+        assert session.save_if_due()
+        session.save_if_due(best=True)
+        session.restore()
+        assert session.best_step == 1
+        session.notes["seen"].append(2)
+        session.save_if_due()
+        session.restore()
+        assert session.notes["seen"] == [1, 2]
+        (folder,) = tmp_path.iterdir()
+        written = folder.stat().st_ino
+        session.save_if_due()
+        session.stop()
+    assert folder.stat().st_ino == written
+
+
 def test_half_written_lines_keep_nobody_from_going_on(tmp_path: Path) -> None:
     changes = {"steps": 6, "loggers": ["csv", "jsonl"]}
     run(tmp_path / "run", changes=changes)
@@ -554,6 +623,24 @@ def test_batches_go_on_where_a_restored_session_is(tmp_path: Path) -> None:
         back_once, given, backend="reference", run_directory=tmp_path / "run", on_event=print
     )
     assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
+
+
+def test_what_is_gone_back_to_is_written_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = CheckpointFolder.commit
+
+    def late(*args: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return commit(*args, **options)
+
+    monkeypatch.setattr(CheckpointFolder, "commit", late)
+    policy = {"every_steps": 1, "folder": str(tmp_path)}
+    with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
+        session.step(next(session.batches()))
+        assert session.save_if_due()
+        session.restore()
+        assert session.steps_done == 1
 
 
 def test_another_metric_to_follow_begins_anew(tmp_path: Path) -> None:

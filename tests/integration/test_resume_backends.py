@@ -7,7 +7,8 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +136,28 @@ def of_strategies(names: Iterable[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", TRIED)
 def test_killed_runs_of_strategies_end_as_those_that_were_not(tmp_path: Path, backend: str) -> None:
+    assert_killed_ones_end_alike(of_strategies(TRIED[backend]), tmp_path, backend, 2)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_a_killed_run_in_stages_ends_as_one_that_was_not(tmp_path: Path, backend: str) -> None:
+    given = spec(model=moody, data=samples, record=False, strategy="pipeline", accumulate=2)
+    assert_killed_ones_end_alike({"pipeline": given}, tmp_path, backend, 1)
+
+
+def assert_killed_ones_end_alike(
+    specs: Mapping[str, Any], tmp_path: Path, backend: str, replicas: int
+) -> None:
     """One launch, whose processes start again after each kill."""
-    specs = of_strategies(TRIED[backend])
     killed_in_turn.killers(specs, tmp_path)
-    given = {**spec(model=moody, data=samples, checkpoint=None), "timeouts": PATIENT}
+    first = next(iter(specs.values()))
+    given = {**first, "checkpoint": None, "timeouts": PATIENT}
     events: list[Any] = []
     processes = isotrain.launch(
         functools.partial(killed_in_turn.trained, specs=specs, folder=tmp_path),
         given,
         backend=backend,
-        replicas=2,
+        replicas=replicas,
         run_directory=tmp_path / "run",
         max_restarts=len(specs),
         on_event=events.append,
@@ -212,27 +225,47 @@ pair_runs.run("both", {JAX!r}, Path({str(folder)!r}), plugins=["isotrain_jax"])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-Found = dict[str, dict[str, Any]]
-"""What a part found, by backend and case."""
+@dataclass
+class Pairs:
+    """A run on every backend, which is saved on its way; and how each went on from every other.
+
+    Attributes:
+        found: By part and backend, what was found in each case.
+        faults: By backend, why it has not done all of its parts.
+    """
+
+    found: dict[str, dict[str, Any]]
+    faults: dict[str, str]
+
+    @classmethod
+    def of_all(cls, folder: Path) -> Pairs:
+        """Runs all of them; one that fails leaves the others alone."""
+        pairs = cls({"first": {}, "rest": {}}, {})
+        natives = [name for name in pair_runs.BACKENDS if name != JAX]
+        for name in natives:
+            pairs._run("first", name, folder)
+        pairs._run("both", JAX, folder)
+        for name in natives:
+            pairs._run("rest", name, folder)
+        return pairs
+
+    def _run(self, part: str, backend: str, folder: Path) -> None:
+        try:
+            with_jax(folder) if backend == JAX else pair_runs.run(part, backend, folder)
+        except AssertionError as fault:
+            self.faults[backend] = str(fault)
+            return
+        found = load_value(folder, f"{backend}-{part}")
+        for each, of_all in self.found.items():
+            if part == "both":
+                of_all[backend] = {case: own[each] for case, own in found.items()}
+            elif part == each:
+                of_all[backend] = found
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
-    """A run on every backend, which is saved on its way; and how each went on from every other."""
-    folder = tmp_path_factory.mktemp("pairs")
-    natives = [name for name in pair_runs.BACKENDS if name != JAX]
-    for name in natives:
-        pair_runs.run("first", name, folder)
-    with_jax(folder)
-    for name in natives:
-        pair_runs.run("rest", name, folder)
-    of_jax = load_value(folder, f"{JAX}-both")
-    first, rest = (
-        {JAX: {case: found[part] for case, found in of_jax.items()}}
-        | {name: load_value(folder, f"{name}-{part}") for name in natives}
-        for part in ("first", "rest")
-    )
-    return first, rest
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return Pairs.of_all(tmp_path_factory.mktemp("pairs"))
 
 
 BOUNDS = {"loss scale": 1e-3}
@@ -240,9 +273,10 @@ BOUNDS = {"loss scale": 1e-3}
 
 
 @pytest.mark.parametrize("backend", pair_runs.BACKENDS)
-def test_every_backend_goes_on_from_every_other(pairs: tuple[Found, Found], backend: str) -> None:
+def test_every_backend_goes_on_from_every_other(pairs: Pairs, backend: str) -> None:
     """Another number of replicas, and each optimizer: as the other would have gone on itself."""
-    others, rest = pairs[0], pairs[1][backend]
+    assert backend not in pairs.faults, pairs.faults[backend]
+    others, rest = pairs.found["first"], pairs.found["rest"][backend]
     for other, case in itertools.product(others.keys() - {backend}, pair_runs.CASES):
         expected, found = others[other][case], rest[case][other]
         assert found["carried"], (other, case)

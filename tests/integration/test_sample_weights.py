@@ -68,6 +68,18 @@ def absolute(targets: Any, predictions: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(predictions - targets), axis=-1)
 
 
+COMPARED: list[Any] = []
+"""The predictions that `squared` was given."""
+
+
+def squared(targets: Any, predictions: Any) -> Any:
+    """One value per sample, of two axes each; remembers of which predictions."""
+    import keras
+
+    COMPARED.append(predictions)
+    return keras.ops.mean(keras.ops.square(predictions - targets), axis=-1)
+
+
 def halving(learning_rate: float) -> Any:
     """Rates that float32 has too, in which TensorFlow computes schedules."""
     import keras
@@ -80,7 +92,7 @@ UNEVEN = {"global_batch": 8}
 """The last global batch is smaller; TensorFlow traces it once more."""
 ONE_HOT = np.eye(3)[CLASSES]
 BOTH = {
-    "loss": {"number": "mean_squared_error", "kind": CROSS_ENTROPY},
+    "loss": {"number": squared, "kind": CROSS_ENTROPY},
     "loss_weights": {"number": 0.5, "kind": 2.0},
     "metrics": {
         "number": ["mean_absolute_error", {"name": "mean_squared_error", "weighted": True}],
@@ -153,6 +165,7 @@ def spec_of(case: str) -> dict[str, Any]:
 def trained(session: isotrain.Session, case: str) -> dict[str, Any]:
     """The metrics of each epoch, weights, and what evaluation gives; beside it the same of Keras alone."""
     expected = by_keras(session.group.model, case) if session.replicas == 1 else {}
+    COMPARED.clear()
     epochs = []
     for batch in session.batches():
         session.step(batch)
@@ -161,7 +174,12 @@ def trained(session: isotrain.Session, case: str) -> dict[str, Any]:
     weights = [float(np.abs(w).sum()) for w in session.read_state(("trainable",)).values()]
     validation = session.evaluate()["loss"] if session.can_evaluate else 0.0
     metrics = [value for epoch in epochs for value in in_one_order(epoch)]
-    return {"found": [*metrics, *weights, validation], "expected": expected}
+    compared = [len(COMPARED), len(set(map(id, COMPARED)))]
+    return {
+        "found": [*metrics, *weights, validation],
+        "expected": expected,
+        "compared": compared,
+    }
 
 
 def in_one_order(metrics: dict[str, Any]) -> list[Any]:
@@ -261,6 +279,13 @@ def test_as_keras_itself(case: str) -> None:
     for split in splits_of(case):
         found = results(*split)[case]["found"]
         np.testing.assert_allclose(found, whole["found"], rtol=1e-12, err_msg=split[0])
+
+
+def test_the_loss_of_an_output_is_computed_once() -> None:
+    """Though TensorFlow gives it beside the metrics; of torch, see the tests of records."""
+    for split in [each for each in EVERY if each[0].startswith("tf-")]:
+        calls, predictions = results(*split)["outputs with weights"]["compared"]
+        assert calls == predictions > 0, split
 
 
 def heads() -> Any:

@@ -108,7 +108,7 @@ def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "replicas"), [("momentum", 2), (cases.LAST, 2), (cases.LAST, 3)])
+@pytest.mark.parametrize(("name", "replicas"), [("momentum", 2), (cases.WHOLE, 2), (cases.LAST, 3)])
 def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int) -> None:
     base = cases.native(**cases.UNEVEN) if replicas == 3 else cases.native()
     specs = cases.compared(base, [name], (3,))

@@ -77,7 +77,7 @@ def repeat(rng: random.Random, order: int, step: float, replicas: int) -> Repeat
         first_step_s=4.1,
         peak_memory_bytes=[int((410 + 12 * rank) * MIB) for rank in range(replicas)],
         cpu_s=41.0,
-        communication_s=None if replicas == 1 else 0.2 * step,
+        all_reduce_s=None if replicas == 1 else 0.2 * step,
     )
 
 
@@ -139,7 +139,7 @@ def cell(backend: str, replicas: int, *, seed: int = 0, repeats: int = 3) -> Cel
         cpu_s_per_sample=estimate(2 * replicas / rate, 0.02),
         speedup=estimate(replicas * efficiency, 0.03),
         efficiency=estimate(efficiency, 0.03),
-        communication_s=estimate(step * 0.22, 0.1) if several else None,
+        all_reduce_s=estimate(step * 0.22, 0.1) if several else None,
         bus_bandwidth=estimate(1.4e9 / replicas, 0.08) if several else None,
         exchanged_bytes=2 * (replicas - 1) / replicas * MIB if several else None,
         losses=curve,

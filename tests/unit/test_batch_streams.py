@@ -16,6 +16,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     TensorDataset,
 )
@@ -103,6 +104,19 @@ def test_batches_of_the_right_size_are_not_copied():
     batch = (INPUTS[:8], TARGETS[:8])
     found = next(iter(loader(stream(lambda: iter([batch]), 8), epochs=1)))
     assert np.shares_memory(found.slices[0][0].inputs, INPUTS)
+
+
+def test_a_transform_that_works_in_place_leaves_what_the_stream_gave():
+    inputs = INPUTS.copy()
+
+    def halved(inputs, targets, random):
+        inputs /= 2
+        return inputs, targets
+
+    data = stream(lambda: iter([(inputs, TARGETS)]), len(inputs))
+    first, second = (given_by(data, transform=halved, epochs=2)[place] for place in (0, -1))
+    assert first != second  # other samples
+    np.testing.assert_array_equal(inputs, INPUTS)
 
 
 def test_a_transform_knows_which_samples_it_has():
@@ -211,6 +225,14 @@ def test_a_torch_loader_with_an_order_of_its_own_is_a_stream():
         source = as_source(torch_loader)
         assert isinstance(source, BatchStream)
         assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
+
+
+@pytest.mark.parametrize("options", [{"num_samples": 7}, {"replacement": True}])
+def test_a_torch_loader_that_draws_in_a_way_of_its_own_is_a_stream(options):
+    drawn = RandomSampler(Pairs(), **options)
+    source = as_source(DataLoader(Pairs(), sampler=drawn, batch_size=3))
+    assert isinstance(source, BatchStream)
+    assert len(source) == drawn.num_samples
 
 
 def test_functions_that_make_iterators_are_streams():

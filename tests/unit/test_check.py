@@ -126,6 +126,16 @@ class _Local(Strategy):
         raise AssertionError("a check takes no step")
 
 
+class _Agreeing(_Local):
+    name = "agreeing"
+    equals_data_parallel = True
+
+
+class _Rounding(_Local):
+    name = "rounding"
+    requires = frozenset({Capability.SYNCHRONISED_STEP})
+
+
 class _Demanding(_Local):
     name = "demanding"
     requires = frozenset({Capability.SUBGROUPS})
@@ -173,7 +183,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
     host = PluginHost(entry_points=False)
     for adapter in (First, Synchronising, Second, Missing, WithGPUs, Remarking):
         host.backends.add(adapter)
-    for strategy in (_Local, _Demanding):
+    host.models.add(TABLE, name="registered")
+    for strategy in (_Local, _Agreeing, _Rounding, _Demanding):
         host.strategies.add(strategy)
     monkeypatch.setattr(checking, "plugin_host", lambda of_spec: host)
     monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
@@ -264,7 +275,7 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene({"model": TABLE, "optimizer": DECAY}, BOTH),
         Scene({"model": TABLE, "optimizer": DECOUPLED}, BOTH),
     ),
-    "ISO305": (Scene({"strategy": "alone"}), Scene({"strategy": "alone"}, replicas=(1,))),
+    "ISO305": (Scene({"strategy": "rounding"}), Scene({"strategy": "agreeing"})),
     "ISO401": (Scene(backends=("first", "missing")), Scene()),
     "ISO402": (Scene(backends=("first:beam",)), Scene(backends=("first:wire",))),
     "ISO403": (Scene(backends=("with-gpus",), replicas=(3,)), Scene(backends=("with-gpus",))),
@@ -306,6 +317,14 @@ def test_what_does_not_fit_is_told_with_the_strategy_that_makes_it_fit(checked: 
     assert told.endswith("--strategy sharded,stage=1 or sharded,stage=2 would fit")
     (none,) = [f.detail for f in checked(Scene(weights=(20, 20))) if f.targets == ("first@2",)]
     assert none.endswith("no strategy would fit")
+
+
+def test_a_registered_model_is_looked_at_as_one_in_the_spec(checked: Check) -> None:
+    assert "ISO106" in found(checked(Scene({"model": "registered"}, BOTH)))
+
+
+def test_a_strategy_of_one_replica_has_nothing_to_be_told_of(checked: Check) -> None:
+    assert not found(checked(Scene({"strategy": "alone"}, replicas=(1,))))
 
 
 def test_a_sound_spec_has_no_findings(checked: Check) -> None:

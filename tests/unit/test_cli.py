@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,19 @@ def test_help_and_backends_load_no_framework() -> None:
     assert "examples:" in python(program)
 
 
+def test_a_plan_is_made_without_numpy() -> None:
+    """Whoever runs a spec waits for the imports of the plan before those of the framework begin."""
+    program = """
+        import sys
+        import isotrain
+        spec = {"model": {"torch": dict}, "data": dict, "loss": "mse", "steps": 1,
+                "optimizer": {"name": "sgd", "lr": 0.5}, "global_batch": 4, "threads": 1}
+        isotrain.plan(spec, backend="torch-ddp", replicas=1)
+        print([name for name in ("numpy", "torch", "keras", "rich") if name in sys.modules])
+        """
+    assert python(program) == "[]\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_has_an_example(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -192,6 +206,12 @@ def test_exit_codes_are_documented() -> None:
         (["conformance", "reference", "--replicas", "2", "--replicas=3"], "given twice"),
         (["plan", "small.json", "--backend", "torch-ddp", "--perod=3"], "'--perod'.\n"),
         (["doctor", "torch-ddp"], "unexpected argument 'torch-ddp'"),
+        (["doctor", "--launcher", "mpi", "--backend", "no-such"], "leave out --backend"),
+        (["doctor", "--launcher-option", "a=1"], "name that with --launcher"),
+        (
+            ["compare", "small.json", "--python", f"torch-dpp={sys.executable}"],
+            "Did you mean 'torch-ddp'?",
+        ),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
         (["run", "small.json", "--backend", "torch-ddp", "--port", "70000"], "65535"),
         (["run", "small.json", "--backend", "torch-ddp", "--mark=x"], "each line of --json"),
@@ -535,10 +555,13 @@ def test_schema_accepts_a_spec_and_refuses_a_wrong_one(tmp_path: Path) -> None:
 def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
     found = json.loads(in_process("strategies", "--json", folder=tmp_path).stdout)["strategies"]
     host = plugin_host()
-    assert [strategy["name"] for strategy in found] == host.strategies.names()
+    names = [strategy["name"] for strategy in found]
+    assert [name for name in names if "," not in name] == host.strategies.names()
+    assert names[names.index("sharded") + 1] == "sharded,stage=3"
     for strategy in found:
         assert list(strategy["backends"]) == host.backends.names()
-        placement = host.strategies.get(strategy["name"]).placement.name
+        own: Any = host.strategies.get(strategy["name"].partition(",")[0])
+        placement = (own(stage=3) if "," in strategy["name"] else own).placement.name
         for backend, pair in strategy["backends"].items():
             missing = set(strategy["requires"]) - host.backend(backend).can(placement).has
             assert pair["supported"] == (not missing)
@@ -571,11 +594,17 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     option = ["--launcher-option", "image=me/train:1", "--dry-run"]
     said = in_process("run", "small.json", *wanted, *option, folder=folder).stdout
     manifest = folder / "here" / "engine" / "job.yaml"
-    assert said.split() == [str(manifest.resolve())]
+    assert said.splitlines()[0] == str(manifest.resolve())
     assert "kind: Job" in manifest.read_text()
     assert manifest.stat().st_mode & 0o077 == 0
     none = in_process("run", "small.json", "--backend", "torch-ddp", "--dry-run", folder=folder)
     assert (none.returncode, "gives nothing to an engine" in none.stderr) == (2, True)
+    wanted += ["--resume", "auto"]
+    wanted[wanted.index("here")] = "there"
+    in_process("run", "small.json", *wanted, *option, folder=folder)
+    assert re.search(r"--resume\W+auto", (folder / "there" / "engine" / "job.yaml").read_text())
+    again = in_process("run", "small.json", *wanted, *option, "--max-restarts", "2", folder=folder)
+    assert (again.returncode, "--max-restarts: it is for who" in again.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["nodes", "=2", "a b=2"])

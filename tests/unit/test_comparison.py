@@ -48,7 +48,7 @@ def repeat(rate_: float, order: int = 0, blocks: int = 8, spread: float = 0.01) 
         first_step_s=4.0,
         peak_memory_bytes=[100, 200],
         cpu_s=8.0,
-        communication_s=0.5,
+        all_reduce_s=0.5,
         block_samples=[100] * blocks,
         run_s=10.0,
     )
@@ -233,6 +233,16 @@ def test_a_run_that_never_is_steady_says_so() -> None:
     assert "3 of 3 runs did not become steady" in summarised([shaky], None, 0)[0].remarks[0]
 
 
+def test_a_time_line_tells_how_long_stages_wait() -> None:
+    """As a bubble of (2 - 1) / (3 + 2 - 1), of two stages and three micro-batches."""
+    spans = [Span("rank 0", "forward", 0.0, 3.0), Span("rank 0", "wait", 3.0, 1.0)]
+    spans += [Span("rank 1", "wait", 0.0, 1.0), Span("rank 1", "backward", 1.0, 3.0)]
+    staged = cell("a@1", 100, 100, 100, timeline=spans)
+    assert "stages wait 25% of a typical step" in summarised([staged], None, 0)[0].remarks[0]
+    plain = replace(staged, timeline=[Span("rank 0", "step", 0.0, 4.0)])
+    assert not summarised([plain], None, 0)[0].remarks
+
+
 def test_cells_are_related_to_one_replica_and_to_the_reference() -> None:
     cells = [
         cell("a@1", 100, 101, 102),
@@ -252,6 +262,8 @@ def test_cells_are_related_to_one_replica_and_to_the_reference() -> None:
     assert two.plan_differences == [("replicas", 1, 2)]
     assert two.total_memory_bytes is not None
     assert two.total_memory_bytes.value == 300
+    assert two.memory_per_replica is not None
+    assert two.memory_per_replica.value == 150
     assert two.bus_bandwidth is not None
     assert two.bus_bandwidth.value == 2000
     assert two.cpu_s_per_sample is not None

@@ -21,6 +21,7 @@ from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Estimate, Span
 from isotrain.core.comparison.series import looks_of, series_of
+from isotrain.core.comparison.summary import largest_difference
 from isotrain.core.errors import IsotrainError
 
 ROOT = Path(__file__).parents[2]
@@ -259,10 +260,11 @@ def test_no_two_cells_look_the_same() -> None:
     assert len({(look.marker, look.dash) for look in looks.values()}) == 32, "only colour differs"
 
 
-def test_differences_are_relative_to_the_reference() -> None:
+def test_differences_are_relative_to_the_larger_in_table_and_plot() -> None:
     one = replace(samples.cell("torch-ddp", 1), losses=[2.0, 4.0, float("nan"), 0.0])
     two = replace(one, losses=[2.0, 5.0, 1.0, 1.0, 7.0])
-    assert str(curves.differences(two, one)) == "[0.0, 0.25, nan, nan]"
+    assert str(curves.differences(two, one)) == "[0.0, 0.2, inf, 1.0]"
+    assert largest_difference(replace(one, losses=[1.0]), replace(one, losses=[2.0])) == 0.5
 
 
 def test_what_overlaps_gets_a_lane_of_its_own() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from isotrain.adapters.horovod.adapter import HorovodTorch
+from isotrain.core import api
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.contracts.plan import Plan, differences, split_backend
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Examination, Usability
 from isotrain.core.errors import (
@@ -21,10 +26,15 @@ from isotrain.core.errors import (
     PlanError,
     UnsupportedError,
 )
+from isotrain.core.launching.driving import rank_command
+from isotrain.core.launching.run_directory import RunDirectory
+from isotrain.core.planning.ground import Devices
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
 from isotrain.core.planning.measured import Measured, with_measures
+from isotrain.core.planning.on_layout import OnLayout
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
+from isotrain.core.running.starting_point import RunBefore
 from isotrain.core.served.placement import Served
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -180,7 +190,7 @@ def test_plans_diff_by_field(host: PluginHost) -> None:
         name: (one, two)
         for name, one, two in differences(plan(host), plan(host, "declared:pigeon"))
     }
-    assert found == {"collective": ("wire", "pigeon")}
+    assert found == {"collective": ("wire", "pigeon"), "requested": (None, "pigeon")}
 
 
 def test_gpus_are_used_when_there_are_enough(host: PluginHost) -> None:
@@ -195,6 +205,13 @@ def test_gpus_are_used_when_there_are_enough(host: PluginHost) -> None:
 def test_a_plan_says_that_the_model_is_compiled(host: PluginHost) -> None:
     assert plan(host, "compiling").remarks == ()
     assert "compile: a compiler translates" in plan(host, "compiling", compile=True).remarks[0]
+
+
+def test_a_plan_says_which_options_no_backend_takes(host: PluginHost) -> None:
+    options = {"declard": {"size": 1}, "stepless": {}}
+    (remark,) = plan(host, "declared", backend_options=options).remarks
+    assert remark.startswith("backend_options.declard: no backend of that name is known here")
+    assert "Did you mean 'declared'?" in remark
 
 
 @pytest.mark.parametrize(
@@ -244,6 +261,19 @@ class Serving(Wanting):
     placement = Served()
 
 
+def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginHost) -> None:
+    ground = OnLayout(Layout("there", (Spot("a", 0), Spot("b", 0)), cores=1, gpus=1), options={})
+
+    def devices(device: str) -> Devices:
+        cast = Cast(spec(device=device), host)
+        return ground.devices(cast.spec, host.backend("declared"), cast.strategy, None)
+
+    assert devices("gpu").kind == "gpu"
+    assert devices("auto").kind == "cpu"
+    assert "each process that there starts sees for itself" in devices("auto").remarks[0]
+    assert devices("cpu").remarks == []
+
+
 def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:
     adapter = host.backend("declared")
     assert missing_capabilities(Wanting, adapter) == [
@@ -263,3 +293,31 @@ def test_capabilities_are_asked_of_the_placement(host: PluginHost) -> None:
 def test_backend_and_collective_are_split() -> None:
     assert split_backend("a-b:c") == ("a-b", "c")
     assert split_backend("a-b") == ("a-b", None)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "torch-ddp:gloo"])
+def test_a_run_goes_on_and_ranks_begin_under_the_backend_that_was_asked_for(
+    backend: str, host: PluginHost, tmp_path: Path
+) -> None:
+    """Also where workers are served over what is none of its collectives."""
+    given = spec(model="m:model", data="m:data", strategy="parameter-server")
+    made = make_plan(Cast(given, host), backend=backend, replicas=2)
+    assert made.collective == "tcp"
+    directory = RunDirectory.create("a run", tmp_path / "run")
+    directory.write_start(given, made, {})
+    assert RunBefore.of(directory.path).backend == backend
+    command = rank_command(given, made, PluginChoice(), directory.path, None)
+    assert command.options[:2] == ("--backend", backend)
+
+
+def test_a_resumed_run_may_have_other_options_of_its_launcher(
+    host: PluginHost, tmp_path: Path
+) -> None:
+    given, own = spec(model="builtins:dict", data="builtins:dict"), {"hosts": "old:1", "port": 5000}
+    made = replace(plan(host), launcher="torchrun", launcher_options=own)
+    directory = RunDirectory.create("a run", tmp_path / "run")
+    directory.write_start(given, made, {})
+    with mock.patch.object(api, "run") as run:
+        api.resume(directory.path, launcher_options={"hosts": "new:1"})
+    assert run.call_args.kwargs["launcher"] == "torchrun"
+    assert run.call_args.kwargs["launcher_options"] == {"hosts": "new:1", "port": 5000}

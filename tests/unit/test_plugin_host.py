@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
 from isotrain.core.plugins.hookspecs import hookimpl
@@ -61,6 +62,20 @@ def test_a_broken_plugin_leaves_nothing_behind(host: PluginHost) -> None:
     assert "data-parallel" in host.strategies.names()
     assert "nothing" not in host.strategies.names()
     host.add(GoodPlugin())
+
+
+class RaisesWhereItIsRead(GoodPlugin):
+    @property
+    def anything(self) -> None:
+        raise RuntimeError("no such thing here")
+
+
+def test_a_plugin_that_raises_where_it_is_looked_at_is_kept_apart() -> None:
+    given = (("breaks", RaisesWhereItIsRead()), ("good", GoodPlugin()))
+    choice = PluginChoice(registered=given)
+    host = PluginHost(choice, entry_points=False, strict=False)
+    assert host.faults == {"breaks": "RuntimeError: no such thing here"}
+    assert "nothing" in host.strategies.names()
 
 
 def test_a_misspelled_hook_is_an_error(host: PluginHost) -> None:

@@ -111,6 +111,7 @@ def test_what_cannot_be_split(given: Any, message: str) -> None:
         (np.array([[0, 2], [1, 0]]), [[0.5, 3.0], [1.0, 0.5]]),  # a class for each place
         (np.array([[1.0, 0, 0], [0, 0, 1]]), [0.5, 3.0]),
         (np.array([[2.0], [1.0]]), [3.0, 1.0]),
+        (np.array([[1, 0], [0, 1]]), [[1.0, 0.5], [0.5, 1.0]]),  # as of any other integers
     ],
 )
 def test_what_a_class_is(targets: Any, expected: Any) -> None:
@@ -120,10 +121,13 @@ def test_what_a_class_is(targets: Any, expected: Any) -> None:
     assert weighted.weights.tolist() == expected
 
 
-def test_targets_that_are_no_classes_are_refused() -> None:
-    with pytest.raises(DataError, match="expected targets that are classes"):
-        load_data(
-            spec_of(
-                isotrain.DataSet((np.zeros((2, 1)), np.array([0.25, 1]))), class_weight={0: 2.0}
-            )
-        )
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.array([0.25, 1]), "expected targets that are classes"),
+        (np.array([[1.0, 0], [1, 1]]), "got a row without a single 1"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(targets: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_data(spec_of(isotrain.DataSet((np.zeros((2, 1)), targets)), class_weight={0: 2.0}))

@@ -20,6 +20,7 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
+from isotrain.core.served.caller import Caller, Refused
 from isotrain.core.served.door import Door
 from isotrain.core.served.wire import Wire, WireError, connect, packed, unpacked
 from isotrain.core.served.worker import serve
@@ -269,6 +270,30 @@ def test_a_caller_cannot_take_another_rank() -> None:
         answer[place] ^= 1
         assert handshake.proven_rank(greeting, bytes(answer), KEY) is None
         answer[place] ^= 1
+
+
+def test_one_whose_words_nobody_expected_closes_the_door_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with door() as at:
+        with monkeypatch.context() as patched, stranger(at) as one:
+            patched.setattr(handshake, "may_become_answer", lambda begun: 1 / 0)
+            one.sendall(b"x")
+            assert is_dropped(one)
+        require_entry(at)
+
+
+def test_one_that_takes_nothing_in_is_refused() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        caller = Caller(here, time.monotonic() + LONG, KEY, None)
+        greeting = there.recv(handshake.GREETING_BYTES)
+        with contextlib.suppress(BlockingIOError):
+            while here.send(b"x" * 4096):
+                pass
+        there.sendall(handshake.answer_to(greeting, KEY, 1))
+        with pytest.raises(Refused):
+            caller.hear()
 
 
 def test_a_closed_door_hears_nobody() -> None:

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, arrays
@@ -72,6 +72,32 @@ class Pairs:
         return X[index], Y[index]
 
 
+class Scaled(TensorDataset):
+    """Tensors that a person's own class changes."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        inputs, targets = super().__getitem__(index)
+        return inputs * 2, targets
+
+
+def test_what_a_class_makes_of_its_tensors_counts_in_a_loader_too():
+    plain, changed = (
+        kind(torch.from_numpy(X), torch.from_numpy(Y)) for kind in (TensorDataset, Scaled)
+    )
+    for samples, factor in ((plain, 1), (changed, 2)):
+        inputs, targets = as_source(DataLoader(samples, batch_size=2)).gather(ROWS)
+        np.testing.assert_array_equal(inputs, X[ROWS] * factor)
+        np.testing.assert_array_equal(targets, Y[ROWS])
+
+
+def test_an_attribute_named_features_makes_no_data_set_of_columns():
+    class Described(Pairs):
+        features = 4
+
+    inputs, _ = as_source(Described()).gather(ROWS)
+    np.testing.assert_array_equal(inputs, X[ROWS])
+
+
 class Stream:
     def __len__(self) -> int:
         return 3
@@ -123,15 +149,16 @@ def test_nested_structures_are_kept():
     assert targets is None
 
 
-def test_views_copy_nothing_but_read_only_arrays():
-    inputs, _ = arrays(X, Y).view(2, 5)
+def test_what_a_model_changes_in_place_is_no_longer_the_data():
+    inputs, targets = arrays(X, Y).between(2, 5)
     np.testing.assert_array_equal(inputs, X[2:5])
-    assert np.shares_memory(inputs, X)
+    np.testing.assert_array_equal(targets, Y[2:5])
+    assert not np.shares_memory(inputs, X)
+    assert not np.shares_memory(targets, Y)
     locked = X.copy()
     locked.flags.writeable = False
-    inputs, _ = arrays(locked).view(2, 5)
+    inputs, _ = arrays(locked).between(2, 5)
     assert inputs.flags.writeable
-    np.testing.assert_array_equal(inputs, X[2:5])
 
 
 def test_sources_of_others_are_taken_as_they_are():

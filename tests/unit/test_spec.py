@@ -220,6 +220,10 @@ ONE_PROBLEM = [
     ({"objective": "m:f"}, "loss and objective: got {'loss': 'mse', 'objective': 'm:f'}"),
     ({"global_batch": None}, "global_batch or local_batch: missing"),
     ({"local_batch": 4}, "global_batch and local_batch: got"),
+    (
+        {"global_batch": None, "local_batch": 4, "min_replicas": 2},
+        "min_replicas: got 2; expected global_batch with min_replicas",
+    ),
     ({"steps": 4}, "epochs and steps: got {'epochs': 2, 'steps': 4}; expected only one of them"),
     ({"model": None}, "model: missing; expected"),
     ({"model": "net.build"}, "model: got 'net.build'; expected \"package.module:name\""),
@@ -441,3 +445,29 @@ def test_whatever_is_given_the_only_error_is_a_spec_error(changes: dict[str, Any
     else:
         assert spec.replace() == spec
     assert BRANCH not in refused
+
+
+@pytest.mark.parametrize(
+    ("metric", "larger_is_better"),
+    [
+        ("validation_loss", False),
+        ("rmse", False),
+        ("mean_squared_error_1", False),
+        ("top_k_categorical_accuracy", True),
+        ("validation_auc_2", True),
+        ("one_hot_mean_io_u", True),
+    ],
+)
+def test_a_name_tells_which_value_is_better(metric: str, larger_is_better: bool) -> None:
+    spec = make(early_stopping=metric)
+    assert spec.early_stopping is not None
+    assert spec.early_stopping.larger_is_better == larger_is_better
+
+
+@pytest.mark.parametrize("metric", ["jaccard_distance", "accuracy_gap", "inaccuracy", "gloss"])
+def test_a_name_that_does_not_tell_needs_the_mode(metric: str) -> None:
+    with pytest.raises(SpecError, match=f"whether a larger '{metric}' is better is not known"):
+        make(early_stopping=metric)
+    spec = make(early_stopping={"metric": metric, "mode": "max"})
+    assert spec.early_stopping is not None
+    assert spec.early_stopping.larger_is_better

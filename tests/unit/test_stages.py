@@ -12,6 +12,7 @@ import pytest
 
 from isotrain.core.stages.actions import Action, Transfer, needed, stage_actions, time_line
 from isotrain.core.stages.executor import StageWork, execute_stage
+from isotrain.core.stages.profile import LayerCost, ModelProfile
 from isotrain.core.stages.schedules import (
     SCHEDULES,
     Order,
@@ -20,6 +21,7 @@ from isotrain.core.stages.schedules import (
     pipeline_bubble,
     stage_orders,
 )
+from isotrain.core.stages.staged_plan import staged_plan
 from isotrain.plugin import PlanError
 
 SHAPES = [
@@ -117,6 +119,46 @@ def test_the_bubble_is_what_is_predicted(name: str) -> None:
         assert 1 - busy / length == pytest.approx(pipeline_bubble(shape)), shape
 
 
+def equal_layers(shape: PipelineShape) -> ModelProfile:
+    """A chain of one layer a chunk, each of which gives 10 bytes; backward passes take twice as long."""
+    return ModelProfile(
+        [
+            LayerCost(f"layer_{n}", 1.0, 2.0, 10, 3, (n - 1,) if n else (), n)
+            for n in range(shape.chunks)
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_plan_draws_the_bubble_and_what_is_kept(name: str) -> None:
+    shape = PipelineShape(3, 6, 2 if name == "interleaved" else 1)
+    orders = stage_orders(name, shape)
+    found = staged_plan(equal_layers(shape), orders, 2, 3, bandwidth=1e9)
+    assert found.bubble == pytest.approx(pipeline_bubble(shape))
+    assert found.seconds == pytest.approx(
+        3.0 * shape.micro_batches * shape.chunks_per_stage / (1 - found.bubble)
+    )
+    assert [stage.activation_bytes for stage in found.stages] == [
+        10 * live(each) for each in orders
+    ]
+    assert [stage.slot_bytes for stage in found.stages] == [6 * shape.chunks_per_stage] * 3
+    sent = [10 * shape.chunks_per_stage] * 3
+    sent[-1] -= 10  # the last chunk sends nothing
+    assert [stage.sent_bytes for stage in found.stages] == sent
+    for line in found.drawing:
+        assert line.count(".") / len(line) == pytest.approx(found.bubble, abs=0.06)
+    assert found.balanced.seconds == 3.0
+    assert found.best.seconds == pytest.approx(shape.chunks)  # replicas: little is sent
+
+
+def test_a_plan_counts_what_skips_a_stage() -> None:
+    """The first layer's result is needed by the third stage too: the second passes it on."""
+    shape, sources = PipelineShape(3, 3), [(), (0,), (0, 1)]
+    layers = [LayerCost(str(n), 1.0, 1.0, 10**n, 1, own, n) for n, own in enumerate(sources)]
+    found = staged_plan(ModelProfile(layers), stage_orders("gpipe", shape), 0, 3, bandwidth=1.0)
+    assert [stage.sent_bytes for stage in found.stages] == [1, 11, 0]
+
+
 def live(order: Order) -> int:
     """The most forward passes of a stage whose backward pass is still to come: what it keeps."""
     now = most = 0
@@ -186,7 +228,7 @@ def test_stages_together_compute_what_one_does(name: str) -> None:
     works = [Multiplied(queues, shape) for _ in range(3)]
     todo = stage_actions(stage_orders(name, shape))
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(execute_stage, todo, range(3), works))
+        taken = list(pool.map(execute_stage, todo, range(3), works))
     factors = [chunk + 2.0 for chunk in range(shape.chunks)]
     whole = math.prod(factors) * 21  # the sum of the micro-batches
     assert sum(work.loss for work in works) == whole
@@ -194,3 +236,13 @@ def test_stages_together_compute_what_one_does(name: str) -> None:
     assert found == {chunk: whole / factor for chunk, factor in enumerate(factors)}
     assert not any(work.kept for work in works)
     assert all(queue.empty() for queue in queues.values())
+    for stage, (actions, found) in enumerate(zip(todo, taken, strict=True)):
+        assert [each.name for each in found] == [named(action, stage) for action in actions]
+        times = [time for each in found for time in (each.begin, each.end)]
+        assert times == sorted(times)
+
+
+def named(action: Action, stage: int) -> str:
+    if isinstance(action, Transfer):
+        return "send" if action.source == stage else "wait"
+    return action.direction

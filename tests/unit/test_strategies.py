@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
@@ -208,6 +209,18 @@ def test_local_sgd_averages_when_its_schedule_says() -> None:
     assert averagings([[0, 2], [6, 3]], 1, 9) == [2, 4, 5, 8]
 
 
+def test_local_sgd_forgets_what_it_counted_when_it_goes_back_to_an_average() -> None:
+    strategy, group = LocalSGD(every=4), SimpleNamespace(local_replicas=(0,))
+    between = StrategyState(
+        {"steps": 2, "even": False}, of_replicas={0: {"samples": np.array(3.0)}}
+    )
+    averaged = strategy.state(group)  # type: ignore[arg-type]
+    strategy.load_state(group, between)  # type: ignore[arg-type]
+    assert strategy.state(group) == between  # type: ignore[arg-type]
+    strategy.load_state(group, averaged)  # type: ignore[arg-type]
+    assert strategy.state(group) == averaged  # type: ignore[arg-type]
+
+
 SHAPES = [(20, 30), (30,)]
 BYTES = 4 * 630
 
@@ -279,21 +292,30 @@ def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
     assert group.between == ((0, 2), (1, 3))
 
 
-@pytest.mark.parametrize("name", ["sharded", "pipeline", "parameter-server"])
+@pytest.mark.parametrize(
+    "name",
+    ["sharded", "pipeline", "parameter-server", "gossip", "elastic-averaging", "hierarchical"],
+)
 def test_options_that_only_data_parallel_steps_honour_are_refused(
     host: PluginHost, name: str
 ) -> None:
     fields = {"backend_options": {BACKEND: {"bucket_cap_mb": 1}}}
     with pytest.raises(UnsupportedError, match=r"bucket_cap_mb: .* Leave it out"):
         plan(host, name, {}, **fields)
+    plan(host, "local-sgd", {}, **fields)  # whose first steps may be such
+
+
+def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: PluginHost) -> None:
+    options = {"horovod-torch": {"cycle_time_ms": 1}}
+    cast = Cast(spec("parameter-server", {}, backend_options=options), host)
+    with pytest.raises(UnsupportedError, match="Leave cycle_time_ms out"):
+        make_plan(cast, backend="horovod-torch", replicas=2)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"recompute": "all"}, "stage 3: recompute"),
         ({}, "the model is a portable one"),
-        ({"optimizer": {"name": "lamb", "lr": 0.5}}, "the norm of each weight"),
         ({"backend": "horovod-torch"}, "Horovod joins no weights"),
         ({"backend": "tf-multiworker"}, "is whole on each replica"),
     ],

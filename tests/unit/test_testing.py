@@ -35,11 +35,12 @@ WITHOUT_CAPABILITY = {
         "remarks",
         "own_rates",
         "step_remarks",
+        "last_actions",
         "compress",
         "take_metrics",
         "add_metrics",
     ),
-    *("undisturbed", "keep_gradients", "kept_gradients", "describe_state"),
+    *("undisturbed", "keep_gradients", "kept_gradients", "describe_state", "largest"),
     *("not_carried", "place_of"),
 }
 
