@@ -27,6 +27,8 @@ PLAN_FILE = "plan.json"
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
 RESULT_FILE = "result.json"
+EARLIER_RESULT_FILE = "result-before.json"
+"""The result that a run had before it was resumed."""
 _LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.2
 """Longer than anyone who only looks whether a run goes on keeps it from doing so."""
@@ -101,13 +103,16 @@ class RunDirectory:
     def rewind(self, step: int) -> None:
         """Forgets what the run told of steps from this one on: they are taken again.
 
+        A result that it had is kept under another name: the run has ended no more.
+
         Raises:
             RunFailedError: The disk is full, or the directory is gone.
         """
         try:
             _rewrite(self.path / STEPS_FILE, lambda event: _steps_before(event, step))
             _rewrite(self.path / EVENTS_FILE, lambda event: _unless_after(event, step))
-            (self.path / "result.json").unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / RESULT_FILE).replace(self.path / EARLIER_RESULT_FILE)
         except OSError as error:
             raise RunFailedError(f"{self.path} cannot be written: {error}.") from error
 

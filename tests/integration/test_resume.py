@@ -300,6 +300,25 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert_same(isotrain.resume(tmp_path / "run", spec=spec(), on_event=lambda event: None), whole)
 
 
+def network_or_none() -> Network:
+    if "NO_NETWORK" in os.environ:
+        raise LookupError("no such network")
+    return network()
+
+
+def test_a_resumed_run_that_fails_keeps_the_result_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"model": {"reference": network_or_none}}
+    run(tmp_path / "run", changes={**changes, "steps": 4})
+    had = (tmp_path / "run" / "result.json").read_text()
+    monkeypatch.setenv("NO_NETWORK", "1")
+    with pytest.raises(RunFailedError, match="no such network"):
+        isotrain.resume(tmp_path / "run", spec=spec(**changes), on_event=lambda event: None)
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / "result-before.json").read_text() == had
+
+
 def test_who_has_no_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="is no run directory"):
         isotrain.resume(tmp_path)
