@@ -27,6 +27,7 @@ from isotrain.core.running.result import RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore
 from isotrain.core.running.works import describe, train
 from isotrain.core.spec.files import SpecLike, load_spec
+from isotrain.core.spec.parts import StrategyLike
 from isotrain.core.stages.profile import LayerCost
 from isotrain.core.system.variables import variables_set
 
@@ -157,6 +158,8 @@ def resume(
     run_directory: str | os.PathLike[str],
     *,
     spec: SpecLike | None = None,
+    overrides: Sequence[str] = (),
+    strategy: StrategyLike | None = None,
     backend: str | None = None,
     replicas: int | None = None,
     on_event: OnPlainEvent | None = None,
@@ -172,6 +175,8 @@ def resume(
         run_directory: Of the run.
         spec: What to train, where it is to differ or holds functions that no file can name; left out: the
             run's own, which `spec.json` has.
+        overrides: Changes of it, as `load_spec` takes them: `["epochs=20"]`.
+        strategy: In the place of its own, as `load_spec` takes it.
         backend: As for `run`; left out: the run's own.
         replicas: As for `run`; left out: the run's own number.
         on_event: As for `run`.
@@ -188,7 +193,7 @@ def resume(
         RunFailedError: A process failed; tells which, where and why.
     """
     before = RunBefore.of(run_directory)
-    own = load_spec(before.spec if spec is None else spec)
+    own = load_spec(before.spec if spec is None else spec, overrides, strategy=strategy)
     chosen = ChosenLauncher(launcher or LOCAL, launcher_options or {})
     if launcher is None and place_to_join() is None:
         options = {**before.launcher.options, **chosen.options}

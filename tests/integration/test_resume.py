@@ -264,7 +264,8 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     told: list[Any] = []
     isotrain.resume(
         tmp_path / "run",
-        spec=spec(steps=6, optimizer={"name": "sgd", "lr": 0.0625, "momentum": 0.5}),
+        overrides=["steps=6", "optimizer.lr=0.0625"],
+        strategy={"name": "local-sgd", "options": {"every": 1}},
         replicas=3,
         on_event=told.append,
     )
@@ -272,6 +273,7 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     assert resumed["done"] == 4
     assert "optimizer.lr: 0.125 in the checkpoint, 0.0625 now" in resumed["changes"]
     assert "replicas: 2 in the checkpoint, 3 now" in resumed["changes"]
+    assert any("'local-sgd'" in line for line in resumed["changes"])
     assert resumed["lost"] == []
 
 
