@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,23 @@ from isotrain.testing.board import Board
 
 CLOSE = 1e-12
 """Relative difference that rounding of float64 sums explains."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gives from the start to the end, on this process.
+
+    Attributes:
+        losses: Of every step.
+        metrics: Of all samples, by name.
+        weights: At the end, by name.
+        statistics: At the end: the state that is not trained, by name.
+    """
+
+    losses: list[float]
+    metrics: dict[str, float]
+    weights: dict[str, np.ndarray]
+    statistics: dict[str, np.ndarray]
 
 
 class Bench:
@@ -45,6 +64,19 @@ class Bench:
         """
         self.session.write_state({**self.starts[0], **probe.starting_state()})
         self.session.seek(0)
+
+    @functools.cached_property
+    def trained(self) -> Trained:
+        """Takes every step of the run, when a check first asks; all processes ask in the same check."""
+        self.restart()
+        self.session.metrics()
+        losses = [float(self.session.step(batch)) for batch in self.session.batches()]
+        return Trained(
+            losses,
+            self.session.metrics(),
+            self.session.read_state(("trainable",)),
+            self.session.read_state(("non-trainable",)),
+        )
 
     def trainable_names(self) -> list[str]:
         """In the order of `gradients`."""

@@ -1,23 +1,60 @@
-"""Every conformance check on every backend, with 3 replicas but one; in NumPy with 2 and 5 as well."""
+"""Every conformance check on every backend, with 2 or 3 replicas; in NumPy with 2 and 5."""
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from isotrain.testing.backend import ENDINGS, ending_outcome
 from isotrain.testing.pytest import backend_suite
+from isotrain.testing.scorecard import Outcome
 
 SLOW = pytest.mark.slow
 TWO_SLOW = [pytest.param(2, marks=SLOW)]
 THREE_SLOW = [pytest.param(3, marks=SLOW)]
-GOING_ON = ("goes_on",)
-"""Asked of one backend of each framework; all others go on in `tests/integration/test_resume_backends.py`."""
+ENDS = {check.name: check for check in ENDINGS}
+ONCE = ("goes_on", *ENDS)
+"""`goes_on` is asked of one backend of each framework; all others go on in
+`tests/integration/test_resume_backends.py`. How runs end that go wrong is asked below."""
 
 pytestmark = pytest.mark.usefixtures("reference")
 
-TestReference = backend_suite("reference", replicas=[2, 3, pytest.param(5, marks=SLOW)])
-TestTorchDDP = backend_suite("torch-ddp", replicas=[3])
-TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=THREE_SLOW, without=GOING_ON)
-TestTensorFlowMultiWorker = backend_suite("tf-multiworker", replicas=THREE_SLOW)
-TestHorovodTorch = backend_suite("horovod-torch", replicas=THREE_SLOW, without=GOING_ON)
-TestHorovodTensorFlow = backend_suite("horovod-tf", replicas=TWO_SLOW, without=GOING_ON)
-"""With three, Horovod is seen above, and TensorFlow's tracing is as long."""
+TestReference = backend_suite(
+    "reference", replicas=[2, pytest.param(5, marks=SLOW)], without=["hang"]
+)
+TestTorchDDP = backend_suite("torch-ddp", replicas=[3], without=ENDS)
+TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=TWO_SLOW, without=ENDS)
+TestTensorFlowMultiWorker = backend_suite("tf-multiworker", replicas=THREE_SLOW, without=ONCE)
+TestHorovodTorch = backend_suite("horovod-torch", replicas=THREE_SLOW, without=ONCE)
+TestHorovodTensorFlow = backend_suite("horovod-tf", replicas=TWO_SLOW, without=ONCE)
+"""With three, Horovod and TensorFlow's tracing are seen above; the latter is long for each replica."""
+
+EVERYDAY = (("reference", "hang"), ("torch-ddp", "crash"), ("torch-ddp", "hang"))
+OTHERS = tuple(
+    (backend, check)
+    for backend in ("tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
+    for check in ENDS
+)
+
+
+@functools.cache
+def outcomes(cases: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Outcome]:
+    """Of runs that go wrong: all at once, for most of the time they wait to be found hanging."""
+
+    def outcome(case: tuple[str, str]) -> Outcome:
+        backend, check = case
+        return ending_outcome(ENDS[check], backend, replicas=2)
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return dict(zip(cases, pool.map(outcome, cases), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("backend", "check"), [*EVERYDAY, *(pytest.param(*case, marks=SLOW) for case in OTHERS)]
+)
+def test_ending(backend: str, check: str) -> None:
+    case = backend, check
+    found = outcomes(EVERYDAY if case in EVERYDAY else OTHERS)[case]
+    assert found.verdict == "passed", found.reason
