@@ -26,20 +26,37 @@ pytestmark = pytest.mark.slow
 
 
 def data() -> Any:
-    """The last global batch is smaller than the others: one of two replicas then has empty micro-batches."""
+    """The last global batch is smaller than the others."""
     generator = np.random.default_rng(7)
     inputs, targets = generator.standard_normal((31, 6)), generator.integers(0, 4, 31)
     return isotrain.DataSet((inputs[:22], targets[:22]), (inputs[22:], targets[22:]))
 
 
-def skipping(normalised: bool = True) -> Any:
+def short() -> Any:
+    """The last global batch has as many samples as there are replicas: others of micro-batches are empty."""
+    generator = np.random.default_rng(9)
+    inputs, targets = generator.standard_normal((11, 6)), generator.integers(0, 4, 11)
+    return isotrain.DataSet((inputs[:10], targets[:10]), (inputs[10:], targets[10:]))
+
+
+def even() -> Any:
+    """All global batches have one size, for which TensorFlow traces once."""
+    generator = np.random.default_rng(8)
+    inputs, targets = generator.standard_normal((32, 6)), generator.integers(0, 4, 32)
+    return isotrain.DataSet((inputs[:24], targets[:24]), (inputs[24:], targets[24:]))
+
+
+def skipping(normalised: bool = True, dropped: float = 0.25) -> Any:
     """Layers skip others, one is an operation, and one takes what the model is given."""
     from keras import Input, Model, layers
+    from keras.regularizers import L2
 
     inputs = Input((6,))
     first = layers.Dense(8, activation="tanh", name="first")(inputs)
-    second = layers.Dense(8, activation="tanh", kernel_regularizer="l2", name="second")(first)
-    third = layers.Dense(8, name="third")(first + layers.Dropout(0.25, name="dropout")(second))
+    second = layers.Dense(8, activation="tanh", kernel_regularizer=L2(2.0**-7), name="second")(
+        first
+    )
+    third = layers.Dense(8, name="third")(first + layers.Dropout(dropped, name="dropout")(second))
     outputs = layers.BatchNormalization(name="norm")(third) if normalised else third
     outputs = layers.ActivityRegularization(l2=0.125)(layers.concatenate([outputs, first, inputs]))
     return Model(inputs, layers.Dense(4, name="head")(outputs))
@@ -91,11 +108,13 @@ CASES: dict[str, dict[str, Any]] = {
     "skipping": {},
     "sequential": {
         "model": sequential,
+        "data": even,
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "record": True,  # with layers whose evaluation is recorded; training in stages is not
     },
     "one micro-batch": {"accumulate": 1},
     "native": {"model": {"torch": modules}},
+    "nothing dropped": {"model_args": {"dropped": 0.0}},
 }
 PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpipe": ("skipping", {"schedule": "gpipe"}),
@@ -157,6 +176,10 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
     return found | {"joined": going_on(session, f"{name}-joined", folder=folder)}
 
 
+def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
+    return saving(session, name, folder=folder) | {"profile": profiled(session, name)}
+
+
 def going_on(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
     session.restore(folder / name)
     return ended(session)
@@ -184,6 +207,7 @@ def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
 
 def profiled(session: isotrain.Session, name: str) -> list[dict[str, Any]]:
     """The layers of all stages, timed."""
+    session.seek(0)
     batch = next(iter(session.batches()))
     return [asdict(layer) for layer in session.group.profile_layers(batch).layers]
 
@@ -346,46 +370,71 @@ def test_stages_keep_the_best_weights_and_end_early(
             np.testing.assert_allclose(found["weights"][name], value, rtol=1e-9, err_msg=name)
 
 
-def test_stages_of_several_replicas_train_as_replicas(
-    folder: Path, alone: dict[str, Any], staged: Sequence[dict[str, Any]]
-) -> None:
-    """On a mesh of two replicas with two stages each; a slice of the last batch is empty."""
-    plain = {**BASE, "model_args": {"normalised": False}}
+SEVERAL = {**BASE, "data": short, "model_args": {"normalised": False}, "accumulate": 2}
+"""Trained by two replicas: on each, statistics of a batch would be those of its slice."""
+
+
+@pytest.fixture(scope="module")
+def replicated(folder: Path, staged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of two replicas without stages, from the start, and from what stages saved."""
     dense, goes_on = {**BASE, **CASES["sequential"]}, partial(going_on, folder=folder)
-    tasks = {"": (plain, followed), "saved/sequential": (dense, goes_on)}
-    expected, by_one = done(tasks, 2)[0], alone["saved/sequential"]["whole"]
-    assert_as(expected["saved/sequential"], by_one)
-    tasks = {name: ({**spec, **under({})}, task) for name, (spec, task) in tasks.items()}
+    return done({"": (SEVERAL, followed), "saved/sequential": (dense, goes_on)}, 2)[0]
+
+
+def test_stages_of_several_replicas_train_as_replicas(
+    folder: Path, alone: dict[str, Any], replicated: dict[str, Any]
+) -> None:
+    """On a mesh of two replicas with two stages each; some micro-batches are empty."""
+    dense, by_one = {**BASE, **CASES["sequential"]}, alone["saved/sequential"]["whole"]
+    assert_as(replicated["saved/sequential"], by_one)
+    tasks: Tasks = {
+        "": ({**SEVERAL, **under({})}, followed),
+        "saved/sequential": ({**dense, **under({})}, partial(going_on, folder=folder)),
+    }
     for place in done(tasks, 2):
-        assert_equal(place[""], expected[""])
+        assert_equal(place[""], replicated[""])
         assert_as(place["saved/sequential"], by_one)
 
 
-ELSEWHERE = {
-    "horovod-torch": (2, ("gpipe", "1f1b", "interleaved")),
-    "tf-multiworker": (2, ("interleaved",)),
-    "horovod-tf": (1, ("gpipe", "1f1b")),
-}
-"""Other backends: how many replicas of two stages each, and by which schedules."""
-
-
-@pytest.mark.parametrize("backend", ELSEWHERE)
-def test_stages_train_as_replicas_on_every_backend(backend: str, tmp_path: Path) -> None:
-    """And go on from checkpoints; of two replicas, a slice of the last batch is empty."""
-    replicas, schedules = ELSEWHERE[backend]
-    plain = {**BASE, "model_args": {"normalised": replicas == 1}}
-    expected = done({"": (plain, followed)}, replicas, backend)[0][""]
-    options = {name: PIPELINES[name][1] for name in schedules}
-    tasks: dict[str, Any] = {n: ({**plain, **under(o)}, followed) for n, o in options.items()}
-    dense = {**BASE, **CASES["sequential"], **under({})}
-    tasks["saved/sequential"] = dense, partial(saving, folder=tmp_path)
-    tasks["profile"] = dense, profiled
-    for place in done(tasks, replicas, backend):
-        for name in options:
-            assert_equal(place[name], expected)
+def assert_elsewhere(
+    expected: dict[str, Any], by_one: dict[str, Any], backend: str, folder: Path
+) -> None:
+    """Two replicas of two stages train as replicas, and go on from checkpoints."""
+    tasks: Tasks = {
+        "interleaved": ({**SEVERAL, **under(PIPELINES["interleaved"][1])}, followed),
+        "saved/sequential": (
+            {**BASE, **CASES["sequential"], "accumulate": 2, **under({"schedule": "gpipe"})},
+            partial(saving_and_profiled, folder=folder),
+        ),
+    }
+    for place in done(tasks, 2, backend):
+        assert_equal(place["interleaved"], expected)
+        saved = place["saved/sequential"]
+        assert_equal(saved["whole"], {**by_one, "loss": by_one["loss"][STOP:]})
         for part in ("again", "joined"):
-            assert_equal(place["saved/sequential"][part], place["saved/sequential"]["whole"])
-        assert_profile(place["profile"], samples=8 // 4 // replicas)
+            assert_equal(saved[part], saved["whole"])
+        assert_profile(saved["profile"])
+
+
+def test_stages_train_as_replicas_on_horovod_torch(
+    alone: dict[str, Any], replicated: dict[str, Any], tmp_path: Path
+) -> None:
+    by_one = alone["saved/sequential"]["whole"]
+    assert_elsewhere(replicated[""], by_one, "horovod-torch", tmp_path)
+
+
+def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path: Path) -> None:
+    """What it drops is not what torch does."""
+    expected = done({"": (SEVERAL, followed)}, 2, "tf-mirrored")[0][""]
+    by_one = alone["saved/sequential"]["whole"]
+    assert_elsewhere(expected, by_one, "tf-multiworker", tmp_path)
+
+
+def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any]) -> None:
+    """Stages of one replica, between which passes in both directions meet; as torch without any."""
+    spec = {**BASE, **CASES["nothing dropped"], **under({"schedule": "1f1b"})}
+    for place in done({"": (spec, followed)}, 1, "horovod-tf"):
+        assert_equal(place[""], alone["nothing dropped"])
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -408,14 +457,14 @@ def test_what_stages_cannot_honour_is_refused(name: str) -> None:
         )
 
 
-def assert_profile(found: Sequence[dict[str, Any]], samples: int) -> None:
-    """Of layers that each take what the one before gives, in float64."""
+def assert_profile(found: Sequence[dict[str, Any]]) -> None:
+    """Of layers that each take what the one before gives, in float64, for two samples."""
     names, sizes = [layer["name"] for layer in found], [6, 7, 7, 7, 7, 7]
     assert names == ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4", "head"]
     assert [list(layer["sources"]) for layer in found] == [[], [0], [1], [2], [3], [4]]
     assert [layer["weight_bytes"] for layer in found[:5]] == [8 * 7 * (n + 1) for n in sizes[:5]]
     given = [layer["activation_bytes"] for layer in found]
-    assert given == [8 * samples * n for n in (7, 7, 7, 7, 7, 4)]
+    assert given == [8 * 2 * n for n in (7, 7, 7, 7, 7, 4)]
     assert [layer["chunk"] for layer in found] == sorted(layer["chunk"] for layer in found)
     assert all(layer["forward"] > 0 and layer["backward"] >= 0 for layer in found)
 
