@@ -21,7 +21,12 @@ OF_WHOLE_REPLICAS = (
 STAGED_GROUP = Capabilities(
     frozenset({Capability.STAGED_STEP, Capability.NAMED_STATE}),
     dict.fromkeys(
-        (*OF_WHOLE_REPLICAS, Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS),
+        (
+            *OF_WHOLE_REPLICAS,
+            Capability.SYNCHRONISED_STEP,
+            Capability.GATHER_WEIGHTS,
+            Capability.WEIGHTS_IN_HOSTS,
+        ),
         "a process has one stage of a replica, which takes no step alone",
     ),
 )

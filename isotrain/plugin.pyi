@@ -26,6 +26,7 @@ from isotrain.core.contracts.job import Work as Work
 from isotrain.core.contracts.launcher import Launcher as Launcher
 from isotrain.core.contracts.logger import Logger as Logger
 from isotrain.core.contracts.mesh import DATA as DATA
+from isotrain.core.contracts.mesh import SHARD as SHARD
 from isotrain.core.contracts.mesh import STAGE as STAGE
 from isotrain.core.contracts.mesh import Mesh as Mesh
 from isotrain.core.contracts.placement import REPLICATED as REPLICATED
@@ -48,6 +49,7 @@ from isotrain.core.contracts.replica import StatePart as StatePart
 from isotrain.core.contracts.replica import Tensor as Tensor
 from isotrain.core.contracts.replica import TensorFunctions as TensorFunctions
 from isotrain.core.contracts.replica import own_part as own_part
+from isotrain.core.contracts.replica import place_within as place_within
 from isotrain.core.contracts.service import Service as Service
 from isotrain.core.contracts.slot_forms import SlotForms as SlotForms
 from isotrain.core.contracts.start import Start as Start
@@ -102,6 +104,7 @@ from isotrain.core.served.workforce import Answer as Answer
 from isotrain.core.served.workforce import Workforce as Workforce
 from isotrain.core.sharding.capabilities import sharded_group as sharded_group
 from isotrain.core.sharding.fully_sharded import FullySharded as FullySharded
+from isotrain.core.sharding.hybrid import Hybrid as Hybrid
 from isotrain.core.sharding.placement import Sharded as Sharded
 from isotrain.core.sharding.weight_shares import Bucket as Bucket
 from isotrain.core.sharding.weight_shares import WeightShares as WeightShares

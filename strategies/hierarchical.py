@@ -53,7 +53,7 @@ class Hierarchical(Strategy):
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes which replicas share a host."""
         options.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
-        self._hosts = _of_plan(plan)
+        self._hosts = plan.hosts
         if self._size is not None and plan.replicas > 1:
             self._hosts = _of_size(plan, self._size)
         return []
@@ -99,13 +99,6 @@ def mean_in_levels(
 def _all_reduced(members: int) -> float:
     """What all members together send in an optimal all-reduce, in sizes of the tensor."""
     return 2.0 * (members - 1)
-
-
-def _of_plan(plan: Plan) -> Hosts:
-    by_host: dict[str, list[int]] = {}
-    for process in plan.processes:
-        by_host.setdefault(process.host, []).extend(process.replicas)
-    return tuple(tuple(sorted(replicas)) for replicas in by_host.values())
 
 
 def _of_size(plan: Plan, size: int) -> Hosts:

@@ -2,7 +2,8 @@
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC 2020,
 arXiv 1910.02054). Weights are not cut: each belongs to one replica as a whole, so that any optimizer, and
-clipping by the norm of a weight, do what they do in data-parallel runs.
+clipping by the norm of a weight, do what they do in data-parallel runs. Hybrid: Zhao et al., "PyTorch FSDP:
+Experiences on Scaling Fully Sharded Data Parallel" (VLDB 2023, arXiv 2304.11277), section 3.2.2.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from isotrain.plugin import (
+    SHARD,
     Batch,
     Bucket,
     Capability,
     Conserved,
     FullySharded,
+    Hybrid,
     IsotrainError,
     ModelBytes,
     Placement,
@@ -31,6 +34,7 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
     UnsupportedError,
+    place_within,
     share_out,
 )
 from isotrain.plugin import Sharded as ShardedPlacement
@@ -40,6 +44,31 @@ from isotrain.strategies.tensors import joined, separated
 
 _FULLY = frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
 """What stage 3 takes."""
+Hosts = tuple[tuple[int, ...], ...]
+"""The replicas of each, over which weights are shared out; each has the same part as others of its place."""
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Weights that travel together, and where.
+
+    Attributes:
+        bucket: Shared out over the replicas of a host.
+        hosts: All of them; a single one unless the run is hybrid.
+    """
+
+    bucket: Bucket
+    hosts: Hosts
+
+    def place(self, replica: int) -> int:
+        """Which of the replicas of its host a replica is."""
+        return place_within(replica, self.hosts)
+
+    @property
+    def same(self) -> Hosts:
+        """The replicas that update the same of these weights, one of each host, where they update some."""
+        each = zip(self.bucket.sizes, zip(*self.hosts, strict=True), strict=True)
+        return tuple(replicas for size, replicas in each if size)
 
 
 class Sharded(Strategy):
@@ -60,12 +89,20 @@ class Sharded(Strategy):
     conserves = frozenset({Conserved.GRADIENT_SUM})
     sparing = ({"stage": 1}, {"stage": 2}, {"stage": 3})
 
-    def __init__(self, stage: int = 1, bucket_megabytes: float = 25.0) -> None:
+    def __init__(
+        self,
+        stage: int = 1,
+        bucket_megabytes: float = 25.0,
+        hybrid: bool = False,
+        host_size: int | None = None,
+    ) -> None:
         """Checks the options.
 
         Args:
             stage: What lies in parts: 1, optimizer slots; 2, gradients too; 3, weights too.
             bucket_megabytes: Of gradients or weights that travel together.
+            hybrid: Whether parts lie over the replicas of each host, and alike on all hosts.
+            host_size: Replicas that count as one host of a hybrid run; None for the hosts of the plan.
         """
         self._stage = options.whole(self.name, "stage", stage, 1)
         if stage > 3:
@@ -73,16 +110,31 @@ class Sharded(Strategy):
                 f"strategy {self.name}: stage: expected 1, 2 or 3, received {stage}."
             )
         self._bucket_bytes = 1e6 * options.positive(self.name, "bucket_megabytes", bucket_megabytes)
+        hosts = self._hybrid(hybrid, host_size)
         if stage == 3:
-            self.placement = FullySharded(int(self._bucket_bytes))
-            self.requires = _FULLY
+            self.placement = FullySharded(int(self._bucket_bytes), hosts)
+            self.requires = _FULLY | ({Capability.WEIGHTS_IN_HOSTS} if hosts else set())
+        elif hosts:
+            self.placement = ShardedPlacement(hosts)
+            self.requires = self.requires | {Capability.SUBGROUPS}
         self._clips = False
-        self._buckets: tuple[Bucket, ...] = ()
+        self._hosts: Hosts = ()
+        self._lots: tuple[Lot, ...] = ()
+
+    def _hybrid(self, hybrid: bool, host_size: int | None) -> Hybrid | None:
+        if not options.switch(self.name, "hybrid", hybrid):
+            if host_size is not None:
+                raise PlanError(f"strategy {self.name}: host_size is an option of `hybrid: true`.")
+            return None
+        if host_size is not None:
+            options.whole(self.name, "host_size", host_size, 1)
+        return Hybrid(host_size)
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling and an own optimizer; shares the weights out."""
         options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
         options.without_own_optimizer(self.name, spec)
+        self._hosts = plan.mesh.groups(SHARD)
         if self._stage == 3:
             self._require_modules(spec)
             return []
@@ -100,15 +152,18 @@ class Sharded(Strategy):
             )
 
     def _share_out(self, sizes: Sequence[int], plan: Plan) -> None:
-        if len(sizes) < plan.replicas:
+        parts = len(self._hosts[0])
+        if len(sizes) < parts:
+            whose = "" if len(self._hosts) == 1 else " of a host"
             raise PlanError(
                 f"strategy {self.name}: the model has {len(sizes)} trainable weights, and each of"
-                f" {plan.replicas} replicas updates one or more. Use fewer replicas, or strategy"
+                f" {parts} replicas{whose} updates one or more. Use fewer replicas, or strategy"
                 " data-parallel."
             )
         width = (plan.gradient_bytes or 0) / sum(sizes)
-        shares = share_out(sizes, plan.replicas)
-        self._buckets = shares.buckets(max(1, int(self._bucket_bytes / width)))
+        shares = share_out(sizes, parts)
+        buckets = shares.buckets(max(1, int(self._bucket_bytes / width)))
+        self._lots = tuple(Lot(bucket, self._hosts) for bucket in buckets)
 
     def started(self, group: ReplicaGroup) -> None:
         """Leaves each replica the slots of its own weights, in the order of the buckets."""
@@ -116,7 +171,7 @@ class Sharded(Strategy):
             return
         group.keep_slots_of(
             [
-                [place for bucket in self._buckets for place in bucket.weights_of(replica)]
+                [place for lot in self._lots for place in lot.bucket.weights_of(lot.place(replica))]
                 for replica in group.local_replicas
             ]
         )
@@ -127,9 +182,11 @@ class Sharded(Strategy):
             return group.synchronised_step(batch, learning_rate)
         found, loss = group.reduced_gradients(batch, self._reduction())
         group.compute(agree_on_statistics, *weights_of_replicas(group, batch))
-        norms = group.compute(norm_of_all, found) if self._clips else None
+        norms = None
+        if self._clips:
+            norms = group.compute(norm_of_all, found, static=len(self._hosts))
         group.update_own(found, learning_rate, norms)
-        group.compute(join_weights, static=self._buckets)
+        group.compute(join_weights, static=self._lots)
         return loss
 
     @contextmanager
@@ -148,8 +205,8 @@ class Sharded(Strategy):
 
     def _reduction(self) -> Reduction:
         return Reduction(
-            tuple(bucket.weights for bucket in self._buckets),
-            self._buckets,
+            tuple(lot.bucket.weights for lot in self._lots),
+            self._lots,
             reduce_bucket,
             each_slice=self._stage > 1,
         )
@@ -157,9 +214,10 @@ class Sharded(Strategy):
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """All weights; the slots of the largest share; and as many gradients as the stage leaves."""
         whole = model.replicated
+        parts = self._parts_of(replicas)
         if self._stage == 3:
-            return self._parts_bytes(model, replicas)
-        shared_out = share_out(model.weights, replicas)
+            return self._parts_bytes(model, parts)
+        shared_out = share_out(model.weights, parts)
         largest = max(shared_out.shares)
         gradients = whole.gradients
         if self._stage > 1:
@@ -167,11 +225,17 @@ class Sharded(Strategy):
             gradients = min(gradients, largest + max(sum(bucket.sizes) for bucket in buckets))
         return replace(whole, gradients=gradients, slots=largest * model.slots)
 
-    def _parts_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
+    def _parts_of(self, replicas: int) -> int:
+        """In how many parts the state of so many lies: of those that the last plan had, or of others."""
+        if sum(map(len, self._hosts)) == replicas:
+            return len(self._hosts[0])
+        return self.placement.mesh(replicas).size(SHARD)
+
+    def _parts_bytes(self, model: ModelBytes, parts: int) -> StateBytes:
         """A part of all that is trained; and of weights and gradients what a pass has whole besides."""
         whole = model.replicated
         trained = sum(model.weights)
-        part = -(-trained // replicas)
+        part = -(-trained // parts)
         unit = min(trained - part, max(int(self._bucket_bytes), *model.weights))
         weights = part + unit + model.fixed
         return replace(whole, weights=weights, gradients=part + unit, slots=part * model.slots)
@@ -179,24 +243,39 @@ class Sharded(Strategy):
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Gradients go to those who update, and weights to all: as much as in an optimal all-reduce.
 
+        So it is with the all-reduce of the parts between hosts, where these have the same.
+
         What stage 3 sends the backend knows, whose own mechanism it is.
         """
         return None if self._stage == 3 else 2 * (replicas - 1) / replicas * gradient_bytes
 
 
-def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Bucket) -> list[Tensor]:
+def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Lot) -> list[Tensor]:
     """The means of the gradients of this replica's weights in a bucket."""
-    part = replica.sum_parts(joined(replica.ops, gradients), static.sizes)
-    start = sum(static.counts[: replica.index])
-    own = gradients[start : start + static.counts[replica.index]]
+    sizes, counts, hosts = static.bucket.sizes, static.bucket.counts, static.hosts
+    vector = joined(replica.ops, gradients)
+    if len(hosts) == 1:
+        part = replica.sum_parts(vector, sizes)
+    else:
+        part = replica.sum_parts_within(vector, sizes, hosts)
+        part = replica.sum_within(part, static.same)
+    place = static.place(replica.index)
+    start = sum(counts[:place])
+    own = gradients[start : start + counts[place]]
     return separated(replica.ops, part / replica.replicas, own) if own else []
 
 
-def norm_of_all(replica: Replica, gradients: list[Tensor]) -> Tensor:
-    """The norm of the gradients of all weights, of which each replica has its own; a float64."""
+def norm_of_all(replica: Replica, gradients: list[Tensor], *, static: int = 1) -> Tensor:
+    """The norm of the gradients of all weights, of which each replica has its own; a float64.
+
+    Args:
+        replica: Any; all call it, so that all get the same bits.
+        gradients: Of its weights.
+        static: How many replicas have the same.
+    """
     vector = replica.ops.reshape(joined(replica.ops, gradients), (1, -1))
     own = replica.ops.cast(vector @ replica.ops.transpose(vector), "float64")
-    squares = replica.all_reduce(own)
+    squares = replica.all_reduce(own) / static
     return replica.ops.reshape(squares, ()) ** 0.5
 
 
@@ -205,8 +284,13 @@ def agree_on_statistics(replica: Replica, weight: Tensor | None = None) -> None:
     average_statistics(replica, weight)
 
 
-def join_weights(replica: Replica, *, static: tuple[Bucket, ...]) -> None:
+def join_weights(replica: Replica, *, static: tuple[Lot, ...]) -> None:
     """Gives all replicas the weights that each has updated."""
-    for bucket in static:
-        own = replica.read_weights(bucket.weights_of(replica.index))
-        replica.write_weights(bucket.weights, replica.join_parts(own, bucket.sizes))
+    for lot in static:
+        bucket = lot.bucket
+        own = replica.read_weights(bucket.weights_of(lot.place(replica.index)))
+        if len(lot.hosts) == 1:
+            whole = replica.join_parts(own, bucket.sizes)
+        else:
+            whole = replica.join_parts_within(own, bucket.sizes, lot.hosts)
+        replica.write_weights(bucket.weights, whole)

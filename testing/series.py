@@ -45,7 +45,7 @@ def next_session(
     folder = before.run_directory / name
     _meet(before, folder / "meeting")
     plan = make_plan(cast, backend=backend or before.plan.backend, replicas=before.replicas)
-    here = dataclasses.replace(context, run_directory=str(folder))
+    here = dataclasses.replace(context, run_directory=str(folder), mesh=plan.mesh)
     with Session(cast, plan, here, Reporter(here.rank)) as session:
         yield session
 

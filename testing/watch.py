@@ -39,6 +39,8 @@ REPLICA_NEEDS: Mapping[str, Capability] = {
     "send_receive": Capability.SEND_RECEIVE,
     "sum_within": Capability.SUBGROUPS,
     "broadcast_within": Capability.SUBGROUPS,
+    "sum_parts_within": Capability.SUBGROUPS,
+    "join_parts_within": Capability.SUBGROUPS,
     "read_weights": Capability.PARTIAL_UPDATE,
     "write_weights": Capability.PARTIAL_UPDATE,
 }

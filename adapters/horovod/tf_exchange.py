@@ -93,27 +93,44 @@ class HorovodExchange(Exchange):
         self._operations[kind] += 1
         return f"isotrain_{kind}_{self._operations[kind]}"
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    def sum_parts(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """One Horovod all-to-all; the sum is this replica's own."""
-        own = sizes[self.replica()]
+        process_set = self._set_of(within)
+        if process_set is None:
+            return tf.identity(vector), vector[:1]
         received, counts = hvd.alltoall(
             _sendable(self._unforeseen(vector)),
             splits=tf.constant(sizes, tf.int32),
-            name=self._own_name("sum_parts"),
+            name=self._own_name(f"sum_parts_{process_set.process_set_id}"),
             ignore_name_scope=True,
+            process_set=process_set,
         )
-        rows = tf.reshape(received, [self.replicas, own])
+        rows = tf.reshape(received, [len(sizes), sizes[process_set.rank()]])
         return tf.cast(tf.reduce_sum(rows, axis=0), vector.dtype), counts
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
         """One Horovod all-gather, of parts of any sizes; for one without numbers, a number goes."""
-        given = part if sizes[self.replica()] else self._unforeseen(tf.zeros(1, part.dtype))
-        name = self._own_name("join_parts")
-        whole = hvd.allgather(_sendable(given), name=name, ignore_name_scope=True)
+        process_set = self._set_of(within)
+        if process_set is None:
+            return tf.identity(part)
+        has_some = sizes[process_set.rank()]
+        given = part if has_some else self._unforeseen(tf.zeros(1, part.dtype))
+        whole = hvd.allgather(
+            _sendable(given),
+            name=self._own_name(f"join_parts_{process_set.process_set_id}"),
+            ignore_name_scope=True,
+            process_set=process_set,
+        )
         sent = [max(1, size) for size in sizes]
         parts = tf.split(tf.ensure_shape(whole, [sum(sent)]), sent)
         filled = [own for own, size in zip(parts, sizes, strict=True) if size]
         return tf.cast(tf.concat(filled, axis=0), part.dtype)
+
+    def _set_of(self, within: Parts) -> Any:
+        """The process set of the own part; without any, of all replicas; None where it is alone."""
+        return self._process_sets.own(within or [range(self.replicas)])
 
     def _unforeseen(self, tensor: tf.Tensor) -> tf.Tensor:
         """The same numbers, which TensorFlow does not know before a step.

@@ -90,18 +90,35 @@ class HorovodExchange(Exchange):
         row = to_sendable(value).unsqueeze(0)
         return hvd.allgather(row, name=tensor_name("all_gather", value)).to(value.dtype)
 
-    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def sum_parts(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         """One Horovod all-to-all; the sum is this replica's own."""
+        process_set = self._set_of(within)
+        if process_set is None:
+            return vector.clone()
         rows, _ = hvd.alltoall(
             to_sendable(vector),
             torch.tensor(sizes, dtype=torch.int32),
-            name=tensor_name("sum_parts", vector),
+            name=tensor_name(f"sum_parts.{process_set.process_set_id}", vector),
+            process_set=process_set,
         )
-        return rows.view(self.replicas, sizes[self.rank]).sum(0).to(vector.dtype)
+        return rows.view(len(sizes), sizes[process_set.rank()]).sum(0).to(vector.dtype)
 
-    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def join_parts(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         """One Horovod all-gather, of parts of any sizes."""
-        return hvd.allgather(to_sendable(part), name=tensor_name("join_parts", part)).to(part.dtype)
+        process_set = self._set_of(within)
+        if process_set is None:
+            return part.clone()
+        name = tensor_name(f"join_parts.{process_set.process_set_id}", part)
+        whole = hvd.allgather(to_sendable(part), name=name, process_set=process_set)
+        return whole.to(part.dtype)
+
+    def _set_of(self, within: Parts) -> Any:
+        """The process set of the own part; without any, of all replicas; None where it is alone."""
+        return self._process_sets.own(within or [range(self.replicas)])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""

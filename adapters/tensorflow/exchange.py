@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.plugin import Parts, ReduceOp
+from isotrain.plugin import Parts, ReduceOp, place_within
 
 
 class Exchange(ABC):
@@ -41,20 +41,24 @@ class Exchange(ABC):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums a vector over all replicas, each of which gets its part.
+    def sum_parts(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sums a vector over all replicas, or those of the own set, each of which gets its part.
 
         Returns:
             The part, which may be empty; and a tensor that is not, and that only the exchange gives.
         """
-        total = self.all_reduce([vector], "sum")[0]
-        return tf.split(total, sizes)[self.replica()], total[:1]
+        members = within or (tuple(range(self.replicas)),)
+        total = self.sum_within(vector, members)
+        return tf.split(total, sizes)[place_within(self.replica(), members)], total[:1]
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        """Joins the parts of all replicas into one vector."""
-        filled = tf.pad(part, [[0, max(sizes) - sizes[self.replica()]]])
-        rows = self.all_gather(filled)
-        return tf.concat([rows[place, :size] for place, size in enumerate(sizes)], axis=0)
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
+        """Joins the parts of all replicas, or those of the own set, into one vector."""
+        members = within or (tuple(range(self.replicas)),)
+        place = place_within(self.replica(), members)
+        filled = tf.pad(part, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
+        return self.sum_within(filled, members)
 
     @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:

@@ -72,33 +72,45 @@ class WorkerExchange(StrategyExchange):
         with tf.control_dependencies([sent]):
             return tf.identity(received)
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    def sum_parts(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Each sends every other its part: half of what an all-reduce moves."""
-        parts = tf.split(vector, list(sizes))
-        own = self.replica()
-        received = self._exchanged("sum parts", parts, [parts[own]] * self.replicas)
+        parts, members = tf.split(vector, list(sizes)), self._members(within)
+        own = parts[members.index(self.replica())]
+        received = self._exchanged("sum parts", members, parts, [own] * len(members))
         with tf.control_dependencies(received):
             return tf.add_n(received), tf.ones(())
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
         """Each sends every other its own."""
+        members = self._members(within)
         like = [tf.zeros(size, part.dtype) for size in sizes]
-        return tf.concat(self._exchanged("join parts", [part] * self.replicas, like), axis=0)
+        given = [part] * len(members)
+        return tf.concat(self._exchanged("join parts", members, given, like), axis=0)
+
+    def _members(self, within: Parts) -> tuple[int, ...]:
+        """The replicas of the own set; without any, all."""
+        own = self.replica()
+        return (own_part(own, within) or (own,)) if within else tuple(range(self.replicas))
 
     def _exchanged(
-        self, kind: str, given: Sequence[tf.Tensor], like: Sequence[tf.Tensor]
+        self,
+        kind: str,
+        members: tuple[int, ...],
+        given: Sequence[tf.Tensor],
+        like: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Sends a tensor to each replica, and gives those that came from each; empty ones do not travel."""
+        """Sends each of some replicas a tensor, and gives those that came; empty ones do not travel."""
         own, sent = self.replica(), []
-        found = [given[own] if source == own else like[source] for source in range(self.replicas)]
-        for other in range(self.replicas):
-            if other != own and given[other].shape[0]:
-                keys = self._keys(kind, (own, other), given[other])
-                sent.append(self._send(given[other], keys))
-            if other != own and like[other].shape[0]:
-                found[other] = self._receive(
-                    like[other], self._keys(kind, (other, own), like[other])
-                )
+        found = [given[i] if r == own else like[i] for i, r in enumerate(members)]
+        for place, other in enumerate(members):
+            if other != own and given[place].shape[0]:
+                keys = self._keys(kind, (own, other), given[place])
+                sent.append(self._send(given[place], keys))
+            if other != own and like[place].shape[0]:
+                keys = self._keys(kind, (other, own), like[place])
+                found[place] = self._receive(like[place], keys)
         with tf.control_dependencies(sent):
             return [tf.identity(tensor) for tensor in found]
 

@@ -59,6 +59,14 @@ class TensorFlowReplica(Replica):
     def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         return self._exchange.join_parts(part, sizes)
 
+    def sum_parts_within(self, vector: tf.Tensor, sizes: Sequence[int], within: Parts) -> tf.Tensor:
+        part, proof = self._exchange.sum_parts(vector, sizes, within)
+        self.proofs.append(proof)
+        return part
+
+    def join_parts_within(self, part: tf.Tensor, sizes: Sequence[int], within: Parts) -> tf.Tensor:
+        return self._exchange.join_parts(part, sizes, within)
+
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
         return [variable for part in parts for variable in self._program.part(part)]
 

@@ -13,8 +13,10 @@ from isotrain.adapters import keras_backend, keras_names, private_parts
 from isotrain.adapters.declared import OF_WHOLE_REPLICAS, STAGED_GROUP
 from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
+    DATA,
     NOT_REPLICATED,
     SERVED_GROUP,
+    SHARD,
     Capabilities,
     Capability,
     DeviceKind,
@@ -54,7 +56,14 @@ _REPLICATED = Capabilities(
     NOT_REPLICATED,
 )
 _FULLY_SHARDED = Capabilities(
-    frozenset({Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}),
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.NAMED_STATE,
+            Capability.GATHER_WEIGHTS,
+            Capability.WEIGHTS_IN_HOSTS,
+        }
+    ),
     dict.fromkeys(
         (*OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
     ),
@@ -157,12 +166,16 @@ class TorchDDP(ServedOverTcp):
     def exchanged_bytes(self, plan: Plan) -> float:
         """An optimal all-reduce; fully sharded, weights are joined twice, and gradients are scattered.
 
-        Gloo's reduce-scatter moves as much as its all-reduce.
+        Gloo's reduce-scatter moves as much as its all-reduce. Between hosts with the same parts, gradients of
+        these are reduced.
         """
-        exact = super().exchanged_bytes(plan)
         if plan.placement != "fully-sharded":
-            return exact
-        return exact * (2 if plan.collective == "gloo" else 1.5)
+            return super().exchanged_bytes(plan)
+        parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
+        joined = (parts - 1) / parts
+        scattered = joined * (2 if plan.collective == "gloo" else 1)
+        reduced = 2 * (hosts - 1) / hosts / parts
+        return (2 * joined + scattered + reduced) * (plan.gradient_bytes or 0)
 
     def blames_peer(self, error: BaseException) -> bool:
         return torch_blames_peer(error)

@@ -19,6 +19,7 @@ from isotrain.adapters.torch.powersgd import PowerSGD
 from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
+    SHARD,
     CompressionMethod,
     Parts,
     ProcessContext,
@@ -46,7 +47,7 @@ class DDPExchange(ProcessGroupExchange):
         self._device_ids = [context.local_rank] if setting.device == "gpu" else None
         self._options = ddp_options(setting.options)
         self._timeout = timedelta(seconds=setting.timeout)
-        self._in_parts = context.mesh.size("shard") > 1
+        self._in_parts = SHARD in context.mesh.sizes
         self._process_groups: dict[tuple[int, ...], Any] = {}
         self._mean: torch.Tensor | None = None
         self._powersgd: PowerSGD | None = None
@@ -127,39 +128,53 @@ class DDPExchange(ProcessGroupExchange):
                 " backend_options: {torch-ddp: {find_unused_parameters: true}}."
             )
 
-    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def sum_parts(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         """Each sends every other its part: Gloo's own reduce-scatter moves twice as much."""
-        pieces = vector.contiguous().split(list(sizes))
-        rows = vector.new_empty((self.replicas, sizes[self.rank]))
-        self._swap(pieces, list(rows))
+        members = self._members(within)
+        rows = vector.new_empty((len(members), sizes[members.index(self.rank)]))
+        self._swap(members, vector.contiguous().split(list(sizes)), list(rows))
         total, *others = rows
         for row in others:
             total += row
         return total
 
-    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        whole = part.new_empty(sum(sizes))
-        self._swap([part.contiguous()] * self.replicas, whole.split(list(sizes)))
+    def join_parts(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
+        members, whole = self._members(within), part.new_empty(sum(sizes))
+        self._swap(members, [part.contiguous()] * len(members), whole.split(list(sizes)))
         return whole
 
-    def _swap(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-        """Gives each replica one tensor, and receives one of each, itself included; empty ones stay.
+    def _members(self, within: Parts) -> Sequence[int]:
+        """The replicas of the own set; without any, all."""
+        return (own_part(self.rank, within) or (self.rank,)) if within else range(self.replicas)
+
+    def _swap(
+        self,
+        members: Sequence[int],
+        sent: Sequence[torch.Tensor],
+        received: Sequence[torch.Tensor],
+    ) -> None:
+        """Gives each of some replicas one tensor, and receives one of each, itself included; empty ones stay.
 
         Gloo takes no tensor of a GPU for that: they go by way of the host.
         """
-        received[self.rank].copy_(sent[self.rank])
+        own = members.index(self.rank)
+        received[own].copy_(sent[own])
         by_host = self._device.type != "cpu" and dist.get_backend() == dist.Backend.GLOO
         found = [torch.empty_like(each, device="cpu") for each in received] if by_host else received
         given = [each.cpu() for each in sent] if by_host else sent
-        others = [other for other in range(self.replicas) if other != self.rank]
+        others = [(place, other) for place, other in enumerate(members) if place != own]
         _complete(
             [
-                *(dist.P2POp(dist.isend, given[r], r) for r in others if given[r].numel()),
-                *(dist.P2POp(dist.irecv, found[r], r) for r in others if found[r].numel()),
+                *(dist.P2POp(dist.isend, given[i], r) for i, r in others if given[i].numel()),
+                *(dist.P2POp(dist.irecv, found[i], r) for i, r in others if found[i].numel()),
             ]
         )
-        for other in others if by_host else []:
-            received[other].copy_(found[other])
+        for place, _ in others if by_host else []:
+            received[place].copy_(found[place])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         if destination == source == self.rank:

@@ -59,12 +59,16 @@ class Exchange(ABC):
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
     @abstractmethod
-    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Sums a vector over all replicas, each of which gets its part."""
+    def sum_parts(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
+        """Sums a vector over all replicas, or those of the own set, each of which gets its part."""
 
     @abstractmethod
-    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Joins the parts of all replicas into one vector."""
+    def join_parts(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
+        """Joins the parts of all replicas, or those of the own set, into one vector."""
 
     @abstractmethod
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
@@ -134,10 +138,14 @@ class SingleReplica(Exchange):
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         return value.clone().unsqueeze(0)
 
-    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def sum_parts(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         return vector.clone()
 
-    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def join_parts(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         return part.clone()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from isotrain.adapters.torch.ddp import DDPExchange
@@ -16,7 +19,11 @@ from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program
 from isotrain.adapters.torch.state import Section, in_place
 from isotrain.plugin import (
+    DATA,
+    SHARD,
     Batch,
+    Mesh,
+    Parts,
     ProcessContext,
     Setting,
     StateKind,
@@ -37,6 +44,27 @@ class FullyShardedExchange(DDPExchange):
         """
         super().__init__(setting, context)
         self._unit_bytes = unit_bytes
+        self._mesh = self._device_mesh(context.mesh)
+
+    def _device_mesh(self, mesh: Mesh) -> DeviceMesh | None:
+        """The replicas with the same parts, and those with all of them; None: the latter are all there are.
+
+        Its process groups are made here, as torch's own would not have the timeout of the run.
+        """
+        if mesh.size(DATA) == 1:
+            return None
+        own = [self._group_among(mesh.groups(axis)) for axis in (DATA, SHARD)]
+        return DeviceMesh.from_group(
+            own,
+            self._device.type,
+            torch.tensor(mesh.groups(SHARD)),
+            mesh_dim_names=("replicate", "shard"),
+        )
+
+    def _group_among(self, parts: Parts) -> Any:
+        """This replica's process group, which may be of it alone; all replicas make each."""
+        made = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
+        return next(group for group, part in zip(made, parts, strict=True) if self.rank in part)
 
     def attach(self, program: Program) -> None:
         if not isinstance(program, NativeProgram):
@@ -49,7 +77,7 @@ class FullyShardedExchange(DDPExchange):
             parameter for parameter in program.model.parameters() if not parameter.requires_grad
         }
         for unit in units(program.model, self._unit_bytes):
-            fully_shard(unit, ignored_params=whole)
+            fully_shard(unit, mesh=self._mesh, ignored_params=whole)
         program.take_up_weights()
         self._model = program.model
         self.module = program.objective.forward

@@ -60,6 +60,16 @@ class TorchReplica(Replica):
     def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         return self._exchange.join_parts(part, sizes)
 
+    def sum_parts_within(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts
+    ) -> torch.Tensor:
+        return self._exchange.sum_parts(vector, sizes, within)
+
+    def join_parts_within(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Parts
+    ) -> torch.Tensor:
+        return self._exchange.join_parts(part, sizes, within)
+
     def send_receive(self, tensor: torch.Tensor, destinations: Sequence[int]) -> torch.Tensor:
         source = list(destinations).index(self.index)
         return self._exchange.send_receive(tensor, destinations[self.index], source)

@@ -132,10 +132,14 @@ class StageExchange(Exchange):
     def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
         raise refused()
 
-    def sum_parts(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def sum_parts(
+        self, value: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         raise refused()
 
-    def join_parts(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def join_parts(
+        self, value: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> torch.Tensor:
         raise refused()
 
 

@@ -31,10 +31,14 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def where(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Where in the whole of it this process's part of a `DTensor` is, which `fully_shard` cuts by rows."""
+    """Where in the whole of it this process's part of a `DTensor` is, which `fully_shard` cuts by rows.
+
+    The last axis of its mesh is that of the parts; along another, all have the same.
+    """
     mesh = tensor.device_mesh
+    axis = mesh.ndim - 1
     rows, *others = tensor.shape
-    start = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
+    start = min(rows, mesh.get_local_rank(axis) * -(-rows // mesh.size(axis)))
     return slice(start, start + len(own_part(tensor))), *(slice(0, size) for size in others)
 
 

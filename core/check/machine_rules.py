@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from isotrain.core.check.subject import Hit, Subject, Target
 from isotrain.core.contracts.plan import Plan, split_backend
@@ -128,8 +129,10 @@ def memory(subject: Subject) -> Iterator[Hit]:
 
 def _runs(strategy: Strategy, spec: TrainingSpec, target: Target) -> bool:
     """Whether a strategy would be planned in the place of the target's own."""
+    placement = strategy.placement.for_replicas(target.replicas)
     try:
-        strategy.planned(spec, target.plan)
+        mesh = placement.mesh_on(target.replicas, target.plan.hosts)
+        strategy.planned(spec, replace(target.plan, mesh=mesh))
     except PlanError:
         return False
     return not missing_capabilities(strategy, target.adapter)

@@ -25,6 +25,7 @@ class Capability(StrEnum):
     GRADIENTS_IN_BUCKETS = "gradients-in-buckets"
     STAGED_STEP = "staged-step"
     GATHER_WEIGHTS = "gather-weights"
+    WEIGHTS_IN_HOSTS = "weights-in-hosts"
 
 
 NOT_REPLICATED = {
@@ -34,7 +35,9 @@ NOT_REPLICATED = {
         "only in a strategy of placement `sharded` has each replica its own part",
     ),
     Capability.STAGED_STEP: "only a strategy of placement `staged` has stages",
-    Capability.GATHER_WEIGHTS: "each replica has all weights",
+    **dict.fromkeys(
+        (Capability.GATHER_WEIGHTS, Capability.WEIGHTS_IN_HOSTS), "each replica has all weights"
+    ),
 }
 """Why no replicated group has what others have."""
 _UNDECLARED = "the backend does not declare it"

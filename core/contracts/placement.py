@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -62,6 +63,18 @@ class Placement(ABC):
         Raises:
             PlanError: So many do not fit.
         """
+
+    def mesh_on(self, replicas: int, hosts: Sequence[Sequence[int]]) -> Mesh:
+        """The places of a run whose hosts are known; by default those of any hosts.
+
+        Args:
+            replicas: In all.
+            hosts: The replicas of each.
+
+        Raises:
+            PlanError: They do not fit.
+        """
+        return self.mesh(replicas)
 
     def seats(self, adapter: Adapter, replicas: int) -> tuple[Seat, ...]:
         """What each process is there for, by rank: by default to hold as many replicas as the backend says.

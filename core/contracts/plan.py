@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -151,6 +151,11 @@ class Plan:
         )
 
     @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The replicas of each host."""
+        return replicas_by_host(self.processes)
+
+    @property
     def is_served(self) -> bool:
         """Whether rank 0 is a coordinator, and the others work for it."""
         return self.processes[0].role == "coordinator"
@@ -173,6 +178,14 @@ class Plan:
             {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
         ]
         return fields
+
+
+def replicas_by_host(processes: Sequence[ProcessPlan]) -> tuple[tuple[int, ...], ...]:
+    """The replicas of each host, of hosts that have some; in the order of their first processes."""
+    found: dict[str, set[int]] = {}
+    for process in processes:
+        found.setdefault(process.host, set()).update(process.replicas)
+    return tuple(tuple(sorted(replicas)) for replicas in found.values() if replicas)
 
 
 def split_backend(text: str) -> tuple[str, str | None]:

@@ -64,7 +64,8 @@ class TensorFunctions(Protocol):
 class Replica(ABC):
     """What `ReplicaGroup.compute` gives a computation.
 
-    Every collective is called by all replicas of the run, in the same order and with equal shapes.
+    Every collective is called by all replicas of the run, in the same order and with equal shapes; inside
+    parts, groups of sharded runs take other shapes in each part.
 
     Attributes:
         index: Of this replica in the run.
@@ -134,6 +135,31 @@ class Replica(ABC):
         rows = self.all_gather(filled)
         return self.ops.concatenate([rows[i][:size] for i, size in enumerate(sizes)])
 
+    def sum_parts_within(self, vector: Tensor, sizes: Sequence[int], within: Parts) -> Tensor:
+        """As `sum_parts`, over the replicas of one set of several.
+
+        Args:
+            vector: Of `sum(sizes)` numbers.
+            sizes: How many of them each replica of a set gets, one after the other.
+            within: The sets, each of `len(sizes)` replicas; each replica is in one of them.
+        """
+        place = place_within(self.index, within)
+        start = sum(sizes[:place])
+        return self.sum_within(vector, within)[start : start + sizes[place]]
+
+    def join_parts_within(self, part: Tensor, sizes: Sequence[int], within: Parts) -> Tensor:
+        """As `join_parts`, over the replicas of one set of several.
+
+        Args:
+            part: This replica's, a vector.
+            sizes: How many numbers each replica of a set has.
+            within: The sets, each of `len(sizes)` replicas; each replica is in one of them.
+        """
+        place = place_within(self.index, within)
+        before, after = sum(sizes[:place]), sum(sizes[place + 1 :])
+        rest = [self.ops.zeros((size,), part.dtype) for size in (before, after)]
+        return self.sum_within(self.ops.concatenate([rest[0], part, rest[1]]), within)
+
     @abstractmethod
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
         """Sends a tensor to one replica, and gives the one that was sent to this replica.
@@ -158,3 +184,8 @@ def own_part(replica: int, parts: Parts) -> tuple[int, ...]:
         if replica in part and len(part) > 1:
             return tuple(part)
     return ()
+
+
+def place_within(replica: int, parts: Parts) -> int:
+    """Which of the replicas of its part a replica is; it is in one of them."""
+    return next(part.index(replica) for part in parts if replica in part)

@@ -11,7 +11,7 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.placement import Seat
-from isotrain.core.contracts.plan import Plan, ProcessPlan, split_backend
+from isotrain.core.contracts.plan import Plan, ProcessPlan, replicas_by_host, split_backend
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.usability import Usability
@@ -87,7 +87,8 @@ def _resolved(
     remarks += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     placement = strategy.placement.for_replicas(count)
-    mesh = placement.mesh(count)
+    processes = ground.placed(_processes(placement.seats(adapter, count)))
+    mesh = placement.mesh_on(count, replicas_by_host(processes))
     collective = placement.collective(adapter, resolved) if mesh.places > 1 else "none"
     if mesh.places > 1 and requested is not None and collective != resolved:
         remarks.append(
@@ -105,7 +106,7 @@ def _resolved(
         device=devices.kind,
         replicas=count,
         threads=threads,
-        processes=ground.placed(_processes(placement.seats(adapter, count))),
+        processes=processes,
         start=resolve_start(adapter, ground.engine, spec, devices.kind),
         variables=adapter.variables(device=devices.kind, threads=threads, replicas=count),
         options=options,

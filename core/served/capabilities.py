@@ -24,6 +24,7 @@ _WITHOUT_REPLICAS = (
     Capability.GRADIENTS_IN_BUCKETS,
     Capability.STAGED_STEP,
     Capability.GATHER_WEIGHTS,
+    Capability.WEIGHTS_IN_HOSTS,
 )
 SERVED_GROUP = Capabilities(
     _HAS,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.mesh import SHARD, Mesh
 from isotrain.core.contracts.placement import REPLICATED, Placement
+from isotrain.core.sharding.hybrid import Hybrid
+from isotrain.core.sharding.placement import InParts
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
@@ -16,26 +17,24 @@ if TYPE_CHECKING:
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-class FullySharded(Placement):
+class FullySharded(InParts):
     """Every replica steps, and holds a part of each weight, of its gradient and of its slots."""
 
     name = "fully-sharded"
 
-    def __init__(self, unit_bytes: int) -> None:
-        """Says how much is whole at once.
+    def __init__(self, unit_bytes: int, hybrid: Hybrid | None = None) -> None:
+        """Says how much is whole at once, and over whom the parts lie.
 
         Args:
             unit_bytes: Of weights that are joined together, where the model's modules allow it.
+            hybrid: Over the replicas of each host; None: over all.
         """
+        super().__init__(hybrid)
         self._unit_bytes = unit_bytes
 
     def for_replicas(self, replicas: int) -> Placement:
         """A single replica has all."""
         return self if replicas > 1 else REPLICATED
-
-    def mesh(self, replicas: int) -> Mesh:
-        """All of them along the shard axis."""
-        return Mesh({SHARD: replicas})
 
     def open(
         self,

@@ -6,7 +6,7 @@ import functools
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -71,26 +71,32 @@ class Exchange:
 
     def all_gather(self, array: Array) -> Array:
         """The arrays of all replicas, shape `[replicas, *shape]`."""
-        if self.replicas == 1:
-            return np.array(array)[None]
-        with _told("the exchange with the other replicas failed"):
-            whole = self._collect(array.tobytes())
-        if len(whole) != array.nbytes * self.replicas:
-            raise IsotrainError(
-                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {self.replicas}"
-                f" together {len(whole)}: every replica must exchange the same, in the same order."
-            )
-        return np.frombuffer(whole, array.dtype).reshape(self.replicas, *array.shape)
+        return np.stack(self._rows(array, range(self.replicas)))
 
-    def _collect(self, own: bytes) -> bytes:
+    def _rows(self, array: Array, replicas: Sequence[int]) -> list[Array]:
+        """The arrays of some replicas, this one among them, which all have one shape; all exchange."""
+        if self.replicas == 1:
+            return [np.array(array) for _ in replicas]
+        with _told("the exchange with the other replicas failed"):
+            messages = self._collect(array.tobytes())
+        found = [messages[replica] for replica in replicas]
+        if any(len(message) != array.nbytes for message in found):
+            raise IsotrainError(
+                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {len(found)}"
+                f" together {sum(map(len, found))}: every replica must exchange the same, in the same order."
+            )
+        return [np.frombuffer(each, array.dtype).reshape(array.shape) for each in found]
+
+    def _collect(self, own: bytes) -> list[bytes]:
         if self.replica:
             (link,) = self._links
             _send(link, own)
-            return _receive(link)
-        whole = b"".join([own, *map(_receive, self._links)])
+            return [_receive(link) for _ in range(self.replicas)]
+        messages = [own, *map(_receive, self._links)]
+        whole = b"".join(map(_framed, messages))
         for link in self._links:
-            _send(link, whole)
-        return whole
+            link.sendall(whole)
+        return messages
 
     def all_reduce(self, array: Array, op: ReduceOp = "sum") -> Array:
         """The sum, mean or maximum over all replicas, in the type of the array."""
@@ -102,8 +108,8 @@ class Exchange:
 
     def sum_within(self, array: Array, parts: Parts) -> Array:
         """The sum over the replicas of the own part."""
-        rows, part = self.all_gather(array), own_part(self.replica, parts)
-        return np.asarray(functools.reduce(np.add, rows[[*part]])) if part else np.array(array)
+        part = own_part(self.replica, parts) or (self.replica,)
+        return np.array(functools.reduce(np.add, self._rows(array, part)))
 
     def broadcast_within(self, array: Array, parts: Parts) -> Array:
         """The array of the first replica of the own part."""
@@ -128,7 +134,11 @@ def _set_up(link: socket.socket, timeout: float) -> socket.socket:
 
 
 def _send(link: socket.socket, message: bytes) -> None:
-    link.sendall(_LENGTH.pack(len(message)) + message)
+    link.sendall(_framed(message))
+
+
+def _framed(message: bytes) -> bytes:
+    return _LENGTH.pack(len(message)) + message
 
 
 def _receive(link: socket.socket) -> bytes:

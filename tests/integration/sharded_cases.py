@@ -106,11 +106,20 @@ def spec(strategy: Mapping[str, Any], base: Mapping[str, Any], **changes: Any) -
     return {**base, "strategy": strategy, "timeouts": PATIENT, **changes}
 
 
+HOST = 2
+"""Replicas that count as a host."""
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    **{f"stage {stage}": sharded(stage) for stage in (1, 2, 3)},
+    **{f"hybrid {stage}": sharded(stage, hybrid=True, host_size=HOST) for stage in (1, 2, 3)},
+}
+"""Strategies; the hybrid ones of several hosts where there are more replicas than one has."""
+
+
 def compared(
-    base: Mapping[str, Any], names: Sequence[str], stages: Sequence[int]
+    base: Mapping[str, Any], names: Sequence[str], kinds: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Specs of runs with some optimizers: one data-parallel, others in each stage."""
-    strategies = {"parallel": PARALLEL, **{f"stage {s}": sharded(s) for s in stages}}
+    """Specs of runs with some optimizers: one data-parallel, others of each kind."""
+    strategies = {"parallel": PARALLEL, **{kind: KINDS[kind] for kind in kinds}}
     return {
         f"{name}: {kind}": spec(strategy, base, **OF_MODULES[name])
         for name in names
@@ -143,17 +152,18 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
     }
 
 
-def passed_on(session: Session, base: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def passed_on(session: Session, base: Mapping[str, Any], folder: str, kind: str) -> dict[str, Any]:
     """Saves in the middle under each strategy, and goes on from there under each.
 
     Args:
         session: Of a data-parallel run.
         base: Of the specs.
         folder: With a folder of checkpoints for each strategy.
+        kind: Of the sharded runs.
     """
     changes = OPTIMIZERS[LAST]
     found = {"parallel": _saved(session, f"{folder}/parallel")}
-    with next_session(session, "sharded", spec(sharded(1), base, **changes)) as session:
+    with next_session(session, "sharded", spec(KINDS[kind], base, **changes)) as session:
         found["sharded"] = _saved(session, f"{folder}/sharded")
         found["parallel to sharded"] = gone_on(session, f"{folder}/parallel")
         found["sharded to sharded"] = gone_on(session, f"{folder}/sharded")
@@ -184,9 +194,9 @@ def gone_on(session: Session, folder: str) -> dict[str, Any]:
 
 
 def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """What a data-parallel run finds; and saves one in stage 3 in the middle, which keeps its port."""
+    """What a data-parallel run finds; and saves a hybrid one in stage 3, which keeps its port."""
     found = trained(session)
-    with next_session(session, "saved", spec(sharded(3), fields)) as session:
+    with next_session(session, "saved", spec(KINDS["hybrid 3"], fields)) as session:
         stopped(session)
         described = session.group.describe_state(("trainable", "optimizer")).items()
         held = {name: [*(info.offset or ()), *(info.part or ())] for name, info in described}

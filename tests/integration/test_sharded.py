@@ -21,25 +21,33 @@ from isotrain.testing.series import launched_in_turn
 
 CLOSE = 1e-12
 EVERY = tuple(cases.OPTIMIZERS)
-STAGES = (1, 2)
+STAGES = ("stage 1", "stage 2")
+HYBRID = ("hybrid 1", "hybrid 2")
 MOST = EVERY[-1:]
 """The optimizer that takes most."""
-TRIED: dict[tuple[str, int], tuple[tuple[str, ...], tuple[int, ...]]] = {
-    ("reference", 2): (EVERY, STAGES),
+TRIED: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("reference", 2): (EVERY, (*STAGES, "hybrid 1")),
     ("reference", 3): (EVERY, STAGES),
+    ("reference", 4): (EVERY, HYBRID),
     ("torch-ddp", 2): (MOST, STAGES),
     ("torch-ddp", 3): (EVERY, STAGES),
-    ("horovod-torch", 3): (MOST, STAGES),
-    ("tf-multiworker", 2): (MOST, (2,)),
+    ("horovod-torch", 4): (MOST, ("stage 1", "hybrid 2")),
+    ("tf-multiworker", 2): (MOST, ("stage 2",)),
     ("horovod-tf", 2): (MOST, STAGES),
 }
-"""Backend and replicas to the optimizers and stages that are tried: all where that is quick.
+"""Backend and replicas to the optimizers and kinds that are tried: all where that is quick.
 
-`test_it_goes_on_as_data_parallel_and_back` has the first stage on `tf-multiworker`, and three replicas.
+`test_it_goes_on_as_data_parallel_and_back` has the first stage on `tf-multiworker`, and several hosts.
 """
 COUNTED = [param(*run, slow=run[0] != "reference") for run in TRIED]
 CELLS = [
-    param(name, slow=name != "reference") for name in ("reference", "torch-ddp", "tf-multiworker")
+    param(*cell, slow=cell[0] != "reference")
+    for cell in (
+        ("reference", 2, "stage 1"),
+        ("reference", 4, "hybrid 1"),
+        ("torch-ddp", 4, "hybrid 1"),
+        ("tf-multiworker", 2, "stage 1"),
+    )
 ]
 """What Horovod has a part in is only how parts are exchanged."""
 
@@ -80,59 +88,73 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
 
 @pytest.mark.parametrize(("backend", "replicas"), COUNTED)
 def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
-    names, stages = TRIED[backend, replicas]
-    specs = cases.compared(base(backend), names, stages)
+    names, kinds = TRIED[backend, replicas]
+    specs = cases.compared(base(backend), names, kinds)
     processes = launched_in_turn(specs, cases.trained, backend, replicas)
     for name in names:
         for rank, found in enumerate(processes):
             expected = found[f"{name}: parallel"]
-            for stage in stages:
-                what = f"{name}: stage {stage}"
+            for kind in kinds:
+                what = f"{name}: {kind}"
                 assert_equal(found[what], expected, f"{what}, rank {rank}")
                 assert not found[what]["keeps gradients"], "it does not have those of others"
-        for stage in stages:
-            shares = [found[f"{name}: stage {stage}"] for found in processes]
-            assert sum(s["slots"] for s in shares) == processes[0][f"{name}: parallel"]["slots"]
-            parts = [part for share in shares for part in share["parts"]]
-            assert len(parts) == len(set(parts)), "a slot is kept twice"
+        for kind in kinds:
+            size = cases.HOST if kind in HYBRID else replicas
+            for first in range(0, replicas, size):
+                shares = [found[f"{name}: {kind}"] for found in processes[first : first + size]]
+                assert sum(s["slots"] for s in shares) == processes[0][f"{name}: parallel"]["slots"]
+                parts = [part for share in shares for part in share["parts"]]
+                assert len(parts) == len(set(parts)), "a slot is kept twice"
 
 
 @pytest.mark.slow
 def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
-    specs = cases.compared(cases.native(), EVERY, STAGES)
-    for rank, found in enumerate(launched_in_turn(specs, cases.trained, "torch-ddp", 3)):
+    kinds = ("stage 1", "hybrid 2")
+    specs = cases.compared(cases.native(), EVERY, kinds)
+    for rank, found in enumerate(launched_in_turn(specs, cases.trained, "torch-ddp", 4)):
         for name in EVERY:
-            for stage in STAGES:
-                what = f"{name}: stage {stage}"
+            for kind in kinds:
+                what = f"{name}: {kind}"
                 assert_equal(found[what], found[f"{name}: parallel"], f"{what}, rank {rank}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "replicas"), [("momentum", 2), (cases.WHOLE, 2), (cases.LAST, 3)])
-def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int) -> None:
-    base = cases.native(**cases.UNEVEN) if replicas == 3 else cases.native()
-    specs = cases.compared(base, [name], (3,))
+@pytest.mark.parametrize(
+    ("name", "replicas", "kind"),
+    [
+        (cases.WHOLE, 2, "stage 3"),
+        ("momentum", 3, "stage 3"),
+        (cases.LAST, 4, "hybrid 3"),
+    ],
+)
+def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int, kind: str) -> None:
+    base = cases.native(**cases.UNEVEN) if replicas > 2 else cases.native()
+    specs = cases.compared(base, [name], (kind,))
     processes = launched_in_turn(specs, cases.trained, "torch-ddp", replicas)
     for rank, found in enumerate(processes):
-        assert_equal(found[f"{name}: stage 3"], found[f"{name}: parallel"], f"rank {rank}")
-    slots = sum(found[f"{name}: stage 3"]["slots"] for found in processes)
-    assert slots == processes[0][f"{name}: parallel"]["slots"]
+        assert_equal(found[f"{name}: {kind}"], found[f"{name}: parallel"], f"rank {rank}")
+    slots = [found[f"{name}: {kind}"]["slots"] for found in processes]
+    for host in (slots[:2], slots[2:]) if kind == "hybrid 3" else (slots,):
+        assert sum(host) == processes[0][f"{name}: parallel"]["slots"]
 
 
 @pytest.mark.slow
 def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) -> None:
-    """With the same replicas and others, in parts and whole."""
+    """With other replicas, in parts and whole; in those of hosts, of which the first writes."""
     fields = {**cases.native(**cases.UNEVEN), **cases.OPTIMIZERS[cases.LAST]}
     folder = str(tmp_path)
     run = attempt(
         functools.partial(cases.saved_in_parts, fields=fields, folder=folder),
         fields,
         "torch-ddp",
-        3,
+        4,
     )
     assert run.failure is None, run.failure
     held = [found["held"]["0.weight"] for found in run.returned]
-    assert held == [[0, 0, 2, 64], [2, 0, 2, 64], [4, 0, 1, 64]]
+    assert held == 2 * [[0, 0, 3, 64], [3, 0, 2, 64]]
+    saved = CheckpointFolder(tmp_path).newest()
+    assert saved is not None
+    assert saved.tensors("state")["0.weight"].parts == 2
     expected = run.returned[0]["parallel"]
     work = functools.partial(cases.gone_on, folder=folder)
     for replicas, strategy in ((3, cases.sharded(3)), (2, cases.sharded(3)), (2, cases.PARALLEL)):
@@ -161,10 +183,12 @@ def test_it_takes_and_sends_what_the_plan_says() -> None:
         np.testing.assert_allclose(sent, whole, rtol=0.1, err_msg=f"stage {stage}: sent")
 
 
-@pytest.mark.parametrize("backend", CELLS)
-def test_it_goes_on_as_data_parallel_and_back(backend: str, tmp_path: Path) -> None:
-    work = functools.partial(cases.passed_on, base=base(backend), folder=str(tmp_path))
-    (first, *_) = launched(work, backend, 2, cases.PARALLEL)
+@pytest.mark.parametrize(("backend", "replicas", "kind"), CELLS)
+def test_it_goes_on_as_data_parallel_and_back(
+    backend: str, replicas: int, kind: str, tmp_path: Path
+) -> None:
+    work = functools.partial(cases.passed_on, base=base(backend), folder=str(tmp_path), kind=kind)
+    (first, *_) = launched(work, backend, replicas, cases.PARALLEL)
     expected = first["parallel"]
     for name, found in first.items():
         assert_equal(found, expected, name)
@@ -174,10 +198,11 @@ def test_it_goes_on_as_data_parallel_and_back(backend: str, tmp_path: Path) -> N
     assert whole is not None
     assert saved.tensors("state") == whole.tensors("state")
     work = functools.partial(cases.gone_on, folder=str(tmp_path / "sharded"))
-    (other, *_) = launched(work, backend, 3, cases.sharded(1))
+    number, another = (3, "stage 1") if kind == "hybrid 1" else (4, "hybrid 1")
+    (other, *_) = launched(work, backend, number, cases.KINDS[another])
     for name in probe.starting_state():  # moving statistics are of the slices of so many replicas
-        assert_close(other["weights"][name], expected["weights"][name], f"3 replicas: {name}")
-    assert_close(other["evaluation"], expected["evaluation"], "3 replicas: evaluation")
+        assert_close(other["weights"][name], expected["weights"][name], f"{another}: {name}")
+    assert_close(other["evaluation"], expected["evaluation"], f"{another}: evaluation")
 
 
 @pytest.mark.slow

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.mesh import DATA, SHARD, Mesh
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
+from isotrain.core.errors import PlanError
 from isotrain.core.sharding.capabilities import sharded_group
+from isotrain.core.sharding.hybrid import Hosts, Hybrid
 from isotrain.core.sharding.weight_shares import share_out
-from isotrain.strategies.sharded import Sharded
+from isotrain.strategies.sharded import Lot, Sharded
 
 SIZES = [20, 5, 300, 10, 300, 7, 15, 1]
 
@@ -47,6 +50,58 @@ def test_state_is_that_of_the_replica_with_the_largest_share(stage: int, gradien
     strategy = Sharded(stage=stage, bucket_megabytes=160e-6)
     assert strategy.state_bytes(model, 2) == StateBytes(658 + 50, gradients, 2 * 330)
     assert model.replicated.total == 658 + 50 + 658 + 2 * 658
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (1, StateBytes(658 + 50, 658, 2 * 330)),
+        (2, StateBytes(658 + 50, 330 + 300, 2 * 330)),
+        (3, StateBytes(329 + 300 + 50, 329 + 300, 2 * 329)),
+    ],
+)
+def test_state_of_hybrid_runs_is_divided_by_the_replicas_of_a_host(
+    stage: int, expected: StateBytes
+) -> None:
+    model = ModelBytes(tuple(SIZES), fixed=50, slots=2)
+    given = {"stage": stage, "bucket_megabytes": 160e-6, "hybrid": True}
+    assert Sharded(**given, host_size=2).state_bytes(model, 6) == expected
+    assert Sharded(**given).state_bytes(model, 2) == expected, "on one host"
+    alone = Sharded(**given, host_size=1).state_bytes(model, 6)
+    assert (alone.weights, alone.slots) == (658 + 50, 2 * 658)
+
+
+def test_parts_lie_inside_hosts() -> None:
+    """In the order in which engines number processes: host by host, or one of each in turn."""
+    in_turn = Hybrid().mesh(6, ((0, 2, 4), (1, 3, 5)))
+    after_each_other = Hybrid().mesh(6, ((0, 1, 2), (3, 4, 5)))
+    for mesh, first in ((in_turn, (0, 2, 4)), (after_each_other, (0, 1, 2))):
+        assert (mesh.size(DATA), mesh.size(SHARD)) == (2, 3)
+        assert mesh.groups(SHARD)[0] == first
+        assert [mesh.coordinates(place)[SHARD] for place in first] == [0, 1, 2]
+        assert {mesh.coordinates(place)[DATA] for place in first} == {0}
+    assert Hybrid().mesh(4, (range(4),)) == Mesh({SHARD: 4}), "as without"
+    assert Hybrid(2).mesh(4, (range(4),)) == Hybrid().mesh(4, ((0, 1), (2, 3)))
+    assert Hybrid().mesh(2, ((0,), (1,))) == Mesh({DATA: 2, SHARD: 1})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (((0, 1, 2), (3,)), "2 hosts have 3, 1 replicas"),
+        (((0, 3), (1, 2)), r"the hosts have the replicas \(0, 3\), \(1, 2\)"),
+    ],
+)
+def test_hosts_without_the_same_parts_are_refused(hosts: Hosts, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Hybrid().mesh(4, hosts)
+
+
+def test_what_a_replica_shares_with_others_travels_between_its_hosts() -> None:
+    (bucket,) = share_out([5, 3], 3).buckets(8)
+    lot = Lot(bucket, ((0, 2, 4), (1, 3, 5)))
+    assert [lot.place(replica) for replica in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert lot.same == ((0, 1), (2, 3)), "the third of a host updates none of these"
 
 
 def test_a_sharded_group_claims_no_capability_that_is_not_listed() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
@@ -84,6 +86,10 @@ def plan(
         ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, got 0"),
         ("sharded", {"stage": 4}, "stage: expected 1, 2 or 3, received 4"),
         ("sharded", {"bucket_megabytes": 0}, "bucket_megabytes: expected a number above 0, got 0"),
+        ("sharded", {"hybrid": 2}, "hybrid: expected true or false, got 2"),
+        ("sharded", {"host_size": 2}, "host_size is an option of `hybrid: true`"),
+        ("sharded", {"hybrid": True, "host_size": 0}, "host_size: expected a whole number of at"),
+        ("sharded", {"hybrid": True, "host_size": 3}, "a divisor of the 4 replicas, got 3"),
     ],
 )
 def test_wrong_options_are_refused_by_the_plan(
@@ -97,6 +103,7 @@ def test_wrong_options_are_refused_by_the_plan(
     ("name", "options"),
     [
         ("hierarchical", {"host_size": 2}),
+        ("sharded", {"hybrid": True, "host_size": 2}),
         ("gossip", {"graph": "torus"}),
         ("gossip", {"graph": "random"}),
     ],
@@ -239,6 +246,7 @@ BYTES = 4 * 630
         ("compressed", {"method": "topk", "ratio": 0.1}, 3 * 63 * 8),
         ("compressed", {"method": "powersgd", "rank": 2}, 1.5 * 4 * (2 * 50 + 30)),
         ("hierarchical", {"host_size": 2}, (2 * 3 + 2) * BYTES / 4),
+        ("sharded", {"hybrid": True, "host_size": 2}, (2 * 2 + 2) * BYTES / 4),
         ("elastic-averaging", {"every": 3}, 1.5 * BYTES * 7 / 20),
     ],
 )
@@ -285,11 +293,48 @@ class Noting:
 
 def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
     strategy = host.strategy("hierarchical", {})
-    processes = [SimpleNamespace(host=name, replicas=(rank,)) for rank, name in enumerate("abab")]
-    strategy.planned(spec("hierarchical", {}), SimpleNamespace(processes=processes))  # type: ignore[arg-type]
+    made = plan(host, "hierarchical", {})
+    processes = [replace(p, host=name) for p, name in zip(made.processes, "abab", strict=True)]
+    strategy.planned(spec("hierarchical", {}), replace(made, processes=tuple(processes)))
     group = Noting()
     strategy.step(group, SimpleNamespace(even=True), 0.125)  # type: ignore[arg-type]
     assert group.between == ((0, 2), (1, 3))
+
+
+def on_hosts(host: PluginHost, hosts: str, options: dict[str, Any]) -> Plan:
+    """A plan for processes that lie on these hosts, of one letter each."""
+    spots = [Spot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)]
+    model = {"torch": dict} if options.get("stage") == 3 else dict
+    cast = Cast(spec("sharded", options, model=model), host)
+    layout = Layout("there", tuple(spots), cores=1, gpus=0)
+    made = make_plan(cast, backend=BACKEND, replicas=len(hosts), layout=layout)
+    measures = Measured(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
+    return with_measures(made, cast, measures)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abab"])
+@pytest.mark.parametrize(
+    ("stage", "sent"),
+    [(2, 2 * 3 / 4), (3, (2 + 2) * 1 / 2 + 2 * 1 / 2 / 2)],  # of all gradients
+)
+def test_hybrid_runs_have_their_parts_inside_the_hosts_of_the_plan(
+    host: PluginHost, hosts: str, stage: int, sent: float
+) -> None:
+    made = on_hosts(host, hosts, {"hybrid": True, "stage": stage})
+    assert made.mesh.groups("shard") == made.hosts
+    assert (made.mesh.size("data"), made.mesh.size("shard")) == (2, 2)
+    assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
+
+
+def test_hybrid_runs_need_hosts_of_one_size_and_a_weight_for_each_replica_of_one(
+    host: PluginHost,
+) -> None:
+    with pytest.raises(PlanError, match="hybrid: 2 hosts have 2, 1 replicas"):
+        on_hosts(host, "aab", {"hybrid": True})
+    assert on_hosts(host, "aab", {"hybrid": True, "host_size": 1}).mesh.size("data") == 3
+    assert on_hosts(host, 9 * "a" + 9 * "b", {"stage": 3, "hybrid": True}).mesh.size("shard") == 9
+    with pytest.raises(PlanError, match="8 trainable weights, and each of 9 replicas of a host"):
+        on_hosts(host, 9 * "a" + 9 * "b", {"hybrid": True})
 
 
 @pytest.mark.parametrize(
