@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax_aside
 import numpy as np
 import pytest
 from conformance import check_strategies, runs, variety
@@ -23,14 +24,6 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGES = ("plugin_backend_jax", "plugin_strategy_slowmo")
-JAX = Path(sys.prefix) / "jax"
-"""JAX has a folder of its own: where it can be imported, Keras imports it on every framework."""
-
-QUICK_TO_COMPILE = (
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
 
 ROUGH_BOUNDS = {"bfloat16": 3e-2, "float16-clipped": 4e-3}
 """A few roundings of the half precisions, which each framework makes at other places."""
@@ -53,18 +46,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Variables:
 
 @pytest.fixture(scope="module")
 def with_jax(installed: Variables, tmp_path_factory: pytest.TempPathFactory) -> Variables:
-    """The same with JAX, which keeps what it compiles for the next run, and optimises nothing.
-
-    There are many shapes, and little to compute: what XLA's own emitters make takes three times as long.
-    """
-    assert JAX.is_dir(), f"{JAX} is missing: `make environment` installs JAX there"
+    """The same with JAX, which keeps what it compiles for the next run."""
     kept = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "XLA_FLAGS": " ".join(QUICK_TO_COMPILE),
+        "XLA_FLAGS": " ".join(jax_aside.QUICK_TO_COMPILE),
     }
-    return {**with_path(installed, JAX), **kept}
+    return {**with_path(installed, jax_aside.folder()), **kept}
 
 
 def with_path(variables: Variables, folder: Path) -> Variables:
