@@ -19,6 +19,8 @@ from isotrain.core.errors import EndedError
 HEARTBEAT_SECONDS = 0.5
 BETWEEN_CALLS = "between calls"
 """What a process does while the person's own code runs."""
+CLOSE = "close"
+"""What a process does that has left its loop."""
 AWAITING_OTHERS = "await the others"
 """What a process does that is ready before the others are."""
 VERSION = 1

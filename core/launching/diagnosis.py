@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role, runs_the_loop
-from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
 from isotrain.core.launching.watched_process import WatchedProcess
 from isotrain.core.system.last_words import signal_name
@@ -195,8 +195,25 @@ def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
         evidence(culprit),
     ]
     lines += [f"rank {w.rank}: {_progress(w)}" for w in everyone if w is not culprit]
+    lines.append(_left_alone(everyone))
     lines.append(f"logs: {culprit.process.log.parent}/rank-*.log")
     return "\n".join(line for line in lines if line)
+
+
+def _left_alone(everyone: Sequence[Watched]) -> str:
+    """Which processes had left their loop while others took further steps, if any; that ends in many ways."""
+    loops = [watched for watched in everyone if watched.has_session]
+    steps = {w.rank: w.process.status.step or 0 for w in loops}
+    furthest = max(steps.values(), default=0)
+    left = [
+        f"rank {w.rank} left its loop after step {steps[w.rank]}"
+        for w in loops
+        if w.process.status.call == CLOSE and w.failure is None and steps[w.rank] < furthest
+    ]
+    if not left:
+        return ""
+    others = f", while others came to step {furthest}"
+    return f"{'; '.join(left)}{others}: every process must make the same calls in the same order."
 
 
 def whereabouts(status: Status) -> str:

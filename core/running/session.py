@@ -15,7 +15,7 @@ from isotrain.core.contracts.events import EpochEnded
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Tensor
-from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Reporter
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy
@@ -379,7 +379,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self._reporter.enter("close")
+        self._reporter.enter(CLOSE)
         self._checkpoints.wait()
         self._training.finish(self.group)
         self._step_reports.flush()

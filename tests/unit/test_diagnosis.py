@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
+from isotrain.core.contracts.events import Failed
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.launching.diagnosis import Watched, error_of, evidence
 from isotrain.core.launching.effort import effort
 from isotrain.core.plugins.host import plugin_host
@@ -68,7 +69,7 @@ def at(rank: int, step: int | None, call: str) -> Watched:
         exit_code=-9,
         is_gone=True,
         is_stopped=False,
-        peer=SimpleNamespace(host="here", rank=rank),
+        peer=SimpleNamespace(host="here", rank=rank, role="replica"),
     )
     return Watched(process, heard=0.0, active=0.0)
 
@@ -87,6 +88,19 @@ def test_the_steps_that_were_done_are_those_of_who_came_furthest(
 ) -> None:
     everyone = [at(rank, *place) for rank, place in enumerate(places)]
     assert error_of(everyone[0], everyone).steps_done == done
+
+
+def test_who_left_the_loop_alone_is_told() -> None:
+    everyone = [at(0, 5, "step"), at(1, 4, CLOSE), at(2, 5, BETWEEN_CALLS)]
+    told = "rank 1 left its loop after step 4, while others came to step 5"
+    for culprit in everyone:
+        assert told in str(error_of(culprit, everyone))
+    everyone[2].failure = Failed(
+        error="RuntimeError", message="reset", traceback="", blames_peer=True
+    )
+    assert told in str(error_of(everyone[1], everyone))
+    everyone[1] = at(1, 5, CLOSE)  # as all do at the end
+    assert "left its loop" not in str(error_of(everyone[1], everyone))
 
 
 ON_ANOTHER_THREAD = """
