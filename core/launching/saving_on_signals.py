@@ -44,7 +44,10 @@ def saving_on_signals(processes: Sequence[Saving]) -> Iterator[None]:
     except RunFailedError as failure:
         hearing.end()
         if hearing.asked_to_end is not None and failure.was_asked:
-            signal.raise_signal(hearing.asked_to_end)
+            try:
+                signal.raise_signal(hearing.asked_to_end)
+            except BaseException as asked:
+                raise asked from None  # the run has ended as it was asked to: no failure is behind this
             raise EndedError(str(failure)) from failure
         raise
     finally:

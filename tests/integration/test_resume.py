@@ -696,7 +696,10 @@ class Slow:
 
 
 @pytest.mark.slow
-def test_signals_ask_for_a_checkpoint_and_for_an_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_ask_for_a_checkpoint_and_for_an_end(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
     folder = tmp_path / "run"
@@ -707,10 +710,12 @@ def test_signals_ask_for_a_checkpoint_and_for_an_end(tmp_path: Path) -> None:
         assert program.stderr is not None
         seen = [next(line for line in program.stderr if "checkpoint after" in line)]
         program.send_signal(signal.SIGUSR1)
-        program.send_signal(signal.SIGTERM)
+        program.send_signal(number)
         seen += program.stderr.readlines()
-        assert program.wait(60) == -signal.SIGTERM, seen
-    last = int(seen[-1].rpartition("step-")[2])
+        assert program.wait(60) == -number, seen
+    assert sum(line.startswith("Traceback") for line in seen) == (number == signal.SIGINT)
+    saved = [line for line in seen if "checkpoint after" in line]
+    last = int(saved[-1].rpartition("step-")[2])
     steps = (folder / "steps.jsonl").read_text().splitlines()
     done = json.loads(steps[-1])
     assert last == done["first"] + len(done["losses"]), "the last checkpoint is of the last step"
