@@ -150,7 +150,7 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
     def each(values: Sequence[float]) -> Estimate:
         return per_run(cell, values, seed).estimate()
 
-    communication, bandwidth = _communication(cell, each)
+    all_reduce, bandwidth = _all_reduce(cell, each)
     return replace(
         cell,
         samples_per_s=samples_per_s.estimate(),
@@ -161,13 +161,13 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
         peak_memory_bytes=each([max(r.peak_memory_bytes) for r in runs]),
         total_memory_bytes=each([sum(r.peak_memory_bytes) for r in runs]),
         cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
-        all_reduce_s=communication,
+        all_reduce_s=all_reduce,
         bus_bandwidth=bandwidth,
         remarks=[*_remarks(runs), *_waiting(cell.timeline)],
     )
 
 
-def _communication(
+def _all_reduce(
     cell: Cell, each: Callable[[Sequence[float]], Estimate]
 ) -> tuple[Estimate | None, Estimate | None]:
     """Seconds of an all-reduce, and the bandwidth that this is on every link."""
