@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import numpy as np
@@ -37,13 +42,19 @@ SLOW = pytest.mark.slow
 Deed = Any
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """No test may leave a process behind: no child of this one, and none that a rank started."""
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """No process may be left behind: no child of this one, and none that a rank started."""
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [each for each in left if each.pid not in OF_THIS_PROGRAM.pids()]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    with leaving_nothing():
+        yield
 
 
 def model() -> Network:
@@ -101,11 +112,17 @@ def doing(deed: Deed, rank: int) -> Any:
     return work
 
 
-def failure(work: Any, fields: Mapping[str, Any], backend: str, folder: Path) -> str:
+def failure(
+    work: Any,
+    fields: Mapping[str, Any],
+    backend: str,
+    folder: Path,
+    on_event: Callable[[Any], None] = lambda _: None,
+) -> str:
     """Runs, and returns the text of the error; checks that it came in time and nothing is left."""
     with pytest.raises(RunFailedError) as caught:
         isotrain.launch(
-            work, fields, backend=backend, replicas=2, run_directory=folder, on_event=lambda _: None
+            work, fields, backend=backend, replicas=2, run_directory=folder, on_event=on_event
         )
     moment = folder / "moment"
     if moment.exists():
@@ -202,85 +219,6 @@ def test_a_process_that_ends_or_raises(
         assert any(line.startswith(last_steps) for line in others), text
 
 
-@pytest.fixture(params=["forked", pytest.param("fresh", marks=SLOW)])
-def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries a test with processes that are forked, and with fresh ones."""
-    monkeypatch.setenv("ISOTRAIN_START", request.param)
-
-
-SUSPENDED = [
-    ("reference", 3.0, "forked"),
-    ("reference", 3.0, "fresh"),
-    ("tf-multiworker", 10.0, "forked"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("backend", "silence", "way"), SUSPENDED)
-def test_a_suspended_process_is_to_blame_though_others_fail_first(
-    backend: str, silence: float, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ISOTRAIN_START", way)
-    text = failure(doing(stop, 1), spec(timeouts={"silence": silence}), backend, tmp_path)
-    first = text.splitlines()[0]
-    assert first.startswith("rank 1 of 2 is suspended (SIGSTOP) and was last heard of")
-    assert first.endswith(f"after step {STEP}, in call 'between calls'.")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("both_ways")
-def test_who_keeps_the_others_waiting_is_to_blame(tmp_path: Path) -> None:
-    work = doing(lambda: time.sleep(600), 1)
-    fields = spec(timeouts={"progress": 2.0})
-    text = failure(work, fields, "reference", tmp_path)
-    assert text.startswith("rank 1 of 2 made no progress for ")
-    assert text.splitlines()[0].endswith(f"after step {STEP}, in call 'between calls'.")
-    assert "time.sleep(600)" in text or "in <lambda>" in text
-
-
-HOOK = """
-import json, os, signal, time
-if json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}")).get("rank") == 1:
-    open(os.environ["MOMENT"], "w").write(str(time.time()))
-    {deed}
-"""
-
-
-SLEEP, SUSPEND = "time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "deed", "silence", "expected"),
-    [
-        ("reference", SLEEP, 3.0, "rank 1 of 2 did not start within 3 s"),
-        ("reference", SUSPEND, 3.0, "rank 1 of 2 is suspended (SIGSTOP) and was never heard of"),
-        ("tf-multiworker", SLEEP, 10.0, "rank 1 of 2 did not start within 10 s"),
-    ],
-)
-def test_a_process_that_never_starts(
-    backend: str,
-    deed: str,
-    silence: float,
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hooks, folder = tmp_path / "hooks", tmp_path / "run"
-    hooks.mkdir()
-    folder.mkdir()
-    monkeypatch.setenv("ISOTRAIN_START", "fresh")  # what is forked has started already
-    (hooks / "sitecustomize.py").write_text(HOOK.replace("{deed}", deed))
-    path = os.pathsep.join([str(hooks), os.environ["PYTHONPATH"]])
-    monkeypatch.setenv("PYTHONPATH", path)
-    monkeypatch.setenv("MOMENT", str(tmp_path / "moment"))
-    fields = spec(timeouts={"silence": silence})
-    text = failure(doing(kill, 99), fields, backend, folder)
-    assert text.startswith(expected)
-    assert "before its first step, in call 'start'." in text.splitlines()[0]
-    assert time.time() - float((tmp_path / "moment").read_text()) < LIMIT_SECONDS
-
-
 class BlocksWhenUnpickled:
     """Travels to every process, and one of them never gets it open."""
 
@@ -294,19 +232,121 @@ def _block_on_rank_1() -> str:
     return "open"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("both_ways")
-def test_a_job_that_cannot_be_opened_on_one_rank(tmp_path: Path) -> None:
-    fields = spec(model_args={}, data_args={}, timeouts={"silence": 3.0})
+def that_cannot_be_opened() -> Any:
     obstacle = BlocksWhenUnpickled()
+    return doing(lambda: obstacle, 1)
 
-    def work(session: Any) -> None:
-        doing(lambda: obstacle, 1)(session)
 
-    text = failure(work, fields, "reference", tmp_path)
-    assert text.startswith("rank 1 of 2 did not start within 3 s: it does nothing")
-    assert "in call 'read job'" in text.splitlines()[0]
-    assert "_block_on_rank_1" in text  # where it is, from its stacks
+@dataclass(frozen=True)
+class Wait:
+    """A run that ends because a time-out was waited for.
+
+    Attributes:
+        work: Of its processes.
+        timeouts: Of its spec.
+        expected: How its error begins.
+        backend: Under what.
+    """
+
+    work: Any
+    timeouts: dict[str, float]
+    expected: str
+    backend: str = "reference"
+
+
+HOOK = """
+import json, os, pathlib, signal, time
+place = json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}"))
+folder = pathlib.Path(place.get("run_directory", ""))
+if place.get("rank") == 1 and folder.name in ("sleeps", "sleeps-tf", "stops"):
+    (folder / "moment").write_text(str(time.time()))
+    if folder.name == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+"""
+"""Makes a process that is not forked do nothing before it starts; what is forked has started already."""
+
+STOPPED = "rank 1 of 2 is suspended (SIGSTOP) and was "
+WAITS = {
+    "suspended": Wait(doing(stop, 1), {"silence": 5.0}, f"{STOPPED}last heard of"),
+    "behind": Wait(
+        doing(lambda: time.sleep(600), 1), {"progress": 5.0}, "rank 1 of 2 made no progress for "
+    ),
+    "unopened": Wait(
+        that_cannot_be_opened(),
+        {"silence": 5.0},
+        "rank 1 of 2 did not start within 5 s: it does nothing",
+    ),
+    "suspended-tf": Wait(
+        doing(stop, 1), {"silence": 10.0}, f"{STOPPED}last heard of", "tf-multiworker"
+    ),
+    "sleeps": Wait(doing(kill, 99), {"silence": 5.0}, "rank 1 of 2 did not start within 5 s"),
+    "stops": Wait(doing(kill, 99), {"silence": 5.0}, f"{STOPPED}never heard of"),
+    "sleeps-tf": Wait(
+        doing(kill, 99),
+        {"silence": 10.0},
+        "rank 1 of 2 did not start within 10 s",
+        "tf-multiworker",
+    ),
+}
+BOTH_WAYS = ("suspended", "behind", "unopened")
+AFTER_STEP = f"after step {STEP}, in call 'between calls'."
+BEFORE = "before its first step, in call 'start'."
+ENDS = {"behind": AFTER_STEP, "suspended": AFTER_STEP, "suspended-tf": AFTER_STEP}
+ENDS |= {"sleeps": BEFORE, "stops": BEFORE, "sleeps-tf": BEFORE}
+"""How the first line of their errors ends, but for one that goes on to say more."""
+WAITED = [
+    *((name, "forked") for name in (*BOTH_WAYS, "suspended-tf")),
+    *((name, "fresh") for name in (*BOTH_WAYS, "sleeps", "stops", "sleeps-tf")),
+]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
+    """The errors of all runs that wait for a time-out: they wait at the same time."""
+    hooks = tmp_path_factory.mktemp("hooks")
+    (hooks / "sitecustomize.py").write_text(HOOK)
+    path = os.pathsep.join([str(hooks), os.environ["PYTHONPATH"]])
+    variables: dict[str, dict[str, str]] = {"forked": {}, "fresh": {"PYTHONPATH": path}}
+    found = {}
+    with leaving_nothing(), ThreadPoolExecutor(len(WAITED)) as pool:
+        for way, own in variables.items():
+            names = [name for name, its_way in WAITED if its_way == way]
+            begun = [threading.Event() for _ in names]
+            folder = tmp_path_factory.mktemp(way)
+            with mock.patch.dict(os.environ, {"ISOTRAIN_START": way, **own}):
+                for name, event in zip(names, begun, strict=True):
+                    found[name, way] = pool.submit(waited, name, folder / name, event)
+                assert all(event.wait(LIMIT_SECONDS) for event in begun)
+    return {case: future.result() for case, future in found.items()}
+
+
+def waited(name: str, folder: Path, begun: threading.Event) -> str:
+    """The error of one; tells when it has begun, from when on variables may change."""
+    wait = WAITS[name]
+    fields = spec(timeouts=wait.timeouts)
+    try:
+        return failure(wait.work, fields, wait.backend, folder, on_event=lambda _: begun.set())
+    finally:
+        begun.set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "way"), WAITED)
+def test_who_keeps_the_others_waiting_is_to_blame(
+    texts: dict[tuple[str, str], str], name: str, way: str
+) -> None:
+    """Though others may fail first."""
+    text = texts[name, way]
+    first = text.splitlines()[0]
+    assert first.startswith(WAITS[name].expected)
+    if name == "unopened":
+        assert "in call 'read job'" in first
+        assert "_block_on_rank_1" in text  # where it is, from its stacks
+    else:
+        assert first.endswith(ENDS[name]), first
+    if name == "behind":
+        assert "time.sleep(600)" in text or "in <lambda>" in text
 
 
 def fails_late(inputs: Any, targets: Any, random: Any) -> Any:
@@ -380,6 +420,12 @@ def test_the_call_is_named_in_which_an_error_was_raised(
     assert "Traceback (most recent call last)" in text
 
 
+@pytest.fixture(params=["forked", pytest.param("fresh", marks=SLOW)])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries a test with processes that are forked, and with fresh ones."""
+    monkeypatch.setenv("ISOTRAIN_START", request.param)
+
+
 def removes_directory(session: Any) -> None:
     """Renames it, which is one act: what others still write there could end a removal file by file."""
     for batch in session.batches():
@@ -441,10 +487,8 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directo
         pytest.param(signal.SIGINT, "reference", "none", "fresh", marks=SLOW),
         pytest.param(signal.SIGTERM, "reference", "none", "forked", marks=SLOW),
         (signal.SIGKILL, "reference", "none", "forked"),
-        pytest.param(signal.SIGKILL, "reference", "none", "fresh", marks=SLOW),
         pytest.param(signal.SIGKILL, "reference", "stop", "forked", marks=SLOW),
         pytest.param(signal.SIGKILL, "reference", "stop", "fresh", marks=SLOW),
-        pytest.param(signal.SIGKILL, "tf-multiworker", "none", "forked", marks=SLOW),
     ],
 )
 def test_the_starting_process_is_ended(
