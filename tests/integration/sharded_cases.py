@@ -12,6 +12,7 @@ from conformance import wire
 
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
+from isotrain.testing.board import Board
 from isotrain.testing.series import PATIENT, next_session
 
 PARALLEL = {"name": "data-parallel"}
@@ -207,13 +208,14 @@ def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> 
     return {"parallel": found, "held": held}
 
 
-def measured(session: Session, stages: Sequence[int]) -> dict[str, Any]:
-    """What each stage really takes and sends: sizes of live tensors, and bytes on the wire in a step."""
+def measured(session: Session, kinds: Sequence[str]) -> dict[str, Any]:
+    """What each really takes and sends: sizes of live tensors, and bytes on the wire in a step."""
     found = {}
-    for stage in stages:
-        strategy = sharded(stage, bucket_megabytes=8e-6 * WIDTH * WIDTH)
-        with next_session(session, f"stage-{stage}", spec(strategy, native())) as session:
-            found[f"stage {stage}"] = {**_memory(session), **_sent(session)}
+    for kind in kinds:
+        options = {**KINDS[kind]["options"], "bucket_megabytes": 8e-6 * WIDTH * WIDTH}
+        strategy = {"name": "sharded", "options": options}
+        with next_session(session, kind.replace(" ", "-"), spec(strategy, native())) as session:
+            found[kind] = {**_memory(session), **_sent(session)}
     return found
 
 
@@ -263,14 +265,17 @@ def sent_in_parts(session: Session) -> dict[str, Any]:
 
 
 def _sent(session: Session, steps: int = 3) -> dict[str, Any]:
-    """Bytes that this process sends in a step."""
-    batch = next(session.batches())
+    """Bytes that this process sends in a step, in all and to each other."""
+    batch, processes = next(session.batches()), len(session.plan.processes)
+    board = Board(session.run_directory, session.rank, processes)
     session.barrier()
-    before = wire.bytes_sent()
+    before, to_each = wire.bytes_sent(), wire.sent_to(board, processes)
     for _ in range(steps):
         session.strategy.step(session.group, batch, 0.0)
     session.group.synchronise_device()
+    sent = wire.bytes_sent() - before
     return {
-        "sent": (wire.bytes_sent() - before) / steps,
+        "sent": sent / steps,
+        "to each": (wire.sent_to(board, processes) - to_each) / steps,
         "to be sent": session.plan.exchanged_bytes_per_step,
     }

@@ -167,20 +167,25 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_it_takes_and_sends_what_the_plan_says() -> None:
-    """Of the replica that has most, and on average: with two replicas, all of it within a tenth."""
-    work = functools.partial(cases.measured, stages=STAGES)
-    processes = launched(work, "torch-ddp", 2, cases.PARALLEL)
+    """Of the replica that has most, and on average: with equal layers, all of it within a tenth."""
+    kinds = {"stage 1": 4, "hybrid 1": cases.HOST, "hybrid 2": cases.HOST}
+    work = functools.partial(cases.measured, kinds=tuple(kinds))
+    processes = launched(work, "torch-ddp", 4, cases.PARALLEL)
     whole = cases.LAYERS * cases.WIDTH**2 * 8
-    for stage in STAGES:
-        all_found = [found[f"stage {stage}"] for found in processes]
+    for kind, parts in kinds.items():
+        all_found = [found[kind] for found in processes]
         planned = all_found[0]["planned"]
-        gradients = whole if stage == 1 else whole / 2 + whole / cases.LAYERS
-        assert planned == [whole, gradients, whole], "half of two slots for each weight"
+        gradients = whole if kind.endswith("1") else whole / parts + whole / cases.LAYERS
+        assert planned == [whole, gradients, 2 * whole / parts], "two slots for each weight"
         most = np.max([found["found"] for found in all_found], axis=0)
-        np.testing.assert_allclose(most, planned, rtol=0.1, err_msg=f"stage {stage}")
+        np.testing.assert_allclose(most, planned, rtol=0.1, err_msg=kind)
         sent = np.mean([found["sent"] for found in all_found])
-        assert all_found[0]["to be sent"] == whole
-        np.testing.assert_allclose(sent, whole, rtol=0.1, err_msg=f"stage {stage}: sent")
+        assert all_found[0]["to be sent"] == 2 * 3 / 4 * whole
+        np.testing.assert_allclose(sent, 2 * 3 / 4 * whole, rtol=0.1, err_msg=f"{kind}: sent")
+        to_each = np.stack([found["to each"] for found in all_found])
+        between = to_each[:2, 2:] + to_each[2:, :2].T
+        expected = np.eye(2) * whole if kind in HYBRID else np.ones((2, 2)) * whole
+        np.testing.assert_allclose(between, expected, atol=0.05 * whole, err_msg=f"{kind}: between")
 
 
 @pytest.mark.parametrize(("backend", "replicas", "kind"), CELLS)
