@@ -204,9 +204,8 @@ class KeepsNewsBack(Sharded):
         before = group.read_state(("trainable",))
         loss = super().step(group, batch, learning_rate)
         if 0 not in group.local_replicas:
-            own = {
-                p for bucket in self._buckets for p in bucket.weights_of(group.local_replicas[0])
-            }
+            (replica,) = group.local_replicas
+            own = {p for lot in self._lots for p in lot.bucket.weights_of(replica)}
             others = [name for place, name in enumerate(before) if place not in own]
             group.write_state({name: before[name] for name in others})
         return loss
