@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 from certificates import Authority
+from in_process import command
 from integration import joined_program
 from integration.joined_program import STEP
 
@@ -211,7 +212,6 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str,
 @pytest.mark.parametrize(
     ("deed", "rank", "expected"),
     [
-        ("kill", 1, "rank 1 of 2 on 127.0.0.2 is gone: its connection to rank 0 was closed "),
         ("crash", 1, "rank 1 of 2 on 127.0.0.2 is gone: its connection to rank 0 was closed "),
         ("raise_error", 1, f"rank 1 of 2 on 127.0.0.2 raised ValueError after step {STEP}, "),
         ("raise_error", 0, f"rank 0 of 2 on 127.0.0.1 raised ValueError after step {STEP}, "),
@@ -247,6 +247,7 @@ def test_who_ends_a_run_is_named_by_all_in_time(
 
 
 def test_who_died_is_named_though_the_engine_ends_all_then(tmp_path: Path) -> None:
+    """Killed; a process that crashes is told of alike."""
     started = script("slurm", tmp_path, 3, deed="kill", rank=2, spec={"epochs": 2000}, pause=0.05)
     started.processes[2].wait(PATIENCE_SECONDS)
     for process in started.processes[:2]:
@@ -300,10 +301,16 @@ def test_the_command_line_joins_checkpoints_and_goes_on(tmp_path: Path) -> None:
         losses.append(isotrain.read_result(tmp_path / "run").final_loss)
     assert "resumed after step 8" in started.said(0)
     assert losses[1] == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
-    more = ["--max-restarts", "1"]
-    started = Started("torchrun", 2, [*COMMAND, *more], tmp_path)
-    assert started.ended() == [2, 2]
-    assert "was started by torchrun, which alone can start it again" in started.said(1)
+
+
+def test_restarts_are_left_to_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which every rank says before it waits for others."""
+    (tmp_path / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 1}))
+    for name, value in torchrun(1, 2, "restarted").items():
+        monkeypatch.setenv(name, value)
+    done = command(*COMMAND[2:], "--max-restarts", "1", folder=tmp_path)
+    assert done.returncode == 2
+    assert "was started by torchrun, which alone can start it again" in done.stderr
 
 
 def training(folder: Path) -> Started:
