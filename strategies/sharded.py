@@ -9,7 +9,7 @@ Experiences on Scaling Fully Sharded Data Parallel" (VLDB 2023, arXiv 2304.11277
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,6 @@ from isotrain.plugin import (
     Strategy,
     Tensor,
     TrainingSpec,
-    UnsupportedError,
     place_within,
     share_out,
 )
@@ -136,20 +135,11 @@ class Sharded(Strategy):
         options.without_own_optimizer(self.name, spec)
         self._hosts = plan.mesh.groups(SHARD)
         if self._stage == 3:
-            self._require_modules(spec)
             return []
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         if plan.weight_shapes is not None:
             self._share_out(list(map(math.prod, plan.weight_shapes)), plan)
         return []
-
-    def _require_modules(self, spec: TrainingSpec) -> None:
-        """Refuses models whose weights cannot be joined module by module."""
-        if not isinstance(spec.model, Mapping):
-            raise UnsupportedError(
-                f"strategy {self.name}: stage 3: the model is a portable one, whose weights are not taken"
-                " apart; give a native one (`model: {torch: ...}`), or use stage 1 or 2."
-            )
 
     def _share_out(self, sizes: Sequence[int], plan: Plan) -> None:
         parts = len(self._hosts[0])

@@ -136,6 +136,14 @@ class TorchDDP(ServedOverTcp):
         keras_names.require_known(spec, self.framework)
         return weight_decay_remarks(spec)
 
+    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
+        if placement == "fully-sharded" and not isinstance(spec.model, Mapping):
+            raise UnsupportedError(
+                "strategy sharded: stage 3: the model is a portable one, whose weights torch-ddp does not"
+                " take apart; give a native one (`model: {torch: ...}`), or use stage 1 or 2."
+            )
+        return []
+
     def accelerators(self) -> int:
         return visible_gpus() if _is_cuda_build() else 0
 

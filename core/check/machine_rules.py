@@ -133,6 +133,7 @@ def _runs(strategy: Strategy, spec: TrainingSpec, target: Target) -> bool:
     try:
         mesh = placement.mesh_on(target.replicas, target.plan.hosts)
         strategy.planned(spec, replace(target.plan, mesh=mesh))
+        target.adapter.check_placed(spec, strategy.placement.name)
     except PlanError:
         return False
     return not missing_capabilities(strategy, target.adapter)

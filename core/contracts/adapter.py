@@ -199,6 +199,21 @@ class Adapter(ABC):
         """
         return []
 
+    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
+        """Refuses models whose state its groups of a placement cannot lay out.
+
+        Args:
+            spec: What to train.
+            placement: Its name.
+
+        Returns:
+            Remarks about how it lays out the others, for the plan.
+
+        Raises:
+            UnsupportedError: The model is such a one.
+        """
+        return []
+
     def blames_peer(self, error: BaseException) -> bool:
         """Whether an error tells that another process of the run is gone, and not of a fault here.
 

@@ -85,6 +85,7 @@ def _resolved(
     remarks = [*devices.remarks, *_compiling(spec, strategy, adapter)]
     remarks += _options_of_nobody(spec, cast.host.backends.names())
     remarks += adapter.check(spec, options, replicas=count)
+    remarks += adapter.check_placed(spec, strategy.placement.name)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     placement = strategy.placement.for_replicas(count)
     processes = ground.placed(_processes(placement.seats(adapter, count)))

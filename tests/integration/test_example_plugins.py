@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 from conformance import check_strategies, runs, variety
 from conformance.nearness import EXACT, assert_equal_runs, distance
-from plugins import example_backend_runs
+from integration import sharded_cases
+from plugins import example_backend_runs, example_sharded_runs
 
+import isotrain
 from isotrain.testing import backend, strategy
 from isotrain.testing.series import launched_in_turn
 
@@ -27,6 +30,9 @@ PACKAGES = ("plugin_backend_jax", "plugin_strategy_slowmo")
 
 ROUGH_BOUNDS = {"bfloat16": 3e-2, "float16-clipped": 4e-3}
 """A few roundings of the half precisions, which each framework makes at other places."""
+
+CLOSE = 1e-12
+WHOLE, GONE_ON = "whole", "gone on"
 
 Variables = dict[str, str]
 
@@ -110,7 +116,7 @@ def test_the_strategy_runs_on_every_backend(with_jax: Variables) -> None:
     pairs = {strategy["name"]: strategy["backends"] for strategy in listed}
     assert all(pair["supported"] for pair in pairs["slow-momentum"].values())
     refused = {name for name, own in pairs.items() if not own["jax-mesh"]["supported"]}
-    assert refused == {"sharded", "sharded,stage=3", "pipeline"}
+    assert refused == {"sharded", "pipeline"}
 
 
 def test_the_backend_is_not_usable_without_jax(installed: Variables) -> None:
@@ -146,12 +152,21 @@ def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
     assert_equal_runs(here, runs.trained(other, 2, example_backend_runs.CASE), EXACT)
 
 
+def trained_on_torch(session: isotrain.Session, name: str, saved: str) -> dict[str, Any]:
+    """By a choice of a spec, or as a sharded run, or on from the checkpoint of one."""
+    if name == GONE_ON:
+        return example_sharded_runs.gone_on(session, saved)
+    return example_sharded_runs.ended(session) if name == WHOLE else variety.train(session, name)
+
+
 @pytest.fixture(scope="module")
-def varied() -> dict[str, Any]:
-    """What another framework makes of some choices of a spec."""
+def varied(found: dict[str, Any]) -> dict[str, Any]:
+    """What another framework makes of some choices of a spec, and in the place of a sharded run."""
     specs = {name: variety.SPECS[name] for name in example_backend_runs.VARIED}
-    (found,) = launched_in_turn(specs, variety.train, "torch-ddp", 1)
-    return found
+    specs |= dict.fromkeys((WHOLE, GONE_ON), example_sharded_runs.spec(sharded_cases.PARALLEL))
+    work = functools.partial(trained_on_torch, saved=str(found["folder"] / "sharded"))
+    (trained,) = launched_in_turn(specs, work, "torch-ddp", 1)
+    return trained
 
 
 @pytest.mark.parametrize("name", example_backend_runs.VARIED)
@@ -165,6 +180,39 @@ def test_frameworks_agree_on_choices(
         apart = {key: distance(here[key], there[key]) for key in keys}
     bound = ROUGH_BOUNDS.get(name, EXACT)
     assert not {key: value for key, value in apart.items() if not value <= bound}
+
+
+def test_weights_in_parts_equal_data_parallel(
+    found: dict[str, Any], varied: dict[str, Any]
+) -> None:
+    """On 3 replicas; on 2 others, and whole on torch, which go on from their checkpoint."""
+    expected = varied[WHOLE]
+    rest = expected["losses"][sharded_cases.SAVED :]
+    parted = [each["ended"] for each in found["sharded"]]
+    for ended in [*parted, *found["gone on"], varied[GONE_ON]]:
+        np.testing.assert_allclose(ended["losses"], rest, rtol=CLOSE, atol=CLOSE)
+        for kind in ("weights", "evaluation"):
+            for name in expected[kind]:
+                if "moving" not in name:  # which are of the slices of so many replicas
+                    np.testing.assert_allclose(
+                        ended[kind][name],
+                        expected[kind][name],
+                        rtol=CLOSE,
+                        atol=CLOSE,
+                        err_msg=name,
+                    )
+
+
+def test_each_device_has_a_third_of_weights_and_slots(found: dict[str, Any]) -> None:
+    """Of all arrays on it; what does not divide is padded, and what is too short lies whole."""
+    for each in found["sharded"]:
+        assert each["bytes"]["told"] < 0.34 * each["bytes"]["all"]
+        assert each["bytes"]["here"] < 0.35 * each["bytes"]["all"]
+    parts = [each["parts"] for each in found["sharded"]]
+    for slot in ("hidden/kernel", "optimizer/adam_w/hidden_kernel_velocity"):
+        assert [own[slot] for own in parts] == [[[0, 85 * rank], [6, 85]] for rank in range(3)]
+    assert [own["narrow/bias"] for own in parts] == [[[0], [2]], [[2], [2]], [[4], [0]]]
+    assert [own["head/bias"] for own in parts] == [[None, None]] * 3
 
 
 def test_processes_are_forked_from_one_without_threads(found: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Run as `python -m plugins.example_backend_runs BACKEND FOLDER`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 from conformance import check_strategies, runs, strategy_bench, variety
+from integration import sharded_cases
+from plugins import example_sharded_runs
 
 import isotrain
 from isotrain.core.running.loop import fit
@@ -109,12 +112,16 @@ def save_varied(backend: str, folder: Path) -> None:
             np.savez(folder / f"{name}.npz", **variety.train(session, name))  # type: ignore[arg-type]
 
 
-def in_turn(session: isotrain.Session) -> dict[str, Any]:
+def in_turn(session: isotrain.Session, saved: str) -> dict[str, Any]:
     """All that needs several replicas, one after the other in the processes of one run; its work.
 
+    Args:
+        session: Of the run.
+        saved: A folder with the checkpoint of a sharded run.
+
     Returns:
-        What is wrong with each of isotrain's own strategies, by check; what the case ends with; and loss
-        and metrics of one epoch.
+        What is wrong with each of isotrain's own strategies, by check; what the case ends with; loss
+        and metrics of one epoch; and what goes on from the checkpoint ends with.
     """
     found: dict[str, Any] = {
         "strategies": check_strategies.run_checks(session, check_strategies.OF_BACKENDS)
@@ -124,6 +131,9 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
     with next_session(session, "epoch", EPOCH) as session:
         metrics = fit(session)
         found["epoch"] = {"final loss": session.last_loss, **metrics}
+    parts = example_sharded_runs.spec(sharded_cases.sharded(3), accumulate=2)
+    with next_session(session, "parts", parts) as session:
+        found["gone on"] = example_sharded_runs.gone_on(session, saved)
     return found
 
 
@@ -141,17 +151,22 @@ def main() -> None:
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {"threads of imports": threads_of_imports(backend)}
     spec = {**strategy_bench.spec(backend), "timeouts": PATIENT}
-    run = attempt(in_turn, spec, backend, 2)
+    saved = str(folder / "sharded")
+    found["sharded"] = example_sharded_runs.found(backend, saved)
+    run = attempt(functools.partial(in_turn, saved=saved), spec, backend, 2)
     assert run.failure is None, run.failure
     first = run.returned[0]
     found["strategies"] = [each["strategies"] for each in run.returned]
+    found["gone on"] = [each["gone on"] for each in run.returned]
     found["losses"] = first["case"]["loss"]
     np.savez(folder / "weights.npz", **first["case"]["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
     found["traits"] = traits(backend)
     found["epochs"] = [first["epoch"], served_epoch(backend, folder / "served")]
     save_varied(backend, folder)
-    (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / "found.json").write_text(
+        json.dumps(found, default=np.ndarray.tolist), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from isotrain.plugin import (
 )
 
 if TYPE_CHECKING:
-    from isotrain.plugin import ReplicaGroup, TrainingSpec
+    from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
+    from isotrain_jax.mesh import ReplicaMesh
 
 INSTALL_HINT = "install JAX and Keras: pip install jax keras"
 _LOST_PEER = ("gloo", "Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
@@ -49,6 +50,23 @@ _REPLICATED = Capabilities(
 )
 
 
+_IN_PARTS = frozenset(
+    {Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}
+)
+_FULLY_SHARDED = Capabilities(
+    _IN_PARTS,
+    {
+        **dict.fromkeys(frozenset(Capability) - _IN_PARTS, "a replica has a part of each weight"),
+        Capability.WEIGHTS_IN_HOSTS: "a weight lies in parts over all replicas of the run",
+    },
+)
+
+_WHOLE_IN_STEPS = (
+    "sharded: XLA decides when a step joins weights and lets them go; on CPUs, and where slices differ in"
+    " size, it has all of them until its backward pass ends, which the memory per replica does not count"
+)
+
+
 class JaxMesh(ServedOverTcp):
     """One compiled step over a mesh of every process's device."""
 
@@ -67,7 +85,10 @@ class JaxMesh(ServedOverTcp):
     capabilities = {
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
-        "sharded": Capabilities.none("its compiled step updates all weights on each replica"),
+        "sharded": Capabilities.none(
+            "its weights and slots lie in parts of each, which stage=3 has, and not as whole ones"
+        ),
+        "fully-sharded": _FULLY_SHARDED,
         "staged": Capabilities.none(
             "all its replicas live in one process, and stages need one each"
         ),
@@ -102,6 +123,20 @@ class JaxMesh(ServedOverTcp):
         nccl = Usability(True) if on_gpus else _unusable("JAX sees no NVIDIA GPU", "use gloo")
         collectives = {"auto": Usability(True), "gloo": Usability(True), "nccl": nccl}
         return Examination(Usability(True, jax.__version__), collectives, versions)
+
+    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
+        return [_WHOLE_IN_STEPS] if placement == "fully-sharded" else []
+
+    def exchanged_bytes(self, plan: Plan) -> float:
+        """In fully sharded runs, weights are joined, and the gradients of each micro-batch are summed.
+
+        On CPUs XLA makes one of all the times that a step asks for the same weights.
+        """
+        exact = super().exchanged_bytes(plan)
+        if plan.placement != "fully-sharded":
+            return exact
+        joined = 1 if plan.device == "cpu" else 2 * plan.accumulate
+        return exact / 2 * (joined + plan.accumulate)
 
     def accelerators(self) -> int:
         has_cuda = any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS)
@@ -144,15 +179,30 @@ class JaxMesh(ServedOverTcp):
         return is_of_jax and any(words in str(error) for words in _LOST_PEER)
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("jax")
-        from isotrain_jax import mesh
-
-        mesh.configure(setting, context)
-        if context.replicas > 1:
-            mesh.join(spec, setting, context)
+        ties = _joined(spec, setting, context)
         from isotrain_jax.group import JaxReplicaGroup  # imports Keras, which may ask for devices
 
-        return JaxReplicaGroup(spec, mesh.ReplicaMesh())
+        return JaxReplicaGroup(spec, ties)
+
+    def start_fully_sharded(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        """Starts one; XLA decides how many weights are joined together."""
+        ties = _joined(spec, setting, context)
+        from isotrain_jax.fully_sharded import FullyShardedGroup
+
+        return FullyShardedGroup(spec, ties)
+
+
+def _joined(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaMesh:
+    """The devices of all processes, once these have met."""
+    keras_backend.claim("jax")
+    from isotrain_jax import mesh
+
+    mesh.configure(setting, context)
+    if context.replicas > 1:
+        mesh.join(spec, setting, context)
+    return mesh.ReplicaMesh()
 
 
 def _unusable(reason: str, hint: str) -> Usability:

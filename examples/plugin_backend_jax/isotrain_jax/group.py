@@ -83,12 +83,26 @@ class JaxReplicaGroup(ReplicaGroup):
         self.write_state(as_first_has_them.read(self._local_state(), ("non-trainable",)))
 
     def _local_state(self) -> State:
+        """What this process has."""
         return self._mesh.lower(self._state)
+
+    def _computing_state(self) -> State:
+        """That, as passes through the model take it."""
+        return self._local_state()
+
+    def _lifted(self, state: State) -> State:
+        """A state of the run from what this process has of it."""
+        lifted: State = self._mesh.lift(state)
+        return lifted
+
+    def _after_pass(self, state: State) -> State:
+        """The state of the run once the pass of an own computation has left this one here."""
+        return self._lifted(state)
 
     @property
     def model(self) -> Any:
         """The model of this process's replica, with its weights as they are now."""
-        state, variables = self._local_state(), self._program.variables
+        state, variables = self._computing_state(), self._program.variables
         for part in ("trainable", "others"):
             for variable, value in zip(getattr(variables, part), getattr(state, part), strict=True):
                 variable.assign(jnp.copy(value).reshape(variable.shape))
@@ -107,8 +121,8 @@ class JaxReplicaGroup(ReplicaGroup):
             self._state, loss = self._step(self._state, *data)
         else:  # Slices differ in size: what the processes compile together must not see them.
             loss, gradients, state = self._contributed(pieces, weights)
-            own = (state, jnp.atleast_1d(loss), gradients, weights, rate)
-            self._state, loss = self._finish(*self._mesh.lift(own))
+            own = self._mesh.lift((jnp.atleast_1d(loss), gradients, weights, rate))
+            self._state, loss = self._finish(self._after_pass(state), *own)
         return self._mesh.lower(loss)
 
     def _even_step(
@@ -127,20 +141,26 @@ class JaxReplicaGroup(ReplicaGroup):
         rate: jax.Array,
     ) -> tuple[State, jax.Array]:
         """Averages loss, gradients and moving statistics over the replicas, and updates the weights."""
+        state, loss, gradients = self._exchanged(state, loss, gradients, weights)
+        return self._program.apply(state, gradients, rate), loss.reshape(())
+
+    def _exchanged(
+        self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array
+    ) -> tuple[State, jax.Array, Arrays]:
+        """Averages loss, gradients and moving statistics over the replicas."""
         others, moved = list(state.others), self._program.statistics
         shares = [others[place] * weights.sum().astype(others[place].dtype) for place in moved]
         if self.replicas > 1:
             loss, gradients, means = mesh.all_reduce((loss, gradients, shares), "mean")
             for place, mean in zip(moved, means, strict=True):
                 others[place] = mean
-        state = self._program.apply(state._replace(others=others), gradients, rate)
-        return state, loss.reshape(())
+        return state._replace(others=others), loss, gradients
 
     def _contributed(
         self, pieces: Sequence[Piece], weights: jax.Array
     ) -> tuple[jax.Array, Arrays, State]:
         """This replica's contribution; the gradients that its state keeps have no part in it."""
-        state = self._local_state()
+        state = self._computing_state()
         loss, gradients, after = self._contribution(state._replace(kept=[]), pieces, weights)
         return loss, gradients, after._replace(kept=state.kept)
 
@@ -206,11 +226,11 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def evaluation_step(self, batch: Batch) -> None:
         counts = self._numbers_of(tuple(float(piece.count) for piece in batch.slices[0]))
-        given = (self._local_state(), self._evaluated, _pieces(batch), counts)
+        given = (self._computing_state(), self._evaluated, _pieces(batch), counts)
         self._evaluated = self._evaluate(*given)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        return [self._predict(self._local_state(), own) for own in inputs]
+        return [self._predict(self._computing_state(), own) for own in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         program, ties = self._program, self._mesh
@@ -255,7 +275,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)
         written = self._names.written(self._local_state(), state, self._mesh.place)
-        self._state = self._mesh.lift(written)
+        self._state = self._lifted(written)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return weight_files.weights_in(path, self._program.model)

@@ -122,6 +122,21 @@ class ReplicaMesh:
         """Gives this process's part of global arrays; local."""
         return jax.tree.map(lambda array: array.addressable_data(0), tree)
 
+    def share(self, array: jax.Array, shape: Sequence[int], spec: PartitionSpec) -> jax.Array:
+        """Makes a global array that lies as `spec` says of what this process has of it; local.
+
+        Args:
+            array: The part of this process.
+            shape: Of the whole.
+            spec: `EQUAL`, or which axis is cut.
+        """
+        lies = NamedSharding(self._mesh, spec)
+        return jax.make_array_from_single_device_arrays(tuple(shape), lies, [array])
+
+    def lying(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """The same array, lying as `spec` says; within a function that is compiled for global arrays."""
+        return lax.with_sharding_constraint(array, NamedSharding(self._mesh, spec))
+
     def compile(
         self, function: Callable[..., Any], gives: Any = EACH, donated: Sequence[int] = ()
     ) -> Callable[..., Any]:
@@ -135,10 +150,21 @@ class ReplicaMesh:
         Returns:
             The function of global arrays; called by every process.
         """
-        mapped = jax.shard_map(
-            function, mesh=self._mesh, in_specs=EACH, out_specs=gives, check_vma=False
+        return jax.jit(self.by_replica(function, EACH, gives), donate_argnums=donated)
+
+    def by_replica(
+        self, function: Callable[..., Any], takes: Any, gives: Any
+    ) -> Callable[..., Any]:
+        """A function of global arrays, of what every replica does with its parts; not compiled.
+
+        Args:
+            function: Gets this replica's parts, and may use the collectives of this module.
+            takes: How each argument lies: a `PartitionSpec`, or a tree of them.
+            gives: Likewise for what it returns.
+        """
+        return jax.shard_map(
+            function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False
         )
-        return jax.jit(mapped, donate_argnums=donated)
 
     def mean(self, number: jax.Array) -> jax.Array:
         """The mean over all replicas of a number (shape `[]`); called by every process."""
@@ -162,6 +188,35 @@ def all_reduce(value: Tree, op: ReduceOp) -> Tree:
 def all_gather(value: jax.Array) -> jax.Array:
     """Stacks the arrays of all replicas; within a compiled function."""
     return lax.all_gather(value, AXIS)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def join_parts(part: jax.Array, axis: int) -> jax.Array:
+    """The whole of which each replica has a part along an axis; its gradient is summed over all of them."""
+    return lax.all_gather(part, AXIS, axis=axis, tiled=True)
+
+
+def sum_part(value: jax.Array, axis: int) -> jax.Array:
+    """This replica's part, along an axis, of the sum over all replicas; within a compiled function.
+
+    Between CPUs each sends the parts to each: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
+    and then gives wrong sums (github.com/jax-ml/jax/issues/40830).
+    """
+    if jax.default_backend() != "cpu":
+        return lax.psum_scatter(value, AXIS, scatter_dimension=axis, tiled=True)
+    parts = jnp.stack(jnp.split(value, lax.axis_size(AXIS), axis))
+    return lax.all_to_all(parts, AXIS, split_axis=0, concat_axis=0).sum(0)
+
+
+def _joined(part: jax.Array, axis: int) -> tuple[jax.Array, None]:
+    return join_parts(part, axis), None
+
+
+def _summed(axis: int, _: None, whole: jax.Array) -> tuple[jax.Array]:
+    return (sum_part(whole, axis),)
+
+
+join_parts.defvjp(_joined, _summed)
 
 
 def of_first(value: jax.Array) -> jax.Array:

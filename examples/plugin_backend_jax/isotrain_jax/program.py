@@ -9,12 +9,13 @@ Nothing here knows of other replicas.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
+from jax import lax
 
 from isotrain.plugin import SpecError, StatePart, TrainingSpec, UnsupportedError, portable
 from isotrain_jax.attention import choose_attention
@@ -26,6 +27,8 @@ Piece: TypeAlias = "tuple[Any, Any]"
 
 class State(NamedTuple):
     """What a replica has: the values of its variables, and kept gradients; numbers have the shape `[1]`.
+
+    A field may be left empty in a computation that does not need it.
 
     Attributes:
         trainable: Weights that are trained.
@@ -128,7 +131,11 @@ class Program:
         return State(*(_packed(v.value for v in group) for group in self.variables))
 
     def contribution(
-        self, state: State, pieces: Sequence[Piece], weights: jax.Array
+        self,
+        state: State,
+        pieces: Sequence[Piece],
+        weights: jax.Array,
+        join: Callable[[Arrays], Arrays] | None = None,
     ) -> tuple[jax.Array, Arrays, State]:
         """Computes a replica's share of the loss and its gradients.
 
@@ -136,15 +143,17 @@ class Program:
             state: Of the replica.
             pieces: Its slices, one after the other.
             weights: The weight of each, shape `[pieces]`; a slice of weight 0 is a placeholder.
+            join: Makes whole weights of those in the state, where these are parts. What it makes is not
+                kept for the backward pass, which joins them again.
 
         Returns:
             The sum over the slices of weight * mean loss; its gradients (of the scaled loss, where the
-            precision needs loss scaling); and the state with metrics, moving statistics and seeds as
-            the forward passes left them.
+            precision needs loss scaling), differentiated through `join`; and the state with metrics, moving
+            statistics and seeds as the forward passes left them.
         """
         sums: tuple[jax.Array, Arrays] | None = None
         for index, piece in enumerate(pieces):
-            loss, gradients, after = self._forward_and_backward(state, piece, weights[index])
+            loss, gradients, after = self._forward_and_backward(state, piece, weights[index], join)
             state = self._unless_empty(weights[index], state, after)
             own = (loss, gradients)
             sums = own if sums is None else jax.tree.map(jnp.add, sums, own)
@@ -152,28 +161,32 @@ class Program:
         return *sums, state
 
     def _forward_and_backward(
-        self, state: State, piece: Piece, weight: jax.Array
+        self,
+        state: State,
+        piece: Piece,
+        weight: jax.Array,
+        join: Callable[[Arrays], Arrays] | None,
     ) -> tuple[jax.Array, Arrays, State]:
         def scaled_loss(trainable: Arrays) -> tuple[jax.Array, tuple[jax.Array, State]]:
-            now = state._replace(trainable=trainable)
+            now = state._replace(trainable=join(trainable) if join else trainable)
             with self._holding(now) as scope:
                 loss, predictions = self._training_loss(*piece)
                 loss = loss * weight.astype(loss.dtype)
                 scaled = self._optimizer.scale_loss(loss)
                 portable.update_metrics(self._metrics, piece[1], predictions)
-            return scaled, (loss, self._held(scope, now))
+            return scaled, (loss, self._held(scope, now)._replace(trainable=trainable))
 
-        (_, (loss, after)), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(
-            state.trainable
-        )
+        passes = jax.checkpoint(scaled_loss, policy=_is_kept) if join else scaled_loss
+        (_, (loss, after)), gradients = jax.value_and_grad(passes, has_aux=True)(state.trainable)
         return loss, gradients, after._replace(trainable=state.trainable)
 
     def _holding(self, state: State) -> keras.StatelessScope:
         """A scope in which the variables have the values of a state."""
         pairs: list[tuple[keras.Variable, jax.Array]] = []
         for field in OF_VARIABLES:
-            variables, values = getattr(self.variables, field), getattr(state, field)
-            pairs += zip(variables, _shaped(variables, values), strict=True)
+            if values := getattr(state, field):
+                variables = getattr(self.variables, field)
+                pairs += zip(variables, _shaped(variables, values), strict=True)
         return keras.StatelessScope(pairs, collect_losses=True)
 
     def _held(self, scope: keras.StatelessScope, state: State) -> State:
@@ -181,6 +194,7 @@ class Program:
         values = {
             field: _packed(map(scope.get_current_value, getattr(self.variables, field)))
             for field in OF_VARIABLES
+            if getattr(state, field)
         }
         return state._replace(**values)
 
@@ -324,6 +338,11 @@ def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metric
             " averaged."
         )
     return metrics
+
+
+def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether a backward pass has what a forward pass computed so; joined weights are joined again."""
+    return primitive not in (lax.all_gather_p, lax.convert_element_type_p)
 
 
 def _shaped(variables: Sequence[keras.Variable], values: Iterable[jax.Array]) -> Arrays:

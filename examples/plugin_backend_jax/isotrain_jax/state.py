@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, portable, unknown_name
+from isotrain_jax import layout
 from isotrain_jax.program import OF_VARIABLES, Program, State
 
 
@@ -50,21 +51,34 @@ class Names:
             kind: {name: places[id(variable)] for name, variable in own.items()}
             for kind, own in by_kind.items()
         }
+        self._rank = rank
         self._shift = rank * portable.SEED_STRIDE
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds to NumPy."""
         return {
-            name: _shifted(name, to_numpy(value).reshape(place.shape), -self._shift)
+            name: _shifted(name, self._seen(place, to_numpy(value)), -self._shift)
             for name, place, value in self._chosen(state, kinds)
         }
+
+    def _seen(self, place: Place, array: np.ndarray) -> np.ndarray:
+        """A number as one, and a part without padding."""
+        where = self._where(place, array.shape)
+        return layout.trimmed(array, where[1]) if where else array.reshape(place.shape)
 
     def described(self, state: State, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""
         return {
-            name: StateInfo(place.shape, value.dtype.name, value.nbytes)
+            name: StateInfo(
+                place.shape, value.dtype.name, value.nbytes, *self._where(place, value.shape)
+            )
             for name, place, value in self._chosen(state, kinds)
         }
+
+    def _where(self, place: Place, held: tuple[int, ...]) -> tuple[Any, ...]:
+        """Offset and shape of the part that is here; nothing where all is."""
+        is_whole = not place.shape or held == place.shape
+        return () if is_whole else layout.extent(place.shape, held, self._rank)
 
     def _chosen(
         self, state: State, kinds: Sequence[StateKind]
@@ -84,7 +98,7 @@ class Names:
 
         Args:
             state: Of the replica.
-            given: By name.
+            given: By name; the whole also of what is here in part.
             place: Makes an array of the state of one of NumPy.
 
         Raises:
@@ -92,20 +106,29 @@ class Names:
         """
         parts = {part: list(getattr(state, part)) for part in OF_VARIABLES}
         for name, array in given.items():
-            found = self._found(name, np.shape(array))
+            found = self._found(name)
             own, value = parts[found.part], _shifted(name, np.asarray(array), self._shift)
-            own[found.index] = place(np.atleast_1d(value).astype(own[found.index].dtype))
+            value = self._here(name, found, np.atleast_1d(value), own[found.index].shape)
+            own[found.index] = place(value.astype(own[found.index].dtype))
         return state._replace(**parts)
 
-    def _found(self, name: str, shape: tuple[int, ...]) -> Place:
+    def _here(
+        self, name: str, place: Place, value: np.ndarray, held: tuple[int, ...]
+    ) -> np.ndarray:
+        """What a replica holds of a value, of which all is given, or the replica's part."""
+        if value.shape == (place.shape or (1,)):
+            return layout.cut(value, held, self._rank)
+        if self._where(place, held)[1:] != (value.shape,):
+            raise IsotrainError(
+                f"{name!r} has shape {place.shape} in this model, and the given state has"
+                f" {value.shape}."
+            )
+        return layout.filled(value, held)
+
+    def _found(self, name: str) -> Place:
         known = {n: place for places in self._places.values() for n, place in places.items()}
         if name not in known:
             raise IsotrainError(unknown_name("state", name, known))
-        if shape != known[name].shape:
-            raise IsotrainError(
-                f"{name!r} has shape {known[name].shape} in this model, and the given state has"
-                f" {shape}."
-            )
         return known[name]
 
 

@@ -1,0 +1,220 @@
+"""Fully sharded replicas: weights and slots are arrays of the whole mesh, of which each device has a part.
+
+The passes are each replica's own (`shard_map`), as in a data-parallel step: they join the weights, and the
+gradient of that is summed in parts. The update is a function of whole arrays that lie in parts
+(`NamedSharding`): XLA computes each part where it is, and sums over the replicas what an optimizer or a
+norm wants of a whole weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from isotrain.plugin import Batch, Computation, IsotrainError, TrainingSpec
+from isotrain_jax import layout, mesh
+from isotrain_jax.group import JaxReplicaGroup
+from isotrain_jax.mesh import AXIS, EACH, EQUAL, ReplicaMesh
+from isotrain_jax.program import Arrays, Piece, State
+
+
+class FullyShardedGroup(JaxReplicaGroup):
+    """One replica, which has a part of every weight and slot between steps."""
+
+    _whole: Arrays | None = None
+    """All weights, while they are here: after `gather_weights`."""
+
+    def __init__(self, spec: TrainingSpec, ties: ReplicaMesh) -> None:
+        super().__init__(spec, ties)
+        variables = self._program.variables
+        for variable in (*variables.trainable, *variables.slots):
+            if self._axis(variable.shape) is not None:
+                variable.value.delete()  # of which the state has its part
+        self._shapes = _shapes(variables.trainable)
+        self._axes = [self._axis(shape) for shape in self._shapes]
+        self._step = jax.jit(self._whole_step, donate_argnums=0)
+        self._finish = jax.jit(self._whole_finish, donate_argnums=0)
+        self._gather = jax.jit(self._all_weights)
+
+    def _axis(self, shape: Sequence[int]) -> int | None:
+        return layout.cut_axis(shape, self.replicas)
+
+    def _spec(self, shape: Sequence[int]) -> PartitionSpec:
+        """How an array of this shape lies."""
+        cut = self._axis(shape)
+        return EQUAL if cut is None else PartitionSpec(*[None] * cut, AXIS)
+
+    def _computing_state(self) -> State:
+        if self._whole is None:
+            raise IsotrainError(
+                "each replica has a part of the weights: call group.gather_weights() on all of them first."
+            )
+        return self._local_state()._replace(slots=[])
+
+    def _local_state(self) -> State:
+        state = super()._local_state()
+        return state if self._whole is None else state._replace(trainable=self._whole)
+
+    def _lifted(self, state: State) -> State:
+        """Of weights and slots it takes the parts, or the whole of each."""
+        if self._whole is not None:
+            self._whole = state.trainable
+        variables = self._program.variables
+        return State(
+            self._parted(state.trainable, variables.trainable),
+            self._mesh.lift(state.others),
+            self._parted(state.slots, variables.slots),
+            self._mesh.lift(state.metrics),
+            kept=[],
+        )
+
+    def _parted(self, arrays: Arrays, variables: Sequence[Any]) -> Arrays:
+        return list(map(self._part, arrays, _shapes(variables)))
+
+    def _part(self, array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        held = layout.held(shape, self.replicas)
+        if array.shape != held:
+            array = self._mesh.place(layout.cut(np.asarray(array), held, self._mesh.rank))
+        return self._mesh.share(array, self._filled(shape), self._spec(shape))
+
+    def _filled(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the array of the mesh, which may end in padding."""
+        cut, held = self._axis(shape), layout.held(shape, self.replicas)
+        return tuple(size * self.replicas if a == cut else size for a, size in enumerate(held))
+
+    def _after_pass(self, state: State) -> State:
+        moved = self._mesh.lift((state.others, state.metrics))
+        return self._state._replace(others=moved[0], metrics=moved[1])
+
+    def gather_weights(self) -> None:
+        self._whole = self._mesh.lower(self._gather(self._state.trainable))
+
+    def _all_weights(self, weights: Arrays) -> Arrays:
+        whole = [self._mesh.lying(weight, EQUAL) for weight in weights]
+        return list(map(layout.trimmed, whole, self._shapes))
+
+    def synchronised_step(self, batch: Batch, learning_rate: float) -> jax.Array:
+        """Where slices differ in size, the passes are not compiled together, and take whole weights."""
+        if not batch.even and self._whole is None:
+            self.gather_weights()
+        loss = super().synchronised_step(batch, learning_rate)
+        self._whole = None
+        return loss
+
+    def _whole_step(
+        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+    ) -> tuple[State, jax.Array]:
+        """A step as a function of whole arrays, which lie as they do."""
+        return self._updated(self._passes, state, pieces, weights, rate)
+
+    def _whole_finish(
+        self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array, rate: jax.Array
+    ) -> tuple[State, jax.Array]:
+        """The rest of a step whose gradients each replica has computed on its own."""
+        return self._updated(self._summed, state, (loss, gradients), weights, rate)
+
+    def _updated(
+        self, work: Any, state: State, given: Any, weights: jax.Array, rate: jax.Array
+    ) -> tuple[State, jax.Array]:
+        """The state after an update by the means of what every replica's work gives."""
+        parts = list(map(self._spec, self._shapes))
+        lying = State(parts, EACH, EACH, EACH, EACH)
+        by_replica = self._mesh.by_replica(
+            work, (lying, EACH, EACH, EACH), (EQUAL, parts, EACH, EACH, EQUAL)
+        )
+        bare = state._replace(slots=[])
+        loss, gradients, others, metrics, rate = by_replica(bare, given, weights, rate)
+        slots = _shapes(self._program.variables.slots)
+        exact = State(
+            self._exact(state.trainable, self._shapes),
+            others,
+            self._exact(state.slots, slots),
+            metrics,
+            kept=[],
+        )
+        after = self._program.apply(exact, self._exact(gradients, self._shapes), rate)
+        return after._replace(
+            trainable=self._padded(after.trainable), slots=self._padded(after.slots)
+        ), loss
+
+    def _exact(self, arrays: Arrays, shapes: Sequence[tuple[int, ...]]) -> Arrays:
+        """Arrays of the mesh without padding, lying as before."""
+        return [
+            self._mesh.lying(layout.trimmed(array, shape), self._spec(shape))
+            for array, shape in zip(arrays, shapes, strict=True)
+        ]
+
+    def _padded(self, arrays: Arrays) -> Arrays:
+        """Undoes `_exact`."""
+        return [
+            self._mesh.lying(_filled(array, self._filled(array.shape)), self._spec(array.shape))
+            for array in arrays
+        ]
+
+    def _passes(
+        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+    ) -> tuple[Any, ...]:
+        """What every replica does with its slices; it joins the weights as it goes."""
+        contributed = self._program.contribution(state, pieces, weights, self._joined)
+        loss, gradients, state = contributed
+        return self._means(state, loss, gradients, weights, rate)
+
+    def _summed(
+        self, state: State, given: tuple[jax.Array, Arrays], weights: jax.Array, rate: jax.Array
+    ) -> tuple[Any, ...]:
+        """Sums up whole gradients, each part where it belongs."""
+        loss, gradients = given
+        parts = [
+            gradient
+            if axis is None
+            else mesh.sum_part(_filled(gradient, self._filled(gradient.shape)), axis)
+            for gradient, axis in zip(gradients, self._axes, strict=True)
+        ]
+        return self._means(state, loss, parts, weights, rate)
+
+    def _joined(self, parts: Arrays) -> Arrays:
+        return [
+            part if axis is None else layout.trimmed(mesh.join_parts(part, axis), shape)
+            for part, axis, shape in zip(parts, self._axes, self._shapes, strict=True)
+        ]
+
+    def _means(
+        self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array, rate: jax.Array
+    ) -> tuple[Any, ...]:
+        """Loss, gradients, other weights, metrics and rate; parts of gradients are sums already."""
+        own = [g for g, axis in zip(gradients, self._axes, strict=True) if axis is None]
+        state, loss, own = self._exchanged(state, loss, own, weights)
+        means = iter(own)
+        gradients = [
+            next(means) if axis is None else gradient / self.replicas
+            for gradient, axis in zip(gradients, self._axes, strict=True)
+        ]
+        return loss.reshape(()), gradients, state.others, state.metrics, rate
+
+    def keep_gradients(self) -> bool:
+        return False
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        """Computations have collectives, and no weights or slots."""
+        before = self._state
+        self._state = before._replace(trainable=[], slots=[])
+        results = super().compute(computation, *values, static=static)
+        self._state = self._state._replace(trainable=before.trainable, slots=before.slots)
+        return results
+
+
+def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    """As a `State` holds their values."""
+    return [tuple(variable.shape) or (1,) for variable in variables]
+
+
+def _filled(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """The array with zeros at the ends of its axes."""
+    return jnp.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])
