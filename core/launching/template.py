@@ -31,8 +31,8 @@ _START = (
 _HOME = str(Path(sys.modules["isotrain"].__path__[0]).parent)
 _LOOK_SECONDS = 0.2
 _EFFORT_SECONDS = 0.05
-_ANSWER_SECONDS = 5.0
-_SEND_LIMIT = struct.pack("@ll", int(_ANSWER_SECONDS), 0)  # one that is suspended takes nothing
+ANSWER_SECONDS = 5.0
+"""In which one takes a request and answers it; one that is suspended does neither."""
 _ROOM = " " * (1 << 16)
 """Where a forked process shows its place, see `template_process`; longer ones are cut."""
 
@@ -51,17 +51,25 @@ class Template:
         is_ready: Whether it has been heard to have imported everything.
     """
 
-    def __init__(self, imports: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        imports: Sequence[str],
+        variables: Mapping[str, str],
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         """Starts it, and does not wait for it.
 
         Args:
             imports: Modules to import.
             variables: All of its variables.
+            answer_seconds: In which it takes a request and answers it.
         """
+        self._answer_seconds = answer_seconds
         self._door, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undoing:
             undoing.enter_context(self._door)
-            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
+            limit = struct.pack("@ll", int(answer_seconds), int(answer_seconds % 1 * 1_000_000))
+            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._said = undoing.enter_context(tempfile.TemporaryFile())
             self._process = self._started(theirs.fileno(), imports, variables)
             undoing.pop_all()  # `end` closes them
@@ -100,7 +108,7 @@ class Template:
         with self._lock, contextlib.suppress(TemplateError):
             self._read(0)
             if self.is_ready:
-                return not self._asked({"changed": []}, _ANSWER_SECONDS)["changed"]
+                return not self._asked({"changed": []}, self._answer_seconds)["changed"]
             return not self._is_gone
         return False
 
@@ -139,7 +147,7 @@ class Template:
         """Lets the system forget a process, once it has ended; the last one may free the template."""
         with self._lock:
             with contextlib.suppress(TemplateError):
-                self._asked({"release": pid}, _ANSWER_SECONDS)
+                self._asked({"release": pid}, self._answer_seconds)
             self._living.remove(pid)
             self._codes.pop(pid, None)
             self._end_if_idle()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from isotrain.core.launching.template import Template, TemplateError
+from isotrain.core.launching.template import ANSWER_SECONDS, Template, TemplateError
 from isotrain.core.system.own_interpreter import is_of_interpreter
 
 _REFUSED_SECONDS = 60.0
@@ -33,10 +33,12 @@ class Templates:
     Attributes:
         most: How many are kept: each has a framework in memory. The one that was not used for longest goes.
         besides: Modules that they import too, for what this program runs imports them in every process.
+        answer_seconds: In which those that are started from now on take a request and answer it.
     """
 
-    def __init__(self, most: int = 4) -> None:
+    def __init__(self, most: int = 4, answer_seconds: float = ANSWER_SECONDS) -> None:
         self.most = most
+        self.answer_seconds = answer_seconds
         self.besides: tuple[str, ...] = ()
         self._lock = threading.RLock()
         self._found: dict[_Key, Template] = {}
@@ -63,7 +65,7 @@ class Templates:
             self.drop(former)
         with self._lock:
             self._refuse(key)
-            given = self._found.pop(key, None) or _started(imports, variables)
+            given = self._found.pop(key, None) or _started(imports, variables, self.answer_seconds)
             self._found[key] = given
             surplus = [self._found.pop(each) for each in list(self._found)[: -self.most]]
         for each in surplus:
@@ -128,9 +130,11 @@ class Templates:
         self._lock = threading.RLock()  # a thread that is not here may have held the other
 
 
-def _started(imports: Sequence[str], variables: Mapping[str, str]) -> Template:
+def _started(
+    imports: Sequence[str], variables: Mapping[str, str], answer_seconds: float
+) -> Template:
     try:
-        return Template(imports, variables)
+        return Template(imports, variables, answer_seconds)
     except OSError as error:
         raise TemplateError(str(error)) from error
 

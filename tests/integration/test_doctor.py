@@ -166,10 +166,11 @@ def test_an_unknown_backend_is_named() -> None:
         examine(plugin_host(), ["torch-dpp"])
 
 
-def test_private_parts_of_torch_and_keras_are_as_isotrain_uses_them() -> None:
+def test_private_parts_of_torch_and_keras_are_as_isotrain_uses_them(tmp_path: Path) -> None:
     """Among the everyday tests, for what an upgrade changes; `here` is of TensorFlow and Horovod too."""
-    (found,) = examine(plugin_host(), ["torch-ddp"])["backends"]
-    assert found["usable"], found["reason"]
+    work = functools.partial(examined, plugins=[], names=["torch-ddp"])
+    found = alone(work, {**SPEC, "model": model}, "torch-ddp", tmp_path / "run")["torch-ddp"]
+    assert found["backend"]["usable"], found["backend"]["reason"]
 
 
 @pytest.mark.slow
@@ -248,10 +249,12 @@ def model() -> Any:
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 
 
-def examined(session: isotrain.Session, plugin: Path, names: Sequence[str]) -> dict[str, Any]:
+def examined(
+    session: isotrain.Session, plugins: Sequence[Path], names: Sequence[str]
+) -> dict[str, Any]:
     """What is found where the frameworks have been imported."""
     session.close()
-    return examine_here({"names": names, "asked": [str(plugin)], "blocked": []})
+    return examine_here({"names": names, "asked": [*map(str, plugins)], "blocked": []})
 
 
 @pytest.mark.slow
@@ -267,7 +270,7 @@ def test_a_private_part_that_has_changed_is_named(
 ) -> None:
     plugin = tmp_path / "changed.py"
     plugin.write_text(CHANGED)
-    work = functools.partial(examined, plugin=plugin, names=names)
+    work = functools.partial(examined, plugins=[plugin], names=names)
     told = alone(work, {**SPEC, "model": model}, backend, tmp_path / "run")
     for name in names:
         found = told[name]["backend"]

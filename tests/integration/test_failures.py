@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,11 +20,11 @@ import numpy as np
 import psutil
 import pytest
 from interrupts import heed_signals
+from leftovers import leaving_nothing
 from waiting import wait_until
 
 import isotrain
 from isotrain.core.errors import RunFailedError
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -42,17 +41,9 @@ SLOW = pytest.mark.slow
 Deed = Any
 
 
-@contextlib.contextmanager
-def leaving_nothing() -> Iterator[None]:
-    """No process may be left behind: no child of this one, and none that a rank started."""
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    left = set(psutil.Process().children(recursive=True)) - before
-    assert not [each for each in left if each.pid not in OF_THIS_PROGRAM.pids()]
-
-
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
+    """No test may leave a process behind."""
     with leaving_nothing():
         yield
 

@@ -19,11 +19,11 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from leftovers import leaving_nothing
 
 import isotrain
 from isotrain.core.contracts.process import from_variables
 from isotrain.core.errors import RunFailedError
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.plugins.host import plugin_host
 from isotrain.testing import digits, probe
 from isotrain.testing.reference import kit_models
@@ -52,10 +52,8 @@ ADAM = {
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No test may leave a process behind."""
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    left = set(psutil.Process().children(recursive=True)) - before
-    assert not [each for each in left if each.pid not in OF_THIS_PROGRAM.pids()]
+    with leaving_nothing():
+        yield
 
 
 def served(staleness: int | None, backend: str = "reference", **changes: Any) -> dict[str, Any]:
@@ -217,22 +215,6 @@ def test_a_slice_whose_result_was_lost_is_computed_again(tmp_path: Path) -> None
     assert report["slices"] == report["updates"] == 2 * (3 * REPLICAS + 1)
 
 
-@SLOW  # the digits come with a library that is slow to import
-def test_it_converges_though_a_worker_is_suspended(tmp_path: Path) -> None:
-    spec = digits.spec(
-        adapter=plugin_host().backend("reference"),
-        strategy={"name": "parameter-server", "options": {"staleness": None}},
-        timeouts={"silence": 3.0},
-    )
-    found = launch(hit(signal.SIGSTOP, 1), spec, "reference", tmp_path / "run")
-    expected = digits.Oracle(found["start"]).trained().accuracy()
-    assert found["validation"]["accuracy"] > expected - 0.05
-    report = found["report"]
-    assert report["staleness_bound"] is None
-    assert [loss["rank"] for loss in report["workers_lost"]] == [1] == lost_in(tmp_path / "run")
-    assert sum(report["slices_by_worker"].values()) == report["slices"]
-
-
 def give_up_a_worker(session: isotrain.Session) -> dict[str, Any]:
     """Whether the process of a worker that was silent for too long ends while this one still trains."""
     other = psutil.Process(pid_of(session, 2))
@@ -249,13 +231,47 @@ def give_up_a_worker(session: isotrain.Session) -> dict[str, Any]:
     return {"ended": time.monotonic() < end, "rest": len([session.step(b) for b in batches])}
 
 
+Suspended = dict[str, tuple[dict[str, Any], list[int]]]
+
+
+@pytest.fixture(scope="module")
+def suspended(reference: None, tmp_path_factory: pytest.TempPathFactory) -> Suspended:
+    """What two runs return in which a worker is suspended, and whom they lost: both wait at once."""
+    timeouts = {"silence": 3.0}
+    unbounded = {"name": "parameter-server", "options": {"staleness": None}}
+    adapter, folder = plugin_host().backend("reference"), tmp_path_factory.mktemp("suspended")
+    runs = {
+        "one that stays so": (
+            hit(signal.SIGSTOP, 1),
+            digits.spec(adapter=adapter, strategy=unbounded, timeouts=timeouts),
+        ),
+        "one that goes on": (give_up_a_worker, served(0, timeouts=timeouts)),
+    }
+
+    def ended(name: str) -> tuple[dict[str, Any], list[int]]:
+        return launch(*runs[name], "reference", folder / name), lost_in(folder / name)
+
+    with leaving_nothing(), ThreadPoolExecutor(len(runs)) as pool:
+        return dict(zip(runs, pool.map(ended, runs), strict=True))
+
+
+@SLOW  # the digits come with a library that is slow to import
+def test_it_converges_though_a_worker_is_suspended(suspended: Suspended) -> None:
+    found, lost = suspended["one that stays so"]
+    expected = digits.Oracle(found["start"]).trained().accuracy()
+    assert found["validation"]["accuracy"] > expected - 0.05
+    report = found["report"]
+    assert report["staleness_bound"] is None
+    assert [loss["rank"] for loss in report["workers_lost"]] == [1] == lost
+    assert sum(report["slices_by_worker"].values()) == report["slices"]
+
+
 @pytest.mark.slow
-def test_a_worker_that_was_given_up_ends_before_the_run(tmp_path: Path) -> None:
-    spec = served(0, timeouts={"silence": 3.0})
-    found = launch(give_up_a_worker, spec, "reference", tmp_path / "run")
+def test_a_worker_that_was_given_up_ends_before_the_run(suspended: Suspended) -> None:
+    found, lost = suspended["one that goes on"]
     assert found["ended"]
     assert found["rest"] > 0
-    assert lost_in(tmp_path / "run") == [2]
+    assert lost == [2]
 
 
 def test_without_the_coordinator_the_run_ends(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def forked(template: Template, streams: tuple[int, int, int]) -> Any:
 
 @pytest.mark.slow
 def test_a_template_that_is_suspended_is_replaced() -> None:
-    kept = Templates()
+    kept = Templates(answer_seconds=0.5)
     try:
         first = kept.get((), variables())
         with open(os.devnull, "r+b") as null:
