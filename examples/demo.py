@@ -115,7 +115,7 @@ def report(args: argparse.Namespace, backends: Sequence[str]) -> Path:
     folder = Path("comparisons") / time.strftime("demo-%Y%m%d-%H%M%S")
     print(f"\nmeasuring every cell by itself, {args.repeat} x:", file=sys.stderr)
     isotrain.compare(
-        spec.replace(threads=1),
+        spec.replace(epochs=args.epochs, threads=1),
         backends=backends,
         replicas=args.replicas,
         repeats=args.repeat,
