@@ -63,7 +63,7 @@ SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """On `tf-mirrored`, where a process has several replicas: one for each kind of what is kept.
 
-With one in each process, `test_resume_backends.py` has every strategy go on.
+With one in each process, `test_resume_backends.py` has them go on.
 """
 FEW = ("adam", "lamb, accumulated", "float16")
 NATIVE_CELLS = [("torch-ddp", 2, name) for name in NATIVE] + [

@@ -94,28 +94,22 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
 STRATEGIES: dict[str, dict[str, Any]] = {
     "data-parallel": {},
     "local-sgd": {"every": 4, "start": 1, "average_momenta": True},
-    "gossip": {},
-    "compressed": {"method": "topk", "ratio": 0.25},
-    "hierarchical": {},
     "elastic-averaging": {"every": 3},
     "sharded": {"stage": 2},
-}
-
-
-OTHERS: dict[str, dict[str, Any]] = {
     "compressed_natively": {"method": "powersgd", "start": 2},
     "compressed_powersgd": {"method": "powersgd", "start": 2, "native": False},
 }
-"""The name of another begins with its strategy's."""
+"""Each kind of what is kept; the name begins with the strategy's. `test_resume.py` kills all, elsewhere."""
 EXCHANGED = ("data-parallel",)
 TRIED: dict[str, tuple[str, ...]] = {
-    "torch-ddp": (*STRATEGIES, *OTHERS),
+    "torch-ddp": tuple(STRATEGIES),
     "tf-multiworker": ("local-sgd", "sharded"),
-    **dict.fromkeys(("tf-mirrored", "horovod-torch", "horovod-tf"), EXCHANGED),
+    **dict.fromkeys(("horovod-torch", "horovod-tf"), EXCHANGED),
 }
 """All where that is quick, weights apart and in parts in the other framework, and every other exchange.
 
-What other strategies keep of TensorFlow's tensors comes back in `test_going_on.py`.
+What strategies keep of TensorFlow's tensors comes back in `test_going_on.py`, and in the kit what
+`tf-mirrored` keeps in its one process.
 """
 
 
@@ -131,7 +125,7 @@ def of_strategies(names: Iterable[str]) -> dict[str, Any]:
             record=name in RECORDED,
             strategy={
                 "name": name.partition("_")[0],
-                "options": (STRATEGIES | OTHERS)[name],
+                "options": STRATEGIES[name],
             },
         )
         for name in names
