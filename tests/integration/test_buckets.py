@@ -99,9 +99,9 @@ def test_a_request_that_fails_costs_no_checkpoint(
 ) -> None:
     """Nothing more comes through after it: so it is where a process is killed, too."""
     system = fsspec.core.url_to_fs(location)[0]
-    failures = []
+    failures, apart = [], 3 if location.startswith("s3") else 1  # S3 is slow
     save(location, 0, 1, "first")
-    for place in itertools.count():
+    for place in itertools.count(step=apart):
         step, calls = place + 1, itertools.count()
         with monkeypatch.context() as patch:
             for name in CALLS:
@@ -110,12 +110,13 @@ def test_a_request_that_fails_costs_no_checkpoint(
                 save(location, step, 2 * step, f"second-{step}")
             except CheckpointError as error:
                 failures.append(str(error))
-        assert newest(location) in ((place, 2 * place + 1), (step, 2 * step))
+        before = max(0, step - apart)
+        assert newest(location) in ((before, 2 * before + 1), (step, 2 * step))
         save(location, step, 2 * step + 1, f"third-{step}")
         assert newest(location) == (step, 2 * step + 1)
         if next(calls) <= place:
             break
-    assert len(failures) > 15
+    assert len(failures) > 15 // apart
     assert all("the network is gone" in each for each in failures)
 
 
