@@ -253,6 +253,8 @@ def as_keras(loss: Any) -> Any:
 
 ON_EVERY = ("places with a mask", "outputs with weights")
 """The cases of more backends; the others are of one of each framework."""
+BEFORE_IT = ("classes", "one-hot")
+"""The cases of one framework: weights of classes become those of samples before any has a part."""
 ON_ONE = ("outputs",)
 """The case of one replica alone: split, outputs have weights."""
 
@@ -260,6 +262,8 @@ ON_ONE = ("outputs",)
 def splits_of(case: str) -> list[tuple[str, int, int]]:
     if case in ON_ONE:
         return []
+    if case in BEFORE_IT:
+        return BACKENDS[:1]
     return EVERY if case in ON_EVERY else BACKENDS
 
 
