@@ -86,7 +86,7 @@ class JaxMesh(ServedOverTcp):
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
         "sharded": Capabilities.none(
-            "its weights and slots lie in parts of each, which stage=3 has, and not as whole ones"
+            "no replica updates whole weights alone; stage=3 has slots, gradients and weights in parts"
         ),
         "fully-sharded": _FULLY_SHARDED,
         "staged": Capabilities.none(
