@@ -119,9 +119,9 @@ CASES = {
     ("torch-ddp", 2): (torch_loader, generator),
     ("tf-mirrored", 2): (tf_dataset,),
     ("tf-multiworker", 2): (tf_dataset, keras_dataset, generator),
-    ("horovod-tf", 2): (tf_dataset,),
     ("torch-ddp", 1): (torch_loader, tf_dataset, keras_dataset),
 }
+"""Horovod has no part in reading: each of its processes reads as one of `torch-ddp` or `tf-multiworker`."""
 
 
 def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
