@@ -110,6 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": sequential,
         "data": even,
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "clip": None,  # so that a sum for a mean would be seen
         "record": True,  # with layers whose evaluation is recorded; training in stages is not
     },
     "one micro-batch": {"accumulate": 1},
