@@ -25,11 +25,11 @@ TestReference = backend_suite(
     "reference", replicas=[2, pytest.param(5, marks=SLOW)], without=["hang"]
 )
 TestTorchDDP = backend_suite("torch-ddp", replicas=[3], without=ENDS)
-TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=TWO_SLOW, without=ENDS)
+TestTensorFlowMirrored = backend_suite("tf-mirrored", replicas=THREE_SLOW, without=ENDS)
 TestTensorFlowMultiWorker = backend_suite("tf-multiworker", replicas=THREE_SLOW, without=ONCE)
 TestHorovodTorch = backend_suite("horovod-torch", replicas=THREE_SLOW, without=ONCE)
 TestHorovodTensorFlow = backend_suite("horovod-tf", replicas=TWO_SLOW, without=ONCE)
-"""With three, Horovod and TensorFlow's tracing are seen above; the latter is long for each replica."""
+"""With three, which tells a direction from its opposite, Horovod and TensorFlow's tracing are seen above."""
 
 EVERYDAY = (("reference", "hang"), ("torch-ddp", "crash"), ("torch-ddp", "hang"))
 OTHERS = tuple(
