@@ -17,7 +17,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.launching.look import look
-from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE, checkpoint_folder
+from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.planning.own_place import place_to_join
@@ -207,7 +207,7 @@ def resume(
         port=port,
         launcher=chosen.name,
         launcher_options=chosen.options,
-        resume=checkpoint_folder(own, before.directory),
+        resume=before.newest_folder(own),
         max_restarts=max_restarts,
         ranks=ranks,
     )

@@ -154,13 +154,20 @@ class AskedRun:
         )
 
     def _smaller(self, cast: Cast, plan: Plan, lost_host: str | None) -> Plan:
-        """A plan without a host that was lost, or with a replica fewer."""
+        """A plan without a host that was lost, or with fewer replicas."""
         if lost_host is None:
-            return self._planned(cast, None, plan.replicas - 1)
+            return self._with_fewer(cast, plan.replicas)
         options = plan.launcher_options or {}
         changes = cast.host.launcher(plan.launcher, options).without(lost_host)
         others = ChosenLauncher(plan.launcher, {**options, **changes})
         return make_plan(cast, backend=self.backend, replicas=None, launcher=others)
+
+    def _with_fewer(self, cast: Cast, replicas: int) -> Plan:
+        """The plan with the most replicas below a number: a strategy may not take every one."""
+        for count in range(replicas - 1, 1, -1):
+            with contextlib.suppress(PlanError):
+                return self._planned(cast, None, count)
+        return self._planned(cast, None, 1)
 
     def _display(self, plan: Plan) -> contextlib.AbstractContextManager[Callable[[Event], None]]:
         on_event = self.on_event

@@ -117,6 +117,7 @@ class Sharded(Strategy):
             self.placement = ShardedPlacement(hosts)
             self.requires = self.requires | {Capability.SUBGROUPS}
         self._clips = False
+        self._accumulate = 1
         self._hosts: Hosts = ()
         self._lots: tuple[Lot, ...] = ()
 
@@ -134,6 +135,7 @@ class Sharded(Strategy):
         options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
         options.without_own_optimizer(self.name, spec)
         self._hosts = plan.mesh.groups(SHARD)
+        self._accumulate = plan.accumulate
         if self._stage == 3:
             return []
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
@@ -222,22 +224,30 @@ class Sharded(Strategy):
         return self.placement.mesh(replicas).size(SHARD)
 
     def _parts_bytes(self, model: ModelBytes, parts: int) -> StateBytes:
-        """A part of all that is trained; and of weights and gradients what a pass has whole besides."""
+        """A part of all that is trained; and of weights and gradients what a pass has whole besides.
+
+        From one micro-batch to the next, gradients are kept whole.
+        """
         whole = model.replicated
         trained = sum(model.weights)
         part = -(-trained // parts)
         unit = min(trained - part, max(int(self._bucket_bytes), *model.weights))
         weights = part + unit + model.fixed
-        return replace(whole, weights=weights, gradients=part + unit, slots=part * model.slots)
+        gradients = part + unit if self._accumulate == 1 else whole.gradients
+        return replace(whole, weights=weights, gradients=gradients, slots=part * model.slots)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Gradients go to those who update, and weights to all: as much as in an optimal all-reduce.
 
-        So it is with the all-reduce of the parts between hosts, where these have the same.
-
-        What stage 3 sends the backend knows, whose own mechanism it is.
+        So it is with the all-reduce of the parts between hosts, where these have the same. Stage 2 sends the
+        gradients of each micro-batch. What stage 3 sends the backend knows, whose own mechanism it is.
         """
-        return None if self._stage == 3 else 2 * (replicas - 1) / replicas * gradient_bytes
+        if self._stage == 3:
+            return None
+        parts = self._parts_of(replicas)
+        inside, between = (parts - 1) / parts, 2 * (1 / parts - 1 / replicas)
+        times = self._accumulate if self._stage == 2 else 1
+        return (times * (inside + between) + inside) * gradient_bytes
 
 
 def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Lot) -> list[Tensor]:

@@ -342,9 +342,10 @@ class HorovodTF(_Horovod):
         if context.replicas == 1:
             alone = exchange.SingleReplica(*context.local_replicas)
             return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
-        from isotrain.adapters.horovod import tf_exchange
+        from isotrain.adapters.horovod import runtime, tf_exchange
 
-        ties = tf_exchange.HorovodExchange(context, setting)
+        parts = runtime.sharing_parts(context.mesh)
+        ties = tf_exchange.HorovodExchange(context, setting, parts)
         return tf_exchange.HorovodReplicaGroup(spec, ties, setting.options)
 
     def start_staged(

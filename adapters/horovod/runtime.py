@@ -18,6 +18,7 @@ from isotrain.adapters.horovod import mpi
 from isotrain.adapters.horovod.private import ARRIVALS, GATE, RendezvousServer
 from isotrain.plugin import (
     DATA,
+    SHARD,
     STAGE,
     IsotrainError,
     Mesh,
@@ -131,6 +132,11 @@ class ProcessSets:
         _meet(self._hvd)
         stop(self._hvd)
         start(self._hvd, self._context, self._setting, list(self._sets.values()))
+
+
+def sharing_parts(mesh: Mesh) -> Parts:
+    """Within which replicas exchange: all; those with the same part of the state; those with all parts."""
+    return (*mesh.groups(DATA), *mesh.groups(SHARD))
 
 
 def exchanging_parts(mesh: Mesh) -> Parts:

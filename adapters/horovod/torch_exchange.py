@@ -34,7 +34,8 @@ class HorovodExchange(Exchange):
     """Gradients are averaged by Horovod, with its fusion and compression; the update is the program's."""
 
     def __init__(self, context: ProcessContext, setting: Setting) -> None:
-        self._process_sets = runtime.ProcessSets(hvd, context, setting)
+        parts = runtime.sharing_parts(context.mesh)
+        self._process_sets = runtime.ProcessSets(hvd, context, setting, parts)
         self.replicas = hvd.size()
         self.rank = hvd.rank()
         self._options = setting.options

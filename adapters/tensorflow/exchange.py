@@ -49,16 +49,20 @@ class Exchange(ABC):
         Returns:
             The part, which may be empty; and a tensor that is not, and that only the exchange gives.
         """
-        members = within or (tuple(range(self.replicas)),)
-        total = self.sum_within(vector, members)
-        return tf.split(total, sizes)[place_within(self.replica(), members)], total[:1]
+        if within:
+            total, place = self.sum_within(vector, within), place_within(self.replica(), within)
+        else:
+            total, place = self.all_reduce([vector], "sum")[0], self.replica()
+        return tf.split(total, sizes)[place], total[:1]
 
     def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
         """Joins the parts of all replicas, or those of the own set, into one vector."""
-        members = within or (tuple(range(self.replicas)),)
-        place = place_within(self.replica(), members)
-        filled = tf.pad(part, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
-        return self.sum_within(filled, members)
+        if within:
+            place = place_within(self.replica(), within)
+            filled = tf.pad(part, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
+            return self.sum_within(filled, within)
+        rows = self.all_gather(tf.pad(part, [[0, max(sizes) - sizes[self.replica()]]]))
+        return tf.concat([rows[place, :size] for place, size in enumerate(sizes)], axis=0)
 
     @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:

@@ -139,8 +139,9 @@ class TorchDDP(ServedOverTcp):
     def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
         if placement == "fully-sharded" and not isinstance(spec.model, Mapping):
             raise UnsupportedError(
-                "strategy sharded: stage 3: the model is a portable one, whose weights torch-ddp does not"
-                " take apart; give a native one (`model: {torch: ...}`), or use stage 1 or 2."
+                f"placement {placement}: the model is a portable one, whose weights {self.name} does not"
+                " take apart; give a native one (`model: {torch: ...}`), or take `sharded` with stage 1"
+                " or 2."
             )
         return []
 
@@ -172,7 +173,7 @@ class TorchDDP(ServedOverTcp):
         return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
 
     def exchanged_bytes(self, plan: Plan) -> float:
-        """An optimal all-reduce; fully sharded, weights are joined twice, and gradients are scattered.
+        """An optimal all-reduce; fully sharded, micro-batches join weights twice, and gradients are summed.
 
         Gloo's reduce-scatter moves as much as its all-reduce. Between hosts with the same parts, gradients of
         these are reduced.
@@ -183,7 +184,7 @@ class TorchDDP(ServedOverTcp):
         joined = (parts - 1) / parts
         scattered = joined * (2 if plan.collective == "gloo" else 1)
         reduced = 2 * (hosts - 1) / hosts / parts
-        return (2 * joined + scattered + reduced) * (plan.gradient_bytes or 0)
+        return (2 * plan.accumulate * joined + scattered + reduced) * (plan.gradient_bytes or 0)
 
     def blames_peer(self, error: BaseException) -> bool:
         return torch_blames_peer(error)

@@ -27,7 +27,6 @@ from isotrain.plugin import (
     ProcessContext,
     Setting,
     StateKind,
-    UnsupportedError,
 )
 
 
@@ -67,11 +66,7 @@ class FullyShardedExchange(DDPExchange):
         return next(group for group, part in zip(made, parts, strict=True) if self.rank in part)
 
     def attach(self, program: Program) -> None:
-        if not isinstance(program, NativeProgram):
-            raise UnsupportedError(
-                "strategy sharded: stage 3: the model is a portable one, whose weights torch cannot take"
-                " apart; native torch models (`model: {torch: ...}`) are fully sharded. Use stage 1 or 2."
-            )
+        assert isinstance(program, NativeProgram), "TorchDDP.check_placed refuses all others"
         self._share_weights(program)
         whole = {
             parameter for parameter in program.model.parameters() if not parameter.requires_grad

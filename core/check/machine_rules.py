@@ -150,5 +150,6 @@ def remarks(subject: Subject) -> Iterator[Hit]:
         options, count = target.plan.options, target.replicas
         sight = subject.sights.get(target.plan.framework)
         remarks = target.adapter.check(subject.spec, options, replicas=count)
+        remarks += target.adapter.check_placed(subject.spec, target.plan.placement)
         for remark in [*remarks, *(sight.remarks if sight else ())]:
             yield Hit("ISO503", "backend", remark, (target.label,))

@@ -203,12 +203,12 @@ def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
 def _left_alone(everyone: Sequence[Watched]) -> str:
     """Which processes had left their loop while others took further steps, if any; that ends in many ways."""
     loops = [watched for watched in everyone if watched.has_session]
-    steps = {w.rank: w.process.status.step or 0 for w in loops}
-    furthest = max(steps.values(), default=0)
+    steps = [-1 if w.process.status.step is None else w.process.status.step for w in loops]
+    furthest = max(steps, default=0)
     left = [
-        f"rank {w.rank} left its loop after step {steps[w.rank]}"
-        for w in loops
-        if w.process.status.call == CLOSE and w.failure is None and steps[w.rank] < furthest
+        f"rank {w.rank} left its loop {f'after step {step}' if step >= 0 else 'before its first step'}"
+        for w, step in zip(loops, steps, strict=True)
+        if (w.finished or w.process.status.call == CLOSE) and w.failure is None and step < furthest
     ]
     if not left:
         return ""

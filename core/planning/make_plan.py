@@ -85,9 +85,10 @@ def _resolved(
     remarks = [*devices.remarks, *_compiling(spec, strategy, adapter)]
     remarks += _options_of_nobody(spec, cast.host.backends.names())
     remarks += adapter.check(spec, options, replicas=count)
-    remarks += adapter.check_placed(spec, strategy.placement.name)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
+    placed_remarks = adapter.check_placed(spec, strategy.placement.name)
     placement = strategy.placement.for_replicas(count)
+    remarks += placed_remarks if placement.name == strategy.placement.name else []
     processes = ground.placed(_processes(placement.seats(adapter, count)))
     mesh = placement.mesh_on(count, replicas_by_host(processes))
     collective = placement.collective(adapter, resolved) if mesh.places > 1 else "none"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Attempt = Callable[[Plan, str | None, OnEvent], list[Any]]
 """Runs all processes of a plan once, from a checkpoint or from the start; gives what they returned."""
 Replan = Callable[[Plan, str | None], Plan]
-"""Makes a smaller plan of one: without a host that was lost, or with a replica fewer."""
+"""Makes a smaller plan of one: without a host that was lost, or with fewer replicas."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Restarts:
         return plan, None if newest is None else newest.location
 
     def _smaller(self, plan: Plan, lost_host: str | None) -> Plan:
-        """The plan without the lost host, or with a replica fewer, if the spec allows that."""
+        """The plan without the lost host, or with fewer replicas, if the spec allows that."""
         if self.min_replicas is None:
             return plan
         try:

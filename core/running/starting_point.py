@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.plan import joined_backend
 from isotrain.core.errors import PlanError
@@ -139,6 +140,7 @@ class RunBefore:
         backend: `NAME` or `NAME:COLLECTIVE`, as it was asked for.
         replicas: How many.
         launcher: What started its processes; the local one where they joined.
+        checkpoints: Where its checkpoints lie: a folder or an fsspec URL.
     """
 
     directory: Path
@@ -146,6 +148,7 @@ class RunBefore:
     backend: str
     replicas: int
     launcher: ChosenLauncher
+    checkpoints: str
 
     @classmethod
     def of(cls, run_directory: PathLike) -> RunBefore:
@@ -165,4 +168,24 @@ class RunBefore:
         backend = joined_backend(name, requested)
         options = plan.get("launcher_options")
         launcher = ChosenLauncher() if options is None else ChosenLauncher(launched_by, options)
-        return cls(path, path / SPEC_FILE, backend, replicas, launcher)
+        where = path / SPEC_FILE
+        policy = value(
+            dict[str, Any] | None,
+            read_fields(path, SPEC_FILE).get("checkpoint"),
+            f"{where}: checkpoint",
+        )
+        folder = value(str | None, (policy or {}).get("folder"), f"{where}: checkpoint.folder")
+        return cls(path, where, backend, replicas, launcher, folder or str(path / IN_RUN_DIRECTORY))
+
+    def newest_folder(self, spec: TrainingSpec) -> str:
+        """Where to look for its newest checkpoint: where it kept them; if none is there, where the spec says.
+
+        Args:
+            spec: What the run is to go on with, which may keep its checkpoints elsewhere.
+        """
+        from isotrain.core.checkpoints.folder import CheckpointFolder
+
+        asked = checkpoint_folder(spec, self.directory)
+        if asked == self.checkpoints or CheckpointFolder(self.checkpoints).newest() is not None:
+            return self.checkpoints
+        return asked

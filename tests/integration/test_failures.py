@@ -36,6 +36,8 @@ BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horo
 STEP = 3
 LIMIT_SECONDS = 60.0
 """A busy machine is slow; what these tests are about is never, or at once."""
+TEMPLATE_SECONDS = 240.0
+"""In which a template of a framework has imported it, on a busy machine too."""
 SLOW = pytest.mark.slow
 
 Deed = Any
@@ -261,12 +263,12 @@ STOPPED = "rank 1 of 2 is suspended (SIGSTOP) and was "
 WAITS = {
     "suspended": Wait(doing(stop, 1), {"silence": 5.0}, f"{STOPPED}last heard of"),
     "behind": Wait(
-        doing(lambda: time.sleep(600), 1), {"progress": 5.0}, "rank 1 of 2 made no progress for "
+        doing(lambda: time.sleep(600), 1), {"progress": 10.0}, "rank 1 of 2 made no progress for "
     ),
     "unopened": Wait(
         that_cannot_be_opened(),
-        {"silence": 5.0},
-        "rank 1 of 2 did not start within 5 s: it does nothing",
+        {"silence": 3.0},
+        "rank 1 of 2 did not start within 3 s: it does nothing",
     ),
     "suspended-tf": Wait(
         doing(stop, 1), {"silence": 10.0}, f"{STOPPED}last heard of", "tf-multiworker"
@@ -308,7 +310,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str
             with mock.patch.dict(os.environ, {"ISOTRAIN_START": way, **own}):
                 for name, event in zip(names, begun, strict=True):
                     found[name, way] = pool.submit(waited, name, folder / name, event)
-                assert all(event.wait(LIMIT_SECONDS) for event in begun)
+                assert all(event.wait(TEMPLATE_SECONDS) for event in begun)
     return {case: future.result() for case, future in found.items()}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from leftovers import leaving_nothing
+from waiting import wait_until
 
 import isotrain
 from isotrain.core.contracts.process import from_variables
@@ -130,11 +131,17 @@ def test_without_staleness_it_equals_data_parallelism(backend: str, tmp_path: Pa
 
 
 def pid_of(session: isotrain.Session, rank: int) -> int:
-    """As the process itself has told."""
-    lines = (session.run_directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
-    (pid,) = (e["pid"] for e in events if e["event"] == "started" and e["rank"] == rank)
-    return int(pid)
+    """As the process itself has told, once the launcher has written that."""
+
+    def told() -> list[int]:
+        text = (session.run_directory / "events.jsonl").read_text(encoding="utf-8")
+        events = [
+            json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")
+        ]
+        return [e["pid"] for e in events if e["event"] == "started" and e["rank"] == rank]
+
+    wait_until(lambda: bool(told()), 60)
+    return told()[0]
 
 
 def hit(number: signal.Signals, rank: int) -> Any:

@@ -264,7 +264,7 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     told: list[Any] = []
     isotrain.resume(
         tmp_path / "run",
-        overrides=["steps=6", "optimizer.lr=0.0625"],
+        overrides=["steps=6", "optimizer.lr=0.0625", f"checkpoint.folder={tmp_path / 'elsewhere'}"],
         strategy={"name": "local-sgd", "options": {"every": 1}},
         replicas=3,
         on_event=told.append,
@@ -274,6 +274,7 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     assert "optimizer.lr: 0.125 in the checkpoint, 0.0625 now" in resumed["changes"]
     assert "replicas: 2 in the checkpoint, 3 now" in resumed["changes"]
     assert any("'local-sgd'" in line for line in resumed["changes"])
+    assert (tmp_path / "elsewhere" / "step-000000006").is_dir()
     assert resumed["lost"] == []
 
 
@@ -557,23 +558,34 @@ def dies_often(session: isotrain.Session) -> list[float]:
     return losses
 
 
+PAIRS = {"name": "hierarchical", "options": {"host_size": 2}}
+"""Which three replicas cannot be."""
+
+
 @pytest.mark.slow
-def test_who_comes_no_further_goes_on_with_fewer_replicas(tmp_path: Path) -> None:
-    """Each of three starts is ended before a first checkpoint; two replicas are the fewest."""
+@pytest.mark.parametrize(
+    ("replicas", "strategy", "expected"),
+    [(3, "data-parallel", [3, 2, 2]), (4, PAIRS, [4, 2])],
+)
+def test_who_comes_no_further_goes_on_with_fewer_replicas(
+    replicas: int, strategy: Any, expected: list[int], tmp_path: Path
+) -> None:
+    """Each start but the last is ended before a first checkpoint; two replicas are the fewest."""
     told: list[Any] = []
-    for number in range(3):
+    for number in range(len(expected)):
         (tmp_path / f"kill-{number}").touch()
     found = isotrain.launch(
         dies_often,
-        spec(model={"reference": plain}, min_replicas=2),
+        spec(model={"reference": plain}, min_replicas=2, strategy=strategy),
         backend="reference",
-        replicas=3,
+        replicas=replicas,
         run_directory=tmp_path / "run",
         max_restarts=3,
         on_event=told.append,
     )
     restarts = [event for event in told if event["event"] == "restarted"]
-    assert [(each["from_step"], each["replicas"]) for each in restarts] == [(0, 3), (0, 2), (0, 2)]
+    assert [each["replicas"] for each in restarts] == expected
+    assert {each["from_step"] for each in restarts} == {0}
     whole = run(tmp_path / "whole", 1, changes={"model": {"reference": plain}})
     assert len(found) == 2
     assert found[0] == pytest.approx(whole.history.loss, abs=1e-12)

@@ -166,7 +166,7 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
 @pytest.mark.slow
 def test_it_takes_and_sends_what_the_plan_says() -> None:
     """Of the replica that has most, and on average: with equal layers, all of it within a tenth."""
-    kinds = {"stage 1": 4, "hybrid 1": cases.HOST, "hybrid 2": cases.HOST}
+    kinds = {"stage 1": 4, "stage 2": 4, "hybrid 1": cases.HOST, "hybrid 2": cases.HOST}
     work = functools.partial(cases.measured, kinds=tuple(kinds))
     processes = launched(work, "torch-ddp", 4, cases.PARALLEL)
     whole = cases.LAYERS * cases.WIDTH**2 * 8

@@ -359,12 +359,14 @@ def forked(template: Template, streams: tuple[int, int, int]) -> Any:
 
 @pytest.mark.slow
 def test_a_template_that_is_suspended_is_replaced() -> None:
-    kept = Templates(answer_seconds=0.5)
+    kept = Templates(answer_seconds=2.0)
     try:
         first = kept.get((), variables())
         with open(os.devnull, "r+b") as null:
             streams = (null.fileno(),) * 3
-            forked(first, streams).release()
+            process = forked(first, streams)
+            wait_until(lambda: process.exit_code is not None, LIMIT_SECONDS)
+            process.release()
             os.kill(first.pid, signal.SIGSTOP)
             large = Beginning(variables(LARGE="x" * 1_000_000), streams, streams)
             with pytest.raises(TemplateError, match="it is gone, or does not answer"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def live_bytes() -> int:
     """Of all arrays that this process's device has."""
     import jax
 
+    gc.collect()  # of what no longer counts, cycles may still have some
     arrays = [array for array in jax.live_arrays() if not array.is_deleted()]
     shards = [shard.data for array in arrays for shard in array.addressable_shards]
     return sum({data.unsafe_buffer_pointer(): data.nbytes for data in shards}.values())

@@ -99,7 +99,12 @@ def test_who_left_the_loop_alone_is_told() -> None:
         error="RuntimeError", message="reset", traceback="", blames_peer=True
     )
     assert told in str(error_of(everyone[1], everyone))
-    everyone[1] = at(1, 5, CLOSE)  # as all do at the end
+    everyone[0] = at(0, None, "start")
+    everyone[0].finished = True
+    assert "rank 0 left its loop before its first step; rank 1" in str(
+        error_of(everyone[1], everyone)
+    )
+    everyone[:2] = at(0, 5, CLOSE), at(1, 5, CLOSE)  # as all do at the end
     assert "left its loop" not in str(error_of(everyone[1], everyone))
 
 

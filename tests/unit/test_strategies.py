@@ -301,11 +301,11 @@ def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
     assert group.between == ((0, 2), (1, 3))
 
 
-def on_hosts(host: PluginHost, hosts: str, options: dict[str, Any]) -> Plan:
+def on_hosts(host: PluginHost, hosts: str, options: dict[str, Any], **changes: Any) -> Plan:
     """A plan for processes that lie on these hosts, of one letter each."""
     spots = [Spot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)]
     model = {"torch": dict} if options.get("stage") == 3 else dict
-    cast = Cast(spec("sharded", options, model=model), host)
+    cast = Cast(spec("sharded", options, model=model, **changes), host)
     layout = Layout("there", tuple(spots), cores=1, gpus=0)
     made = make_plan(cast, backend=BACKEND, replicas=len(hosts), layout=layout)
     measures = Measured(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
@@ -323,6 +323,22 @@ def test_hybrid_runs_have_their_parts_inside_the_hosts_of_the_plan(
     made = on_hosts(host, hosts, {"hybrid": True, "stage": stage})
     assert made.mesh.groups("shard") == made.hosts
     assert (made.mesh.size("data"), made.mesh.size("shard")) == (2, 2)
+    assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "sent"),
+    [
+        ("aaaa", {"stage": 1}, (1 + 1) * 3 / 4),
+        ("aaaa", {"stage": 2}, (3 + 1) * 3 / 4),
+        ("aabb", {"stage": 2, "hybrid": True}, (3 + 1) * 1 / 2 + 3 * 2 * 1 / 2 / 2),
+        ("aaaa", {"stage": 3}, (3 * 2 + 2) * 3 / 4),
+    ],
+)
+def test_what_micro_batches_exchange_is_told(
+    host: PluginHost, hosts: str, options: dict[str, Any], sent: float
+) -> None:
+    made = on_hosts(host, hosts, options, accumulate=3)
     assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
 
 

@@ -62,8 +62,9 @@ _FULLY_SHARDED = Capabilities(
 )
 
 _WHOLE_IN_STEPS = (
-    "sharded: XLA decides when a step joins weights and lets them go; on CPUs, and where slices differ in"
-    " size, it has all of them until its backward pass ends, which the memory per replica does not count"
+    "sharded: XLA decides when a step joins weights and lets them go, whatever bucket_megabytes says; on"
+    " CPUs, and where slices differ in size, it has all of them until its backward pass ends, which the"
+    " memory per replica does not count"
 )
 
 

@@ -341,8 +341,8 @@ def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metric
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a backward pass has what a forward pass computed so; joined weights are joined again."""
-    return primitive not in (lax.all_gather_p, lax.convert_element_type_p)
+    """Whether a backward pass has what a forward pass computed so; weights are joined, and trimmed, again."""
+    return primitive not in (lax.all_gather_p, lax.slice_p, lax.convert_element_type_p)
 
 
 def _shaped(variables: Sequence[keras.Variable], values: Iterable[jax.Array]) -> Arrays:
