@@ -232,10 +232,12 @@ def kept_weights(folder: Path) -> Path | None:
 
 def checkpoint_folder(spec: TrainingSpec, folder: Path) -> str:
     """Where the checkpoints of a run lie: a folder or an fsspec URL."""
-    policy = spec.checkpoint
-    return (
-        str(folder / IN_RUN_DIRECTORY) if policy is None or policy.folder is None else policy.folder
-    )
+    return checkpoints_in(None if spec.checkpoint is None else spec.checkpoint.folder, folder)
+
+
+def checkpoints_in(named: str | None, folder: Path) -> str:
+    """The same, by the `folder` of a spec's checkpoints."""
+    return named or str(folder / IN_RUN_DIRECTORY)
 
 
 def log_of(folder: Path, rank: int) -> Path:

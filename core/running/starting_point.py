@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.plan import joined_backend
 from isotrain.core.errors import PlanError
@@ -22,6 +21,7 @@ from isotrain.core.launching.run_directory import (
     SPEC_FILE,
     RunDirectory,
     checkpoint_folder,
+    checkpoints_in,
     read_fields,
 )
 from isotrain.core.plain_records import value
@@ -175,7 +175,7 @@ class RunBefore:
             f"{where}: checkpoint",
         )
         folder = value(str | None, (policy or {}).get("folder"), f"{where}: checkpoint.folder")
-        return cls(path, where, backend, replicas, launcher, folder or str(path / IN_RUN_DIRECTORY))
+        return cls(path, where, backend, replicas, launcher, checkpoints_in(folder, path))
 
     def newest_folder(self, spec: TrainingSpec) -> str:
         """Where to look for its newest checkpoint: where it kept them; if none is there, where the spec says.
