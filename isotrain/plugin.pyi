@@ -33,9 +33,11 @@ from isotrain.core.contracts.placement import REPLICATED as REPLICATED
 from isotrain.core.contracts.placement import Placement as Placement
 from isotrain.core.contracts.placement import Seat as Seat
 from isotrain.core.contracts.plan import DeviceKind as DeviceKind
+from isotrain.core.contracts.plan import Hosts as Hosts
 from isotrain.core.contracts.plan import Plan as Plan
 from isotrain.core.contracts.plan import ProcessPlan as ProcessPlan
 from isotrain.core.contracts.plan import Setting as Setting
+from isotrain.core.contracts.plan import hosts_of_size as hosts_of_size
 from isotrain.core.contracts.process import Peer as Peer
 from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import Role as Role

@@ -11,20 +11,18 @@ from isotrain.plugin import (
     Batch,
     Capability,
     Conserved,
+    Hosts,
     Plan,
-    PlanError,
     Replica,
     ReplicaGroup,
     Strategy,
     Tensor,
     TrainingSpec,
+    hosts_of_size,
 )
 from isotrain.strategies import options
 from isotrain.strategies.averaging import weights_of_replicas
 from isotrain.strategies.tensors import joined, separated
-
-Hosts = tuple[tuple[int, ...], ...]
-"""The replicas of each host."""
 
 
 class Hierarchical(Strategy):
@@ -55,7 +53,7 @@ class Hierarchical(Strategy):
         options.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
         self._hosts = plan.hosts
         if self._size is not None and plan.replicas > 1:
-            self._hosts = _of_size(plan, self._size)
+            self._hosts = hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)
         return []
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
@@ -99,12 +97,3 @@ def mean_in_levels(
 def _all_reduced(members: int) -> float:
     """What all members together send in an optimal all-reduce, in sizes of the tensor."""
     return 2.0 * (members - 1)
-
-
-def _of_size(plan: Plan, size: int) -> Hosts:
-    if plan.replicas % size:
-        raise PlanError(
-            f"strategy hierarchical: host_size: expected a divisor of the {plan.replicas} replicas,"
-            f" got {size}."
-        )
-    return tuple(tuple(range(first, first + size)) for first in range(0, plan.replicas, size))

@@ -20,6 +20,7 @@ from isotrain.plugin import (
     Capability,
     Conserved,
     FullySharded,
+    Hosts,
     Hybrid,
     IsotrainError,
     ModelBytes,
@@ -43,8 +44,6 @@ from isotrain.strategies.tensors import joined, separated
 
 _FULLY = frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
 """What stage 3 takes."""
-Hosts = tuple[tuple[int, ...], ...]
-"""The replicas of each, over which weights are shared out; each has the same part as others of its place."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.start import Start
 from isotrain.core.contracts.state_bytes import StateBytes
+from isotrain.core.errors import PlanError
 from isotrain.core.stages.staged_plan import StagedPlan
 
 DeviceKind = Literal["cpu", "gpu"]
+Hosts = tuple[tuple[int, ...], ...]
+"""The replicas of each host."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class Plan:
         )
 
     @property
-    def hosts(self) -> tuple[tuple[int, ...], ...]:
+    def hosts(self) -> Hosts:
         """The replicas of each host."""
         return replicas_by_host(self.processes)
 
@@ -180,12 +183,30 @@ class Plan:
         return fields
 
 
-def replicas_by_host(processes: Sequence[ProcessPlan]) -> tuple[tuple[int, ...], ...]:
+def replicas_by_host(processes: Sequence[ProcessPlan]) -> Hosts:
     """The replicas of each host, of hosts that have some; in the order of their first processes."""
     found: dict[str, set[int]] = {}
     for process in processes:
         found.setdefault(process.host, set()).update(process.replicas)
     return tuple(tuple(sorted(replicas)) for replicas in found.values() if replicas)
+
+
+def hosts_of_size(whose: str, replicas: int, size: int) -> Hosts:
+    """Takes so many consecutive replicas for a host.
+
+    Args:
+        whose: The option `host_size`, for the error.
+        replicas: In all.
+        size: Of each host.
+
+    Raises:
+        PlanError: It divides not the number of replicas.
+    """
+    if replicas % size:
+        raise PlanError(
+            f"{whose}: host_size: expected a divisor of the {replicas} replicas, got {size}."
+        )
+    return tuple(tuple(range(first, first + size)) for first in range(0, replicas, size))
 
 
 def split_backend(text: str) -> tuple[str, str | None]:

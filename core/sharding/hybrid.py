@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.contracts.mesh import DATA, SHARD, Mesh
+from isotrain.core.contracts.plan import hosts_of_size
 from isotrain.core.errors import PlanError
-
-Hosts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Hybrid:
         """
         wanted = tuple(map(tuple, hosts))
         if self.host_size is not None and replicas > 1:
-            wanted = _of_size(replicas, self.host_size)
+            wanted = hosts_of_size("hybrid", replicas, self.host_size)
         if len(wanted) == 1:
             return Mesh({SHARD: replicas})
         sizes = {len(host) for host in wanted}
@@ -51,11 +50,3 @@ class Hybrid:
             f"hybrid: the hosts have the replicas {', '.join(map(str, wanted))}. Have those of each host"
             " numbered one after the other, or one of each host in turn; or leave hybrid out."
         )
-
-
-def _of_size(replicas: int, size: int) -> Hosts:
-    if replicas % size:
-        raise PlanError(
-            f"hybrid: host_size: expected a divisor of the {replicas} replicas, got {size}."
-        )
-    return tuple(tuple(range(first, first + size)) for first in range(0, replicas, size))

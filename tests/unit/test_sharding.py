@@ -6,10 +6,11 @@ import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.mesh import DATA, SHARD, Mesh
+from isotrain.core.contracts.plan import Hosts
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.errors import PlanError
 from isotrain.core.sharding.capabilities import sharded_group
-from isotrain.core.sharding.hybrid import Hosts, Hybrid
+from isotrain.core.sharding.hybrid import Hybrid
 from isotrain.core.sharding.weight_shares import share_out
 from isotrain.strategies.sharded import Lot, Sharded
 
