@@ -21,6 +21,7 @@ from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folde
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
 from isotrain.core.loggers.audience import Audience
+from isotrain.core.planning.launchable import require_startable
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins import asked
@@ -117,6 +118,8 @@ class AskedRun:
         layout = None if party is None else party.layout
         resolved = self._planned(cast, layout, self.replicas)
         _require_ranks(self.ranks, resolved)
+        if party is None:
+            require_startable(host.launcher(resolved.launcher, resolved.launcher_options))
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
         packages = versions(host.backend(resolved.backend).packages)
         with contextlib.ExitStack() as stack:

@@ -73,8 +73,8 @@ class KubernetesLauncher(EngineLauncher):
 
     def usability(self) -> Usability:
         if shutil.which(self._kubectl[0]) is None:
-            reason = f"there is no {self._kubectl[0]}: it only writes manifests (--dry-run)"
-            return Usability(True, None, reason, "install kubectl to start runs")
+            hint = "install kubectl, or give the manifest to it elsewhere"
+            return Usability(False, None, f"there is no {self._kubectl[0]}", hint)
         return Usability(True)
 
     def allocation(self) -> Allocation:

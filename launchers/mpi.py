@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from isotrain.launchers.host_options import allocation_of, as_text, meeting, without
 from isotrain.plugin import (
@@ -21,6 +21,8 @@ from isotrain.plugin import (
 _LAST_WORDS = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}
 """Seconds: Open MPI ends the other ranks when a host is lost, and gives them 1 to say what has happened."""
 
+Flavour = Literal["open-mpi", "hydra"]
+
 
 class MpiLauncher(EngineLauncher):
     """Has `mpirun` start the ranks, over SSH on other hosts."""
@@ -29,7 +31,11 @@ class MpiLauncher(EngineLauncher):
     summary = "mpirun of Open MPI or MPICH, on this machine or on hosts that SSH reaches"
 
     def __init__(
-        self, hosts: str | None = None, processes: int = 1, mpirun: str = "mpirun"
+        self,
+        hosts: str | None = None,
+        processes: int = 1,
+        mpirun: str = "mpirun",
+        flavour: Flavour | None = None,
     ) -> None:
         """Takes where to start.
 
@@ -37,15 +43,22 @@ class MpiLauncher(EngineLauncher):
             hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
             processes: On this machine, where no hosts are given.
             mpirun: The program, by name or path.
+            flavour: `open-mpi`, or `hydra`, which is MPICH's and Intel MPI's; left out: as `mpirun` says
+                itself, and Open MPI where there is none to ask.
         """
+        if flavour not in (None, *get_args(Flavour)):
+            known = ", ".join(get_args(Flavour))
+            raise PlanError(f"mpi: flavour: expected one of {known}, received {flavour!r}.")
         self._hosts = hosts
         self._processes = processes
         self._mpirun = mpirun
+        self._flavour = flavour
 
     def usability(self) -> Usability:
         if shutil.which(self._mpirun) is None:
             hint = "install Open MPI or MPICH (Debian: sudo apt install openmpi-bin)"
-            return Usability(False, None, f"there is no {self._mpirun}", hint)
+            taken = "" if self._flavour else ", and it is taken for Open MPI's"
+            return Usability(False, None, f"there is no {self._mpirun}{taken}", hint)
         return Usability(True)
 
     def allocation(self) -> Allocation:
@@ -58,7 +71,7 @@ class MpiLauncher(EngineLauncher):
         allocation = self.allocation()
         where = as_text(allocation) if allocation.hosts else ""
         told = meeting(allocation, command)
-        if flavour(self._mpirun) == "open-mpi":
+        if (self._flavour or flavour(self._mpirun)) == "open-mpi":
             options = _open_mpi(where, (*command.variables, *told, command.key_variable))
         else:
             options = _hydra(where)
@@ -84,12 +97,14 @@ def _hydra(where: str) -> list[str]:
     return ["-launcher", "ssh", "-hosts", where] if where else []
 
 
-def flavour(mpirun: str) -> str:
-    """Which MPI it is, as it says itself.
+def flavour(mpirun: str) -> Flavour:
+    """Which MPI it is, as it says itself; Open MPI where it is not here.
 
     Raises:
         PlanError: It is another.
     """
+    if shutil.which(mpirun) is None:
+        return "open-mpi"
     said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" in said or "OpenRTE" in said or "PRTE" in said:
         return "open-mpi"

@@ -46,7 +46,7 @@ class Launcher(ABC):
     summary: ClassVar[str]
 
     def usability(self) -> Usability:
-        """Looks whether it can be used here, starting nothing."""
+        """Looks whether it can start runs from here, starting nothing; plans are made also where not."""
         return Usability(True)
 
     def allocation(self) -> Allocation | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import Launcher
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.plugins.host import PluginHost
 
 
@@ -22,6 +22,24 @@ def require_launchable(launcher: Launcher, adapter: Adapter) -> None:
             f"launcher {launcher.name!r} does not start backend {adapter.name!r}: {reason}."
             " `isotrain launchers` lists every pair."
         )
+
+
+def why_not_from_here(launcher: Launcher) -> list[str]:
+    """That a launcher cannot start runs from this machine, and what to do; or nothing."""
+    found = launcher.usability()
+    if found.usable:
+        return []
+    return [f"launcher {launcher.name!r} cannot start runs here: {found.reason} ({found.hint})"]
+
+
+def require_startable(launcher: Launcher) -> None:
+    """Refuses to start a run where its launcher cannot.
+
+    Raises:
+        PlanError: It lacks something here.
+    """
+    for why in why_not_from_here(launcher):
+        raise PlanError(f"{why}. `isotrain plan` and `isotrain run --dry-run` do without.")
 
 
 def launchers(host: PluginHost) -> list[dict[str, Any]]:

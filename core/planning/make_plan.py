@@ -23,7 +23,7 @@ from isotrain.core.errors import (
     did_you_mean,
 )
 from isotrain.core.planning.ground import Devices, Ground
-from isotrain.core.planning.launchable import require_launchable
+from isotrain.core.planning.launchable import require_launchable, why_not_from_here
 from isotrain.core.planning.on_layout import OnLayout, layout_of
 from isotrain.core.planning.starts import resolve_start
 from isotrain.core.planning.this_machine import ThisMachine
@@ -57,13 +57,13 @@ def make_plan(
     name, collective = split_backend(backend)
     adapter = host.backend(name)
     _require_usable("backend", name, adapter.usability())
-    ground = OnLayout(layout) if layout else _ground(launcher or ChosenLauncher(), adapter, host)
+    ground, cannot = (OnLayout(layout), []) if layout else _ground(launcher, adapter, host)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
     devices = ground.devices(spec, adapter, cast.strategy, replicas)
     _require_capabilities(cast.strategy, adapter)
     plan = _resolved(cast, adapter, ground, devices, collective)
-    return replace(plan, remarks=(*plan.remarks, *cast.strategy.planned(spec, plan)))
+    return replace(plan, remarks=(*cannot, *plan.remarks, *cast.strategy.planned(spec, plan)))
 
 
 def _resolved(
@@ -138,19 +138,22 @@ def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
     }
 
 
-def _ground(launcher: ChosenLauncher, adapter: Adapter, host: PluginHost) -> Ground:
-    """Where a launcher will start the processes.
+def _ground(
+    launcher: ChosenLauncher | None, adapter: Adapter, host: PluginHost
+) -> tuple[Ground, list[str]]:
+    """Where a launcher will start the processes; and that it cannot do so from here, where that is so.
 
     Raises:
-        PlanError: It cannot be used here, or does not start this backend.
+        PlanError: It does not start this backend, or there is nothing that it could start it on.
     """
-    starting = host.launcher(launcher.name, launcher.options)
-    _require_usable("launcher", launcher.name, starting.usability())
+    chosen = launcher or ChosenLauncher()
+    starting = host.launcher(chosen.name, chosen.options)
     require_launchable(starting, adapter)
+    cannot = why_not_from_here(starting)
     allocation = starting.allocation()
     if allocation is None:
-        return ThisMachine(launcher)
-    return OnLayout(layout_of(launcher.name, allocation), launcher.options)
+        return ThisMachine(chosen), cannot
+    return OnLayout(layout_of(chosen.name, allocation), chosen.options), cannot
 
 
 def _require_usable(kind: str, name: str, found: Usability) -> None:

@@ -45,7 +45,7 @@ def launchers(
         if not each.get("usable", True)
     ]
     if missing:
-        parts.append(facts("not usable here", missing))
+        parts.append(facts("cannot start runs here", missing))
     for heading, found in (("launchers", launchers), ("engines", environments)):
         parts.append(facts(heading, [(each["name"], each["summary"] or "-") for each in found]))
     return "\n".join(parts)
@@ -56,7 +56,7 @@ def examined(found: Mapping[str, Any]) -> str:
     why = "; ".join(filter(None, (found["reason"], found["hint"])))
     usable = "yes" if found["usable"] else "no"
     rows = [
-        ("usable here", f"{usable}: {why}" if why else usable),
+        ("starts runs here", f"{usable}: {why}" if why else usable),
         ("allocation", _allocation(found)),
         ("this process", found["no_place"] or _rank(found["place"])),
         ("TLS", _tls(found["tls"])),

@@ -607,6 +607,40 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     assert (again.returncode, "--max-restarts: it is for who" in again.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "program", "option", "command"),
+    [
+        ("slurm", "srun", "nodes=2", ["srun", "--nodes=2"]),
+        ("mpi", "mpirun", "hosts=a:2,b:2", ["mpirun", "--bind-to"]),
+        ("mpi", "mpirun", "flavour=hydra", ["mpirun", "-np"]),
+        ("kubernetes", "kubectl", "image=me/train:1", None),
+    ],
+)
+def test_a_machine_without_the_engine_plans_and_writes_and_starts_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: str,
+    program: str,
+    option: str,
+    command: list[str] | None,
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    asked = ["small.json", "--backend", "reference", "--launcher", launcher]
+    asked += ["--launcher-option", option]
+    planned = in_process("plan", *asked, "--no-measure", "--json", folder=folder).stdout
+    lacking = f"launcher {launcher!r} cannot start runs here: there is no {program}"
+    assert json.loads(planned)["plan"]["remarks"][0].startswith(lacking)
+    written = in_process("run", *asked, "--dry-run", "--run-dir", "written", folder=folder)
+    assert written.returncode == 0
+    assert any((folder / "written" / "engine").glob("*"))
+    if command is not None:
+        assert written.stdout.splitlines()[-1].split()[:2] == command
+    started = in_process("run", *asked, "--run-dir", "started", folder=folder)
+    assert (started.returncode, lacking in started.stderr) == (ExitCode.USAGE, True)
+    assert "--dry-run` do without" in started.stderr
+    assert not (folder / "started").exists()
+
+
 @pytest.mark.parametrize("text", ["nodes", "=2", "a b=2"])
 def test_what_is_no_option_of_a_launcher(folder: Path, text: str) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "slurm", "--launcher-option", text]

@@ -210,6 +210,13 @@ class TestMpi:
         (command,) = MpiLauncher(hosts="a:2,b:2").submission(COMMAND).commands
         assert command[1:5] == ("-launcher", "ssh", "-hosts", "a:2,b:2")
 
+    def test_which_it_is_may_be_said_where_there_is_none(self) -> None:
+        launcher = MpiLauncher(processes=2, mpirun="no-such-mpirun", flavour="hydra")
+        (command,) = launcher.submission(COMMAND).commands
+        assert command == ("no-such-mpirun", "-np", "2", *COMMAND.arguments)
+        with pytest.raises(PlanError, match="flavour: expected one of open-mpi, hydra, received"):
+            MpiLauncher(flavour="lam")  # type: ignore[arg-type]
+
     def test_an_unknown_mpi_is_refused(self) -> None:
         with pytest.raises(PlanError, match="an MPI that isotrain does not know"):
             MpiLauncher(mpirun="true").submission(COMMAND)
@@ -345,10 +352,9 @@ class TestKubernetes:
         assert not found.knows_key
         assert KEY not in json.dumps(found.commands)
 
-    def test_without_kubectl_it_writes_and_says_so(self) -> None:
+    def test_it_says_that_there_is_no_kubectl(self) -> None:
         found = KubernetesLauncher(kubectl="no-such-kubectl").usability()
-        assert found.usable
-        assert found.reason == "there is no no-such-kubectl: it only writes manifests (--dry-run)"
+        assert (found.usable, found.reason) == (False, "there is no no-such-kubectl")
 
     def test_the_folder_of_this_machine_s_certificates_is_no_folder_of_the_pods(self) -> None:
         command = dataclasses.replace(COMMAND, variables={"ISOTRAIN_TLS": "/of/this/machine"})
