@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from isotrain.plugin import StateInfo
 
 _KIND = "optimizer/"
@@ -26,20 +24,14 @@ def as_held(
     }
 
 
-def held_here(
-    state: Mapping[str, np.ndarray], is_elsewhere: Callable[[str], bool]
-) -> dict[str, np.ndarray]:
-    """State without the slots that only other replicas have.
+def lives_elsewhere(name: str, is_elsewhere: Callable[[str], bool]) -> bool:
+    """Whether a name in state is that of a slot which only other replicas have.
 
     Args:
-        state: Of all of them.
+        name: Of any state.
         is_elsewhere: Tells of a slot whether it is of a weight that only another replica updates.
     """
-    return {
-        name: value
-        for name, value in state.items()
-        if not (name.startswith(_KIND) and is_elsewhere(_slot(name)))
-    }
+    return name.startswith(_KIND) and is_elsewhere(_slot(name))
 
 
 def _slot(name: str) -> str:

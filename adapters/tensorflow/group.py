@@ -331,11 +331,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         place = None if replica is None else self.place_of(replica)
-        state = own_slots.held_here(state, self._program.update.is_elsewhere)
+        state = {n: value for n, value in state.items() if not self.lives_elsewhere(n)}
         late = part_of(state, self._program.measures.late)
         if late:
             self._late.append((late, place))
         self._program.state.write({n: v for n, v in state.items() if n not in late}, place)
+
+    def lives_elsewhere(self, name: str) -> bool:
+        return own_slots.lives_elsewhere(name, self._program.update.is_elsewhere)
 
     def _write_late(self, batch: Batch) -> None:
         """Has metrics make the variables that a state was written for, by samples that do not count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,9 @@ class StagedGroup(TensorFlowReplicaGroup):
         found = [self._exchange.from_stage(value_of(each), self._home(each)) for each in weights]
         assign_all(weights, found)
 
+    def part_stages(self) -> None:
+        self._is_joined = False
+
     def profile_layers(self, batch: Batch) -> ModelProfile:
         model = self._stages.model
         given = model.inputs(batch.slices[0][0].inputs)
@@ -172,20 +175,17 @@ class StagedGroup(TensorFlowReplicaGroup):
         found = super().describe_state(kinds, replica=replica)
         if self._is_joined:
             return found
-        here = {name: info for name, info in found.items() if not self._is_elsewhere(name)}
+        here = {name: info for name, info in found.items() if not self.lives_elsewhere(name)}
         return {n: info.held_alone() if n in self._weights else info for n, info in here.items()}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
         found = super().read_state(kinds, replica=replica)
-        return {name: value for name, value in found.items() if not self._is_elsewhere(name)}
+        return {name: value for name, value in found.items() if not self.lives_elsewhere(name)}
 
-    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        own = {name: value for name, value in state.items() if not self._is_elsewhere(name)}
-        super().write_state(own, replica=replica)
-
-    def _is_elsewhere(self, name: str) -> bool:
-        """Whether it is a weight of another stage, which may have moved there."""
+    def lives_elsewhere(self, name: str) -> bool:
+        """Also of a weight of another stage, which may have moved there."""
         weight = None if self._is_joined else self._weights.get(name)
-        return weight is not None and self._home(weight) != self._exchange.stage
+        moved = weight is not None and self._home(weight) != self._exchange.stage
+        return moved or super().lives_elsewhere(name)

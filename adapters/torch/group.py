@@ -352,8 +352,11 @@ class TorchReplicaGroup(ReplicaGroup):
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.place_of(replica)
         self._hold.wait()
-        self._state.write(own_slots.held_here(state, self.program.is_elsewhere))
+        self._state.write({n: v for n, v in state.items() if not self.lives_elsewhere(n)})
         self._rate = None  # the optimizer may have been given another
+
+    def lives_elsewhere(self, name: str) -> bool:
+        return own_slots.lives_elsewhere(name, self.program.is_elsewhere)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return weights_in(path, self.model)

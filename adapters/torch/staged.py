@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,10 +83,7 @@ class StagedGroup(TorchReplicaGroup):
     ) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         self.program.zero_gradients()
-        if self._is_joined:
-            self._is_joined = False
-            self._hold.let_go()
-            self._let_go()
+        self.part_stages()
         pieces, stage = batch.slices[0], self.exchange.stage
         still = functools.partial(kept, self.statistics)
         work = TorchStageWork(self._stages, pieces, still, self._measures.train)
@@ -119,6 +116,12 @@ class StagedGroup(TorchReplicaGroup):
                     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
                 self.exchange.from_stage(tensor, self._homes.get(id(tensor), 0))
         self._is_joined = True
+
+    def part_stages(self) -> None:
+        if self._is_joined:
+            self._is_joined = False
+            self._hold.let_go()
+            self._let_go()
 
     def last_actions(self) -> Sequence[Taken]:
         return self._taken
@@ -177,10 +180,11 @@ class StagedGroup(TorchReplicaGroup):
             name: info.held_alone() if name in weights else info for name, info in found.items()
         }
 
-    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        elsewhere = set() if self._is_joined else self._weights().keys() - self._here().keys()
-        own = {name: value for name, value in state.items() if name not in elsewhere}
-        super().write_state(own, replica=replica)
+    def lives_elsewhere(self, name: str) -> bool:
+        """Also of a weight of another stage, unless all have been joined."""
+        weight = self.program.trainable.get(name, self.program.frozen.get(name))
+        moved = not self._is_joined and weight is not None and not self._is_own(weight)
+        return moved or super().lives_elsewhere(name)
 
     def _sections(self) -> dict[StateKind, Section]:
         """As of one replica; between steps, the weights of this stage alone."""

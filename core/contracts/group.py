@@ -267,6 +267,13 @@ class ReplicaGroup(PlacedSteps, ABC):
             IsotrainError: A name is unknown, a shape does not fit, or the replica is not here.
         """
 
+    def lives_elsewhere(self, name: str) -> bool:
+        """Whether only other processes hold the state of a name, which `write_state` passes over. Local.
+
+        Nothing of it is then read from a checkpoint here.
+        """
+        return False
+
     def place_of(self, replica: int | None) -> int:
         """The place of a replica among `local_replicas`, that of the first for None. Local.
 

@@ -40,6 +40,12 @@ class PlacedSteps:
         """Gives every process of a staged run the weights of all stages, as they are."""
         raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
 
+    def part_stages(self) -> None:
+        """Leaves each process of a staged run its own weights alone; nothing in other runs. Local.
+
+        Called on every process before state is read from a checkpoint: `join_stages` gets the others again.
+        """
+
     def last_actions(self) -> Sequence[Taken]:
         """What this process did in the last staged step; nothing where that is computed as a whole. Local."""
         return ()

@@ -187,6 +187,9 @@ class ReferenceGroup(ReplicaGroup):
         self.place_of(replica)
         self._program.write(state)
 
+    def lives_elsewhere(self, name: str) -> bool:
+        return self._program.lives_elsewhere(name)
+
     def average_parameters(self) -> None:
         weights = self._program.part("trainable")
         put(self._exchange.all_reduce(flat(weights), "mean"), weights)

@@ -77,6 +77,10 @@ class Program:
         """Whether this replica alone has a state of this name: a slot of a weight that only it updates."""
         return bool(self._elsewhere) and name in self.state["optimizer"] and name != STEPS
 
+    def lives_elsewhere(self, name: str) -> bool:
+        """Whether a state of this name is a slot of a weight that only another replica updates."""
+        return name in self._elsewhere
+
     def part(self, part: StatePart) -> list[Array]:
         """The arrays of a part of the state, as strategies know it."""
         if part == "statistics":

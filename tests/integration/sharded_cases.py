@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from conformance import wire
+from integration.checkpoint_reads import restore_own
 
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
@@ -190,7 +191,7 @@ def stopped(session: Session) -> None:
 
 def gone_on(session: Session, folder: str) -> dict[str, Any]:
     """Goes on from what other processes have saved."""
-    session.restore(Path(folder))
+    restore_own(session, Path(folder))
     return trained(session)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration.checkpoint_reads import restore_own
 
 import isotrain
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
@@ -182,7 +183,7 @@ def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -
 
 
 def going_on(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
-    session.restore(folder / name)
+    restore_own(session, folder / name)
     return ended(session)
 
 
