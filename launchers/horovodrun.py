@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from isotrain.launchers.host_options import allocation_of, as_text, meeting, without
+from isotrain.launchers.host_options import HostOptions, as_text, meeting
 from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Submission, Usability
 
 
@@ -24,18 +25,20 @@ class HorovodrunLauncher(EngineLauncher):
     def __init__(
         self,
         hosts: str | None = None,
-        processes: int = 1,
+        processes: int | None = None,
+        gpus_per_host: int | None = None,
         controller: Literal["gloo", "mpi"] = "gloo",
     ) -> None:
         """Takes where to start.
 
         Args:
-            hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
+            hosts: `node1:2,node2:2`: where, and how many processes; left out: on the hosts of the job of
+                SLURM, PBS or LSF that this process is in, else on this machine.
             processes: On this machine, where no hosts are given.
+            gpus_per_host: Where they cannot be looked at from here.
             controller: What starts and connects the ranks: `gloo`, or `mpi`, which is mpirun.
         """
-        self._hosts = hosts
-        self._processes = processes
+        self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._controller = controller
 
     def usability(self) -> Usability:
@@ -45,10 +48,10 @@ class HorovodrunLauncher(EngineLauncher):
         return Usability(True)
 
     def allocation(self) -> Allocation:
-        return allocation_of(self.name, self._hosts, self._processes)
+        return self._where.allocation(os.environ)
 
     def without(self, host: str) -> Mapping[str, Any]:
-        return without(self.name, self._hosts, host)
+        return self._where.without(host)
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()

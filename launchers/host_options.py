@@ -1,55 +1,103 @@
-"""The option `hosts` of launchers that are told where to go: `node1:2,node2:2`."""
+"""The options of launchers that are told where to go: `hosts`, or `processes`, and `gpus_per_host`."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from isotrain.plugin import Allocation, PlanError, RankCommand, Share
+from isotrain.launchers.batch_job import allocated
+from isotrain.plugin import Allocation, PlanError, RankCommand, Share, visible_gpus
 
 _HOST = re.compile(r"(?P<host>[\w.-]+)(?::(?P<slots>[1-9]\d*))?")
 
 
-def allocation_of(launcher: str, hosts: str | None, processes: int) -> Allocation:
-    """What the options ask for.
+@dataclass(frozen=True)
+class HostOptions:
+    """Where to start, as it was asked for.
 
-    Args:
+    Attributes:
         launcher: Its name, for messages.
-        hosts: `HOST:SLOTS` between commas; a host without slots gives one. None: this machine.
-        processes: On this machine, where no hosts are given.
-
-    Raises:
-        PlanError: They say something else.
+        hosts: `HOST:SLOTS` between commas; a host without slots gives one. None: those of the job of SLURM,
+            PBS or LSF that this process is in, else this machine.
+        processes: On this machine; None where hosts are given, or those of the job are meant.
+        gpus: Of each host; None: as this machine has, or the job says, if it does.
     """
-    if hosts is None:
-        return Allocation((Share(_at_least_one(launcher, processes)),))
-    return Allocation(tuple(_share(launcher, part.strip()) for part in hosts.split(",")))
 
+    launcher: str
+    hosts: str | None = None
+    processes: int | None = None
+    gpus: int | None = None
 
-def without(launcher: str, hosts: str | None, host: str) -> dict[str, str]:
-    """The option for a start without one of the hosts.
+    def __post_init__(self) -> None:
+        """Refuses what contradicts itself.
 
-    Args:
-        launcher: Its name, for messages.
-        hosts: The option as it was.
-        host: The one to leave out, as it calls itself: a domain does not matter.
+        Raises:
+            PlanError: Processes of this machine are asked for as well as hosts, or none.
+        """
+        if self.processes is not None and self.hosts is not None:
+            raise PlanError(
+                f"{self.launcher}: processes: it is of this machine, and hosts say how many each of them"
+                f" runs: {self.hosts!r}. Leave one of the two out."
+            )
+        if self.processes is not None and self.processes < 1:
+            raise PlanError(
+                f"{self.launcher}: processes: expected at least 1, received {self.processes}."
+            )
 
-    Raises:
-        PlanError: It is none of them, or the only one.
-    """
-    shares = allocation_of(launcher, hosts, 1).shares
-    left = tuple(share for share in shares if _short(share.host or "") != _short(host))
-    if len(left) in (0, len(shares)):
-        raise PlanError(f"{launcher}: hosts: {host} cannot be left out of {hosts!r}.")
-    return {"hosts": as_text(Allocation(left))}
+    def allocation(self, variables: Mapping[str, str]) -> Allocation:
+        """What they ask for.
 
+        Args:
+            variables: Of this process.
 
-def _short(host: str) -> str:
-    return host.partition(".")[0]
+        Raises:
+            PlanError: They say something else, or the job's hosts cannot be told.
+        """
+        if self.hosts is not None:
+            shares = tuple(self._share(part.strip()) for part in self.hosts.split(","))
+        else:
+            job = allocated(variables) if self.processes is None else None
+            here = Share(self.processes or 1, devices=visible_gpus(variables))
+            shares = (here,) if job is None else job.shares
+        if self.gpus is None:
+            return Allocation(shares)
+        return Allocation(tuple(replace(share, devices=self.gpus) for share in shares))
+
+    def without(self, host: str) -> dict[str, Any]:
+        """The options that change for a start without one of the hosts.
+
+        Args:
+            host: The one to leave out, as it calls itself: a domain does not matter.
+
+        Raises:
+            PlanError: It is none of them, or the only one.
+        """
+        shares = self.allocation(os.environ).shares
+        left = tuple(share for share in shares if _short(share.host or "") != _short(host))
+        if len(left) in (0, len(shares)):
+            raise PlanError(
+                f"{self.launcher}: hosts: {host} cannot be left out of {as_text(Allocation(shares))}."
+            )
+        devices = {share.devices for share in left}
+        known = {} if len(devices) > 1 or None in devices else {"gpus_per_host": devices.pop()}
+        return {"hosts": as_text(Allocation(left)), **known}
+
+    def _share(self, text: str) -> Share:
+        match = _HOST.fullmatch(text)
+        if match is None:
+            raise PlanError(
+                f"{self.launcher}: hosts: expected HOST or HOST:SLOTS between commas, such as"
+                f" node1:2,node2:2, received {text!r}."
+            )
+        return Share(int(match["slots"] or 1), match["host"])
 
 
 def as_text(allocation: Allocation) -> str:
-    """The same as an option, which mpirun and horovodrun write alike."""
-    return ",".join(f"{share.host}:{share.slots}" for share in allocation.shares)
+    """The hosts as an option, which mpirun and horovodrun write alike."""
+    return ",".join(f"{share.host or 'this machine'}:{share.slots}" for share in allocation.shares)
 
 
 def meeting(allocation: Allocation, command: RankCommand) -> dict[str, str]:
@@ -59,17 +107,5 @@ def meeting(allocation: Allocation, command: RankCommand) -> dict[str, str]:
     return {"ISOTRAIN_COORDINATOR": allocation.hosts[0], "ISOTRAIN_JOB": command.name}
 
 
-def _at_least_one(launcher: str, processes: int) -> int:
-    if processes < 1:
-        raise PlanError(f"{launcher}: processes: expected at least 1, received {processes}.")
-    return processes
-
-
-def _share(launcher: str, text: str) -> Share:
-    match = _HOST.fullmatch(text)
-    if match is None:
-        raise PlanError(
-            f"{launcher}: hosts: expected HOST or HOST:SLOTS between commas, such as node1:2,node2:2,"
-            f" received {text!r}."
-        )
-    return Share(int(match["slots"] or 1), match["host"])
+def _short(host: str) -> str:
+    return host.partition(".")[0]

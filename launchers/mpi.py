@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from isotrain.launchers.host_options import allocation_of, as_text, meeting, without
+from isotrain.launchers.host_options import HostOptions, as_text, meeting
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -33,15 +33,18 @@ class MpiLauncher(EngineLauncher):
     def __init__(
         self,
         hosts: str | None = None,
-        processes: int = 1,
+        processes: int | None = None,
+        gpus_per_host: int | None = None,
         mpirun: str = "mpirun",
         flavour: Flavour | None = None,
     ) -> None:
         """Takes where to start.
 
         Args:
-            hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
+            hosts: `node1:2,node2:2`: where, and how many processes; left out: on the hosts of the job of
+                SLURM, PBS or LSF that this process is in, else on this machine.
             processes: On this machine, where no hosts are given.
+            gpus_per_host: Where they cannot be looked at from here.
             mpirun: The program, by name or path.
             flavour: `open-mpi`, or `hydra`, which is MPICH's and Intel MPI's; left out: as `mpirun` says
                 itself, and Open MPI where there is none to ask.
@@ -49,8 +52,7 @@ class MpiLauncher(EngineLauncher):
         if flavour not in (None, *get_args(Flavour)):
             known = ", ".join(get_args(Flavour))
             raise PlanError(f"mpi: flavour: expected one of {known}, received {flavour!r}.")
-        self._hosts = hosts
-        self._processes = processes
+        self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._mpirun = mpirun
         self._flavour = flavour
 
@@ -62,10 +64,10 @@ class MpiLauncher(EngineLauncher):
         return Usability(True)
 
     def allocation(self) -> Allocation:
-        return allocation_of(self.name, self._hosts, self._processes)
+        return self._where.allocation(os.environ)
 
     def without(self, host: str) -> Mapping[str, Any]:
-        return without(self.name, self._hosts, host)
+        return self._where.without(host)
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
@@ -74,7 +76,7 @@ class MpiLauncher(EngineLauncher):
         if (self._flavour or flavour(self._mpirun)) == "open-mpi":
             options = _open_mpi(where, (*command.variables, *told, command.key_variable))
         else:
-            options = _hydra(where)
+            options = _hydra(where, by_ssh=self._where.hosts is not None)
         count = ("-np", str(allocation.slots))
         run = (self._mpirun, *options, *count, *command.arguments)
         return Submission((run,), {**told, **_LAST_WORDS})
@@ -92,9 +94,12 @@ def _open_mpi(where: str, told: tuple[str, ...]) -> list[str]:
     return options
 
 
-def _hydra(where: str) -> list[str]:
-    # It hands all variables on by itself; told to hand on some, MPICH 4.0 loses one on other hosts.
-    return ["-launcher", "ssh", "-hosts", where] if where else []
+def _hydra(where: str, *, by_ssh: bool) -> list[str]:
+    # It hands all variables on by itself; told to hand on some, MPICH 4.0 loses one on other hosts. In a
+    # job of a batch system it knows itself how hosts are reached there.
+    if not where:
+        return []
+    return [*(("-launcher", "ssh") if by_ssh else ()), "-hosts", where]
 
 
 def flavour(mpirun: str) -> Flavour:

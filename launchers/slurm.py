@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from isotrain.launchers.batch_job import slurm_shares
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -18,7 +19,6 @@ from isotrain.plugin import (
     Share,
     Submission,
     Usability,
-    counts_per_host,
     host_list,
 )
 
@@ -54,7 +54,7 @@ class SlurmLauncher(EngineLauncher):
         self,
         nodes: int | None = None,
         tasks_per_node: int | None = None,
-        gpus_per_node: int = 0,
+        gpus_per_node: int | None = None,
         partition: str = "",
         time: str = "",
         options: str = "",
@@ -65,7 +65,7 @@ class SlurmLauncher(EngineLauncher):
         Args:
             nodes: How many; left out: all of this allocation, or one.
             tasks_per_node: Processes on each; left out: as this allocation says, or one.
-            gpus_per_node: GPUs of each.
+            gpus_per_node: GPUs of each; left out: as `options` or the allocation say.
             partition: Where to wait; left out: SLURM's default.
             time: The limit, as SLURM writes it.
             options: Further options of srun and sbatch, as in a shell: `--account=me --mem=4G`.
@@ -98,17 +98,15 @@ class SlurmLauncher(EngineLauncher):
             share = Share(self._tasks or 1, devices=self._gpus)
             return Allocation((share,) * (self._nodes or 1))
         hosts = host_list(variables["SLURM_JOB_NODELIST"])
-        tasks = self._tasks_of(variables, len(hosts))
         count = self._nodes or len(hosts)
         if count > len(hosts):
             raise PlanError(
                 f"slurm: nodes: {count} were asked for, and job {variables['SLURM_JOB_ID']} has"
                 f" {len(hosts)} ({variables['SLURM_JOB_NODELIST']})."
             )
-        gpus = self._gpus or int(variables.get("SLURM_GPUS_ON_NODE") or 0)
-        found = zip(hosts, tasks, strict=True)
-        shares = (Share(slots, host, gpus) for host, slots in found if host not in self._excluded)
-        return Allocation(tuple(shares)[:count])
+        shares = slurm_shares(variables, self._tasks, self._gpus)
+        left = [share for share in shares if share.host not in self._excluded]
+        return Allocation(tuple(left)[:count])
 
     def without(self, host: str) -> Mapping[str, Any]:
         nodes = len(self.allocation().shares) - 1
@@ -146,12 +144,6 @@ class SlurmLauncher(EngineLauncher):
             run = _AGAIN.format(command=again, events=events)
         asked = "\n".join(f"#SBATCH {option}" for option in options)
         return _SCRIPT.format(options=asked, command=run)
-
-    def _tasks_of(self, variables: Mapping[str, str], hosts: int) -> list[int]:
-        if self._tasks is not None:
-            return [self._tasks] * hosts
-        told = variables.get("SLURM_TASKS_PER_NODE")
-        return counts_per_host(told) if told else [1] * hosts
 
     def _size(self, allocation: Allocation) -> list[str]:
         shares = allocation.shares

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from isotrain.launchers.host_options import allocation_of, without
+from isotrain.launchers.host_options import HostOptions, as_text
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -33,42 +33,44 @@ class TorchrunLauncher(EngineLauncher):
     def __init__(
         self,
         hosts: str | None = None,
-        processes: int = 1,
+        processes: int | None = None,
+        gpus_per_host: int | None = None,
         port: int = 29400,
         ssh: str = "ssh",
     ) -> None:
         """Takes where to start.
 
         Args:
-            hosts: `node1:2,node2:2`: where, and how many processes; left out: this machine.
+            hosts: `node1:2,node2:2`: where, and how many processes; left out: on the hosts of the job of
+                SLURM, PBS or LSF that this process is in, else on this machine.
             processes: On this machine, where no hosts are given.
+            gpus_per_host: Where they cannot be looked at from here.
             port: On the first host, where the agents meet.
             ssh: The program that starts an agent on another host, with its options.
         """
-        self._hosts = hosts
-        self._processes = processes
+        self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._port = port
         self._ssh = shlex.split(ssh)
 
     def usability(self) -> Usability:
         if find_spec("torch") is None:
             return Usability(False, None, "torch is not installed", "pip install torch")
-        if self._hosts and shutil.which(self._ssh[0]) is None:
+        if self._where.hosts and shutil.which(self._ssh[0]) is None:
             return Usability(False, None, f"there is no {self._ssh[0]}", "install OpenSSH")
         return Usability(True)
 
     def allocation(self) -> Allocation:
-        return allocation_of(self.name, self._hosts, self._processes)
+        return self._where.allocation(os.environ)
 
     def without(self, host: str) -> Mapping[str, Any]:
-        return without(self.name, self._hosts, host)
+        return self._where.without(host)
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
         if not allocation.is_even:
             raise PlanError(
                 "torchrun: hosts: every host runs as many processes as the others; received"
-                f" {self._hosts!r}."
+                f" {as_text(allocation)}."
             )
         slots = f"--nproc-per-node={allocation.shares[0].slots}"
         if not allocation.hosts:

@@ -12,12 +12,12 @@ class Share:
     Attributes:
         slots: Processes that may run there.
         host: Its name; None: the engine chooses it when the run starts.
-        devices: Accelerators there.
+        devices: Accelerators there; None: nobody tells before the run starts.
     """
 
     slots: int
     host: str | None = None
-    devices: int = 0
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Allocation:
     def slots(self) -> int:
         """Processes in all."""
         return sum(share.slots for share in self.shares)
+
+    @property
+    def devices(self) -> int | None:
+        """Accelerators that every host has at least; None: nobody tells of one of them."""
+        told = [share.devices for share in self.shares]
+        known = [count for count in told if count is not None]
+        return min(known) if len(known) == len(told) else None
 
     @property
     def is_even(self) -> bool:

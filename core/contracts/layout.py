@@ -26,14 +26,14 @@ class Layout:
         engine: That has started them.
         spots: Of each process, by rank.
         cores: That each may use.
-        gpus: That each can see.
+        gpus: That each can see; None: nobody tells before they start.
         remarks: On how they talk with each other, for people.
     """
 
     engine: str
     spots: tuple[Spot, ...]
     cores: int
-    gpus: int
+    gpus: int | None
     remarks: tuple[str, ...] = ()
 
     @property

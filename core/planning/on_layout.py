@@ -35,9 +35,9 @@ class OnLayout(Ground):
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
         count = replicas_for(self._layout, adapter, strategy, replicas)
-        gpus = self._gpus(spec, adapter)
         needed = self._layout.most_on_a_host
-        remarks = list(self._layout.remarks)
+        gpus = self._gpus(spec, adapter, needed)
+        remarks = [*self._assumed(spec, gpus, needed), *self._layout.remarks]
         if gpus >= needed:
             return Devices("gpu", count, remarks)
         if spec.device == "gpu":
@@ -45,24 +45,46 @@ class OnLayout(Ground):
                 f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
                 " Let each process see all GPUs of its host, start fewer, or use device: cpu."
             )
-        if self.options is not None and spec.device == "auto" and self._layout.gpus >= needed:
+        if (
+            self.options is not None
+            and spec.device == "auto"
+            and (self._layout.gpus or 0) >= needed
+        ):
             remarks = [
                 f"{adapter.name!r} can use {gpus} GPUs here, so CPUs are planned; each process that"
                 f" {self.engine} starts sees for itself",
                 *remarks,
             ]
-        elif gpus:
+        elif gpus and self._layout.gpus is not None:
             few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
             remarks = [few, *remarks]
         return Devices("cpu", count, remarks)
 
-    def _gpus(self, spec: TrainingSpec, adapter: Adapter) -> int:
+    def _gpus(self, spec: TrainingSpec, adapter: Adapter, needed: int) -> int:
         """That a process can use; those of this machine do not count where others must have some."""
         if spec.device == "cpu":
             return 0
+        there = self._layout.gpus
         if spec.device == "gpu" and self.options is not None:
-            return self._layout.gpus
-        return min(adapter.accelerators(), self._layout.gpus)
+            return needed if there is None else there
+        own = adapter.accelerators()
+        return own if there is None else min(own, there)
+
+    def _assumed(self, spec: TrainingSpec, gpus: int, needed: int) -> list[str]:
+        """What is taken for granted of hosts that cannot be looked at."""
+        if self._layout.gpus is not None or spec.device == "cpu":
+            return []
+        untold = f"{self.engine} does not tell which GPUs its hosts have"
+        if gpus < needed:
+            return [f"{untold}, so CPUs are planned; each process that it starts sees for itself"]
+        if spec.device == "auto":
+            return [
+                f"{untold}: as many as this machine are planned; each process that it starts sees for itself"
+            ]
+        return [
+            f"{untold}: each is taken to have {needed} or more; one that has fewer ends the run before it"
+            " begins"
+        ]
 
     def cores(self, places: int) -> int:
         return self._layout.cores
@@ -86,7 +108,7 @@ def layout_of(launcher: str, allocation: Allocation) -> Layout:
         engine=launcher,
         spots=tuple(spots),
         cores=max(1, hardware.cores() // most),
-        gpus=min(share.devices for share in allocation.shares),
+        gpus=allocation.devices,
     )
 
 

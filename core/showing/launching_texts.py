@@ -82,10 +82,14 @@ def _rank(place: Mapping[str, Any]) -> str:
 def _allocation(found: Mapping[str, Any]) -> str:
     if found["allocation"] is None:
         return str(found["no_allocation"])
-    shares = [(share["host"] or "any host", share["slots"]) for share in found["allocation"]]
-    return ", ".join(
-        f"{host} ({slots} process{'' if slots == 1 else 'es'})" for host, slots in shares
-    )
+    return ", ".join(map(_share, found["allocation"]))
+
+
+def _share(share: Mapping[str, Any]) -> str:
+    slots, devices = share["slots"], share["devices"]
+    processes = f"{slots} process{'' if slots == 1 else 'es'}"
+    gpus = f", {devices} GPU{'' if devices == 1 else 's'}" if devices else ""
+    return f"{share['host'] or 'any host'} ({processes}{gpus})"
 
 
 def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, int]) -> str:

@@ -16,9 +16,9 @@ import yaml
 from isotrain.core.contracts.events import Failed
 from isotrain.core.errors import PlanError
 from isotrain.core.plugins.host import plugin_host
-from isotrain.launchers import mpi
+from isotrain.launchers import host_options, mpi
 from isotrain.launchers.horovodrun import HorovodrunLauncher
-from isotrain.launchers.host_options import allocation_of
+from isotrain.launchers.host_options import HostOptions
 from isotrain.launchers.kubernetes import KubernetesLauncher
 from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.ray import RayLauncher
@@ -88,8 +88,10 @@ def test_a_host_that_was_lost_is_left_out(launcher: str) -> None:
     assert hosts.without("b") == {"hosts": "a.net:2,c:1"}
     with pytest.raises(PlanError, match="d cannot be left out"):
         hosts.without("d")
-    with pytest.raises(PlanError, match="a cannot be left out of None"):
+    with pytest.raises(PlanError, match="a cannot be left out of this machine:1"):
         plugin_host().launcher(launcher).without("a")
+    with_gpus = plugin_host().launcher(launcher, {"hosts": "a:2,b:2", "gpus_per_host": 4})
+    assert with_gpus.without("b") == {"hosts": "a:2", "gpus_per_host": 4}
 
 
 class TestSlurm:
@@ -174,6 +176,7 @@ class TestSlurm:
     def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
         allocation = SlurmLauncher().allocation_in(recorded(name))
         assert allocation.shares == (Share(2, "node1"), Share(2, "node2"))
+        assert SlurmLauncher(gpus_per_node=2).allocation_in(recorded(name)).devices == 2
         one = SlurmLauncher(nodes=1, tasks_per_node=3).allocation_in(recorded(name))
         assert one.shares == (Share(3, "node1"),)
 
@@ -258,18 +261,64 @@ def test_horovodrun_shows_its_variables_so_it_is_told_no_key() -> None:
 
 class TestHosts:
     def test_hosts_and_slots(self) -> None:
-        found = allocation_of("mpi", "node1:2, node2", 1)
+        found = HostOptions("mpi", "node1:2, node2").allocation({})
         assert found.shares == (Share(2, "node1"), Share(1, "node2"))
         assert (found.hosts, found.slots, found.is_even) == (("node1", "node2"), 3, False)
 
     @pytest.mark.parametrize("text", ["", "a:0", "a:x", "a b", "a,,b"])
     def test_what_is_no_host_is_refused(self, text: str) -> None:
         with pytest.raises(PlanError, match="mpi: hosts: expected HOST or HOST:SLOTS"):
-            allocation_of("mpi", text, 1)
+            HostOptions("mpi", text).allocation({})
 
     def test_no_process_is_refused(self) -> None:
         with pytest.raises(PlanError, match="expected at least 1, received 0"):
-            allocation_of("mpi", None, 0)
+            HostOptions("mpi", processes=0)
+
+    def test_this_machine_s_processes_are_none_of_hosts(self) -> None:
+        with pytest.raises(PlanError, match="processes: it is of this machine"):
+            HostOptions("mpi", "a:2", processes=2)
+
+    def test_devices_are_as_said_or_as_there_are_here(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host_options, "visible_gpus", lambda variables: len(variables))
+        assert HostOptions("mpi", processes=2).allocation({"A": "1"}).shares == (Share(2, None, 1),)
+        assert HostOptions("mpi", "a,b").allocation({"A": "1"}).devices is None
+        said = HostOptions("mpi", "a,b:2", gpus=3).allocation({"A": "1"})
+        assert said.shares == (Share(1, "a", 3), Share(2, "b", 3))
+
+
+class TestJobs:
+    """Hosts that were left out are those of the job that this process is in."""
+
+    def test_of_slurm(self) -> None:
+        job = {**recorded("sbatch-script"), "SLURM_GPUS_ON_NODE": "4"}
+        found = HostOptions("mpi").allocation(job)
+        assert found.shares == (Share(2, "node1", 4), Share(2, "node2", 4))
+        assert HostOptions("mpi", processes=3).allocation(job).hosts == ()
+        assert HostOptions("mpi", "other:1").allocation(job).hosts == ("other",)
+
+    @pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
+    def test_of_a_file(self, variable: str, tmp_path: Path) -> None:
+        file = tmp_path / "hosts"
+        job = {variable: str(file)}
+        with pytest.raises(PlanError, match=rf"{variable}: .*hosts has .*, and cannot be read"):
+            HostOptions("mpi").allocation(job)
+        file.write_text("")
+        with pytest.raises(PlanError, match=rf"{variable}: .* names none"):
+            HostOptions("mpi").allocation(job)
+        file.write_text("b.net\nb.net\na.net\n")
+        found = HostOptions("mpi").allocation(job)
+        assert found.shares == (Share(2, "b.net"), Share(1, "a.net"))
+
+    def test_a_launcher_goes_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "environ", recorded("sbatch-script"))
+        assert TorchrunLauncher().without("node1") == {"hosts": "node2:2"}
+        (command,) = MpiLauncher(flavour="hydra").submission(COMMAND).commands
+        assert command[1:5] == ("-hosts", "node1:2,node2:2", "-np", "4")
+        (command,) = HorovodrunLauncher().submission(COMMAND).commands
+        assert command[4:8] == ("-np", "4", "-H", "node1:2,node2:2")
+        assert len(TorchrunLauncher().submission(COMMAND).commands) == 2
 
 
 class TestRay:

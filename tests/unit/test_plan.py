@@ -262,16 +262,40 @@ class Serving(Wanting):
 
 
 def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginHost) -> None:
-    ground = OnLayout(Layout("there", (Spot("a", 0), Spot("b", 0)), cores=1, gpus=1), options={})
+    assert devices_there(host, "declared", "gpu", 1) == Devices("gpu", 2, [])
+    planned = devices_there(host, "declared", "auto", 1)
+    assert planned.kind == "cpu"
+    assert "each process that there starts sees for itself" in planned.remarks[0]
+    assert devices_there(host, "declared", "cpu", 1).remarks == []
+    with pytest.raises(PlanError, match="one of them sees 0 GPUs"):
+        devices_there(host, "declared", "gpu", 0)
 
-    def devices(device: str) -> Devices:
-        cast = Cast(spec(device=device), host)
-        return ground.devices(cast.spec, host.backend("declared"), cast.strategy, None)
 
-    assert devices("gpu").kind == "gpu"
-    assert devices("auto").kind == "cpu"
-    assert "each process that there starts sees for itself" in devices("auto").remarks[0]
-    assert devices("cpu").remarks == []
+@pytest.mark.parametrize(
+    ("backend", "device", "kind", "words"),
+    [
+        ("declared", "gpu", "gpu", "each is taken to have 1 or more; one that has fewer ends the"),
+        ("with-gpus", "auto", "gpu", "as many as this machine are planned"),
+        ("declared", "auto", "cpu", "so CPUs are planned; each process that it starts sees"),
+    ],
+)
+def test_what_is_taken_for_granted_of_hosts_that_nobody_tells_of_is_said(
+    host: PluginHost, backend: str, device: str, kind: str, words: str
+) -> None:
+    found = devices_there(host, backend, device, None)
+    (remark,) = found.remarks
+    assert found.kind == kind
+    assert remark.startswith("there does not tell which GPUs its hosts have")
+    assert words in remark
+    assert devices_there(host, backend, "cpu", None) == Devices("cpu", 2, [])
+
+
+def devices_there(host: PluginHost, backend: str, device: str, gpus: int | None) -> Devices:
+    """What two processes on hosts elsewhere compute on, by a plan that is made here."""
+    layout = Layout("there", (Spot("a", 0), Spot("b", 0)), cores=1, gpus=gpus)
+    cast = Cast(spec(device=device), host)
+    ground = OnLayout(layout, options={})
+    return ground.devices(cast.spec, host.backend(backend), cast.strategy, None)
 
 
 def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:
