@@ -57,10 +57,15 @@ class Launcher(ABC):
         """
         return None
 
-    def refuses(self, adapter: Adapter) -> str | None:
+    def refuses(self, adapter: Adapter, processes: int) -> str | None:
         """Why it does not start runs of a backend; None: it does.
 
-        A launcher that has an engine start the same command on every rank gives `adapter.why_not_joined()`.
+        A launcher that has an engine start the same command on every rank gives `adapter.why_not_joined()`
+        where there are several: a rank that is alone starts what its backend has by itself.
+
+        Args:
+            adapter: Of the backend.
+            processes: As many as its allocation has slots; 1 where it has no allocation.
         """
         return None
 

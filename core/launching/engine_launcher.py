@@ -39,8 +39,8 @@ class EngineLauncher(Launcher):
             PlanError: As `allocation`.
         """
 
-    def refuses(self, adapter: Adapter) -> str | None:
-        return adapter.why_not_joined()
+    def refuses(self, adapter: Adapter, processes: int) -> str | None:
+        return adapter.why_not_joined() if processes > 1 else None
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
@@ -9,14 +11,24 @@ from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.plugins.host import PluginHost
 
+_SEVERAL = 2
+"""Processes, where it matters only that there are more than one."""
+_Refuses = Callable[[Adapter, int], str | None]
+"""Why so many processes are no run of a backend."""
 
-def require_launchable(launcher: Launcher, adapter: Adapter) -> None:
+
+def require_launchable(launcher: Launcher, adapter: Adapter, processes: int) -> None:
     """Refuses what a launcher declares it cannot start.
+
+    Args:
+        launcher: That is to start them.
+        adapter: Of the backend.
+        processes: As many as there are slots for.
 
     Raises:
         UnsupportedError: It cannot start runs of this backend.
     """
-    reason = launcher.refuses(adapter)
+    reason = launcher.refuses(adapter, processes)
     if reason:
         raise UnsupportedError(
             f"launcher {launcher.name!r} does not start backend {adapter.name!r}: {reason}."
@@ -43,12 +55,15 @@ def require_startable(launcher: Launcher) -> None:
 
 
 def launchers(host: PluginHost) -> list[dict[str, Any]]:
-    """Describes every launcher, with each backend's yes or the reason for its no; loads no framework."""
+    """Describes every launcher; loads no framework.
+
+    Each backend has whether several processes are `supported`, and one `alone`, and else the `reason`.
+    """
     return [_launcher(host, name) for name in host.launchers.names()]
 
 
 def environments(host: PluginHost) -> list[dict[str, Any]]:
-    """Describes every environment, with whether its processes may become a run of each backend."""
+    """Describes every environment, with whether its processes may become a run of each backend, likewise."""
     return [_environment(host, name) for name in host.environments.names()]
 
 
@@ -57,25 +72,30 @@ def _launcher(host: PluginHost, name: str) -> dict[str, Any]:
         launcher = host.launcher(name)
         found = launcher.usability()
     except Exception as error:  # it may be anyone's; one that is broken must not hide the others
-        return _described(name, None, dict.fromkeys(host.backends.names(), _broken(error)))
-    reasons = {each: _why_not(host, each, launcher) for each in host.backends.names()}
+        return _described(host, name, None, functools.partial(_always, _broken(error)))
     usability = {"usable": found.usable, "reason": found.reason, "hint": found.hint}
-    return {**_described(name, launcher.summary, reasons), **usability}
+    return {**_described(host, name, launcher.summary, launcher.refuses), **usability}
 
 
 def _environment(host: PluginHost, name: str) -> dict[str, Any]:
     try:
         summary = host.environment(name).summary
     except Exception as error:  # as above
-        return _described(name, None, dict.fromkeys(host.backends.names(), _broken(error)))
-    reasons = {each: _why_not(host, each) for each in host.backends.names()}
-    return _described(name, summary, reasons)
+        return _described(host, name, None, functools.partial(_always, _broken(error)))
+    return _described(host, name, summary, _does_not_join)
 
 
-def _why_not(host: PluginHost, backend: str, launcher: Launcher | None = None) -> str | None:
+def _always(reason: str, adapter: Adapter, processes: int) -> str | None:
+    return reason
+
+
+def _does_not_join(adapter: Adapter, processes: int) -> str | None:
+    return adapter.why_not_joined() if processes > 1 else None
+
+
+def _why_not(host: PluginHost, backend: str, refuses: _Refuses, processes: int) -> str | None:
     try:
-        adapter = host.backend(backend)
-        return launcher.refuses(adapter) if launcher else adapter.why_not_joined()
+        return refuses(host.backend(backend), processes)
     except Exception as error:  # as above
         return _broken(error)
 
@@ -84,6 +104,12 @@ def _broken(error: Exception) -> str:
     return f"it cannot be loaded: {type(error).__name__}: {error}"
 
 
-def _described(name: str, summary: str | None, reasons: dict[str, str | None]) -> dict[str, Any]:
-    pairs = {each: {"supported": not why, "reason": why} for each, why in reasons.items()}
+def _described(
+    host: PluginHost, name: str, summary: str | None, refuses: _Refuses
+) -> dict[str, Any]:
+    pairs = {}
+    for backend in host.backends.names():
+        alone = _why_not(host, backend, refuses, 1)
+        why = alone or _why_not(host, backend, refuses, _SEVERAL)
+        pairs[backend] = {"supported": not why, "alone": not alone, "reason": why}
     return {"name": name, "summary": summary, "backends": pairs}

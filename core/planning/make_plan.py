@@ -60,6 +60,8 @@ def make_plan(
     ground, cannot = (OnLayout(layout), []) if layout else _ground(launcher, adapter, host)
     for chosen in spec.loggers:
         _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
+    if replicas is not None and replicas < 1:
+        raise PlanError(f"replicas: expected at least 1, received {replicas}.")
     devices = ground.devices(spec, adapter, cast.strategy, replicas)
     _require_capabilities(cast.strategy, adapter)
     plan = _resolved(cast, adapter, ground, devices, collective)
@@ -148,9 +150,9 @@ def _ground(
     """
     chosen = launcher or ChosenLauncher()
     starting = host.launcher(chosen.name, chosen.options)
-    require_launchable(starting, adapter)
     cannot = why_not_from_here(starting)
     allocation = starting.allocation()
+    require_launchable(starting, adapter, 1 if allocation is None else allocation.slots)
     if allocation is None:
         return ThisMachine(chosen), cannot
     return OnLayout(layout_of(chosen.name, allocation), chosen.options), cannot

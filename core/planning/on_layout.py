@@ -34,15 +34,18 @@ class OnLayout(Ground):
     def devices(
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
-        count = replicas_for(self._layout, adapter, strategy, replicas)
-        needed = self._layout.most_on_a_host
+        if self._holds_all(adapter):
+            count = needed = replicas or max(1, self._devices_there(spec, adapter))
+        else:
+            count = replicas_for(self._layout, adapter, strategy, replicas)
+            needed = self._layout.most_on_a_host
         gpus = self._gpus(spec, adapter, needed)
         remarks = [*self._assumed(spec, gpus, needed), *self._layout.remarks]
         if gpus >= needed:
             return Devices("gpu", count, remarks)
         if spec.device == "gpu":
             raise PlanError(
-                f"device: gpu was asked for, a host has {needed} processes, and one of them sees {gpus} GPUs."
+                f"device: gpu was asked for, which takes {needed} GPUs on a host; a process sees {gpus}."
                 " Let each process see all GPUs of its host, start fewer, or use device: cpu."
             )
         if (
@@ -56,9 +59,18 @@ class OnLayout(Ground):
                 *remarks,
             ]
         elif gpus and self._layout.gpus is not None:
-            few = f"{gpus} GPUs on a host for {needed} processes are too few: CPUs are used"
+            few = f"{gpus} GPUs on a host that needs {needed} are too few: CPUs are used"
             remarks = [few, *remarks]
         return Devices("cpu", count, remarks)
+
+    def _holds_all(self, adapter: Adapter) -> bool:
+        """Whether a single process has all replicas: it will start them itself, as many as it is told."""
+        return len(self._layout.spots) == 1 and adapter.replicas_per_process == "all"
+
+    def _devices_there(self, spec: TrainingSpec, adapter: Adapter) -> int:
+        if spec.device == "cpu":
+            return 0
+        return adapter.accelerators() if self._layout.gpus is None else self._layout.gpus
 
     def _gpus(self, spec: TrainingSpec, adapter: Adapter, needed: int) -> int:
         """That a process can use; those of this machine do not count where others must have some."""
@@ -87,7 +99,8 @@ class OnLayout(Ground):
         ]
 
     def cores(self, places: int) -> int:
-        return self._layout.cores
+        alone = len(self._layout.spots) == 1
+        return max(1, self._layout.cores // places) if alone else self._layout.cores
 
     def placed(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
         return tuple(

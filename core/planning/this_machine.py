@@ -26,8 +26,6 @@ class ThisMachine(Ground):
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
         stages = strategy.placement.mesh(1).size(STAGE)
-        if replicas is not None and replicas < 1:
-            raise PlanError(f"replicas: expected at least 1, received {replicas}.")
         gpus = 0 if spec.device == "cpu" else adapter.accelerators()
         count = replicas or max(1, gpus // stages)
         if gpus >= count * stages:

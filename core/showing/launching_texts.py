@@ -38,7 +38,7 @@ def launchers(
         pairs("same command on every rank", environments, reasons),
     ]
     if reasons:
-        parts.append(facts("no", [(f"({index})", text) for text, index in reasons.items()]))
+        parts.append(facts("why not", [(f"({index})", text) for text, index in reasons.items()]))
     missing = [
         (each["name"], f"{each['reason']}; {each['hint']}")
         for each in launchers
@@ -63,7 +63,9 @@ def examined(found: Mapping[str, Any]) -> str:
         ("options", text_of(found["options"])),
     ]
     for name, pair in found["backends"].items():
-        rows.append((name, "yes" if pair["supported"] else f"no: {pair['reason']}"))
+        rows.append(
+            (name, "yes" if pair["supported"] else f"{_short_of_yes(pair)}: {pair['reason']}")
+        )
     return facts(found["name"], rows)
 
 
@@ -97,7 +99,8 @@ def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, in
 
     Args:
         column: The heading of the first column.
-        found: Each with its `name` and, by backend, whether it is `supported`, or the `reason`.
+        found: Each with its `name` and, by backend, whether it is `supported`, or the `reason`, and perhaps
+            whether a single process is, `alone`.
         reasons: Numbered here; those that are new are added.
     """
     names = list(found[0]["backends"]) if found else []
@@ -106,11 +109,15 @@ def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, in
         cells = [
             "yes"
             if pair["supported"]
-            else f"no ({reasons.setdefault(pair['reason'], len(reasons) + 1)})"
+            else f"{_short_of_yes(pair)} ({reasons.setdefault(pair['reason'], len(reasons) + 1)})"
             for pair in each["backends"].values()
         ]
         rows.append((each["name"], *cells))
     return table((column, *names), rows)
+
+
+def _short_of_yes(pair: Mapping[str, Any]) -> str:
+    return "1 process" if pair.get("alone") else "no"
 
 
 def given_to_engine(given: Mapping[str, Any]) -> str:

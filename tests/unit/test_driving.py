@@ -18,6 +18,8 @@ from isotrain.core.launching.driving import rank_command
 from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.spec.training_spec import TrainingSpec
 
+PLAN = {"run": "a run", "backend": "reference", "requested": None, "processes": (0, 1)}
+
 
 def spec() -> TrainingSpec:
     return TrainingSpec.model_validate(
@@ -35,18 +37,19 @@ def spec() -> TrainingSpec:
 def test_its_lines_have_the_mark_that_is_looked_for_also_with_plugins_left_out(
     tmp_path: Path,
 ) -> None:
-    plan: Any = SimpleNamespace(run="a run", backend="reference", requested=None)
+    plan: Any = SimpleNamespace(**PLAN)
     plugins = PluginChoice(blocked=("one", "two"))
     command = rank_command(spec(), plan, plugins, tmp_path, None)
     assert command.name.startswith("isotrain-a-run-")
     assert command.options[command.options.index("--mark") + 1] == command.name
     assert command.options[-4:] == ("--block-plugin", "one", "--block-plugin", "two")
+    assert "--replicas" not in command.options  # they are as many as the engine starts
 
 
 def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan: Any = SimpleNamespace(run="a run", backend="reference", requested=None)
+    plan: Any = SimpleNamespace(**PLAN)
     for own, expected in (("none", None), ("slurm", "slurm")):
         monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", own)
         command = rank_command(spec(), plan, PluginChoice(), tmp_path, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +13,18 @@ from unit.environment_cases import SRUN
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.allocation import Allocation, Share
 from isotrain.core.contracts.launcher import ChosenLauncher, Launcher
+from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.errors import UnsupportedError
+from isotrain.core.launching.driving import rank_command
 from isotrain.core.planning import launchable
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.showing import launching_texts
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
 
 SPEC = {"loss": "mse", "optimizer": {"name": "sgd", "lr": 0.1}, "global_batch": 4, "steps": 1}
 
@@ -30,8 +35,14 @@ class Joining(Launcher):
     name = "joining"
     summary = "for tests"
 
-    def refuses(self, adapter: Adapter) -> str | None:
-        return adapter.why_not_joined()
+    def __init__(self, slots: int = 2) -> None:
+        self.slots = slots
+
+    def allocation(self) -> Allocation:
+        return Allocation((Share(self.slots, "there", 4),))
+
+    def refuses(self, adapter: Adapter, processes: int) -> str | None:
+        return adapter.why_not_joined() if processes > 1 else None
 
     def launch(self, *_: Any, **__: Any) -> list[Any]:
         return []
@@ -50,9 +61,10 @@ def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginHost) -> 
     assert list(engines) == host.environments.names()
     for name in host.backends.names():
         alone = host.backend(name).replicas_per_process == "all"
-        assert listed["local"][name] == {"supported": True, "reason": None}
+        assert listed["local"][name] == {"supported": True, "alone": True, "reason": None}
         for pairs in (listed["joining"], *engines.values()):
             assert pairs[name]["supported"] is not alone
+            assert pairs[name]["alone"]
             assert ("in one process" in str(pairs[name]["reason"])) is alone
 
 
@@ -64,6 +76,24 @@ def test_a_plan_refuses_what_a_launcher_refuses(host: PluginHost) -> None:
     assert len(plan(launcher=ChosenLauncher("local")).processes) == 1
     with pytest.raises(UnsupportedError, match=f"'joining' does not start backend '{alone.name}'"):
         plan(launcher=ChosenLauncher("joining"))
+
+
+def test_one_process_that_an_engine_starts_may_have_all_replicas(host: PluginHost) -> None:
+    adapters = [host.backend(name) for name in host.backends.names()]
+    alone = next(each for each in adapters if each.replicas_per_process == "all")
+    spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
+    for asked, device, found in ((3, "cpu", 3), (None, "cpu", 1), (None, "auto", 4)):
+        plan = make_plan(
+            Cast(spec.replace(device=device), host),
+            backend=alone.name,
+            replicas=asked,
+            launcher=ChosenLauncher("joining", {"slots": 1}),
+        )
+        ((replicas, where),) = ((each.replicas, each.host) for each in plan.processes)
+        assert (replicas, where) == (tuple(range(found)), "there")
+        assert plan.threads == max(1, hardware.cores() // found)
+        options = rank_command(spec, plan, PluginChoice(), Path("run"), None).options
+        assert options[options.index("--replicas") + 1] == str(found)
 
 
 def test_what_cannot_be_loaded_hides_no_other(host: PluginHost) -> None:

@@ -58,8 +58,9 @@ def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None
     host = plugin_host()
     launcher = host.launcher(name)
     assert isinstance(launcher, EngineLauncher)
-    assert launcher.refuses(host.backend("torch-ddp")) is None
-    assert launcher.refuses(host.backend("tf-mirrored")) is not None
+    assert launcher.refuses(host.backend("torch-ddp"), 2) is None
+    assert launcher.refuses(host.backend("tf-mirrored"), 2) is not None
+    assert launcher.refuses(host.backend("tf-mirrored"), 1) is None
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginHost)
     assert planned.kind == "cpu"
     assert "each process that there starts sees for itself" in planned.remarks[0]
     assert devices_there(host, "declared", "cpu", 1).remarks == []
-    with pytest.raises(PlanError, match="one of them sees 0 GPUs"):
+    with pytest.raises(PlanError, match="takes 1 GPUs on a host; a process sees 0"):
         devices_there(host, "declared", "gpu", 0)
 
 
