@@ -15,7 +15,7 @@ examples:
   isotrain checkpoint show runs/digits-20260102-030405
   isotrain checkpoint diff runs/one runs/two/checkpoints/step-000000100
   isotrain checkpoint verify runs/one s3://bucket/two
-  isotrain checkpoint export runs/one/checkpoints/step-000000100 --output digits.keras
+  isotrain checkpoint export runs/one --spec digits.yaml --output digits.keras
   isotrain checkpoint prune runs/one --keep-last 2
 
 `isotrain checkpoint ACTION --help` explains an action."""
@@ -93,8 +93,9 @@ _ACTIONS = (
         EXPORT,
         summary="write the model of a checkpoint for others",
         description="Writes the model as a checkpoint has it (of a folder or a run, the newest) in a form\n"
-        "that others open without isotrain. docs/in-and-out.md says who opens what.",
-        examples="examples:\n  isotrain checkpoint export runs/one --output one.keras",
+        "that others open without isotrain. docs/in-and-out.md says who opens what.\nThe function that makes"
+        " the model is that of --spec; without it only safetensors are written.",
+        examples="examples:\n  isotrain checkpoint export runs/one --spec one.yaml --output one.keras",
         home=_HOME,
     ),
     Command(

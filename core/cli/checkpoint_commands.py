@@ -46,7 +46,7 @@ def _verify(options: argparse.Namespace) -> ExitCode:
 def _export(options: argparse.Namespace) -> None:
     from isotrain.core.cli.model_commands import export
 
-    options.run = checkpoint_at(options.run).location
+    options.run = checkpoint_at(options.run)
     export(options)
 
 

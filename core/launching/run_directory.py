@@ -68,11 +68,16 @@ class RunDirectory:
         """Takes the directory of a run that has ended, to go on in it.
 
         Raises:
-            PlanError: There is none, or the run still goes on.
+            PlanError: There is none.
         """
         found = Path(path)
         if not (found / SPEC_FILE).is_file():
             raise _lacking(found, SPEC_FILE)
+        if has_checkpoints_itself(found):
+            raise PlanError(
+                f"{found} is a checkpoint or a folder of them, and no run directory, whatever else lies in"
+                " it. A run goes on from it with your own spec: isotrain run SPEC --resume FOLDER."
+            )
         return cls(found.resolve())
 
     @contextlib.contextmanager
@@ -144,6 +149,16 @@ class RunDirectory:
         """Adds to the log of rank 0, whose output comes through its launcher."""
         with log_of(self.path, rank=0).open("a", encoding="utf-8") as log:
             log.write(text)
+
+
+def has_checkpoints_itself(folder: Path) -> bool:
+    """Whether a folder is a checkpoint or a folder of them; a run directory has those in a folder below.
+
+    Whoever made a checkpoint may have put a `spec.json` beside its files, and what that names is code.
+    """
+    from isotrain.core.checkpoints.records import MANIFEST
+
+    return any(any(folder.glob(pattern)) for pattern in (MANIFEST, f"step-*/{MANIFEST}"))
 
 
 def read_fields(folder: Path, name: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def starting_checkpoint(
 def _directory(spec: TrainingSpec, path: PathLike | None) -> RunDirectory:
     """That of a run which is there already, or a new one."""
     if path is not None and (Path(path) / SPEC_FILE).is_file():
-        return RunDirectory.reopen(path)
+        return RunDirectory(Path(path).resolve())
     return RunDirectory.create(spec.name, path)
 
 
