@@ -23,6 +23,7 @@ from isotrain.core.errors import (
     RunFailedError,
 )
 from isotrain.core.system.leaving import leave_after_work
+from isotrain.core.system.visible_text import visible
 
 _ENDING_SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -132,7 +133,7 @@ def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCod
         told = CommandFailed(error=kind, message=str(error), exit_code=int(code), lost_host=lost)
         print(marked_line(told.to_dict(), _mark_in(given)), flush=True)
     if not isinstance(error, Exception) or isinstance(error, IsotrainError):
-        print(f"isotrain: {error}", file=sys.stderr, flush=True)
+        print(f"isotrain: {visible(str(error))}", file=sys.stderr, flush=True)
     return code
 
 

@@ -46,12 +46,12 @@ def load(saved: Saved, own: Equipment, rate: Callable[[], float]) -> list[str]:
         lost = _write_translated(saved, group, translation, rate())
         strategy.state_written(group)
         return [*lost, *_write_metrics(saved, own)]
-    same = saved.replicas == group.replicas
+    same = saved.plan.replicas == group.replicas
     lost = []
-    keep_apart = same and saved.strategy == strategy.name and saved.identity.replicas_differ
+    keep_apart = same and saved.plan.strategy == strategy.name and saved.identity.replicas_differ
     if saved.identity.replicas_differ and not keep_apart:
         lost.append(
-            f"the weights of {saved.replicas} replicas, which differed: all have their mean"
+            f"the weights of {saved.plan.replicas} replicas, which differed: all have their mean"
         )
         lost += _write_mean(saved, group)
     elif not saved.identity.replicas_differ:
@@ -87,7 +87,7 @@ def _translation(saved: Saved, own: Equipment) -> Translation | None:
     section = "replica-0" if saved.identity.replicas_differ else "state"
     if not Translation.is_needed(saved.checkpoint.tensors(section), own.group):
         return None
-    return Translation.between(saved.identity.plan, own.plan, own.spec)
+    return Translation.between((saved.plan.backend, saved.plan.framework), own.plan, own.spec)
 
 
 def _write_translated(
@@ -249,7 +249,7 @@ def _write_metrics(saved: Saved, own: Equipment) -> list[str]:
         group.write_state(sums, replica=replica)
         lost |= {n for n in kept if n.startswith(_METRICS) and n not in known}
     now = _layout(group.replicas, own.plan.mesh.size(STAGE))
-    numbers = f"{_layout(saved.replicas, saved.stages)}, now {now}"
+    numbers = f"{_layout(saved.plan.replicas, saved.stages)}, now {now}"
     return [f"{what} state of {numbers}" for what in sorted(lost)]
 
 
@@ -267,23 +267,31 @@ def _mean_state(saved: Saved) -> dict[str, np.ndarray]:
     }
     floating = [name for name, array in first.items() if array.dtype.kind == "f"]
     sums = {name: first[name].astype(np.float64) for name in floating}
-    for replica in range(1, saved.replicas):
+    for replica in range(1, saved.plan.replicas):
         for name, array in saved.checkpoint.read(f"replica-{replica}", floating).items():
             sums[name] += array
     return first | {
-        name: (total / saved.replicas).astype(first[name].dtype) for name, total in sums.items()
+        name: (total / saved.plan.replicas).astype(first[name].dtype)
+        for name, total in sums.items()
     }
 
 
 def _load_strategy(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
     """Brings back what the strategy kept, as far as it can use it."""
-    same = saved.replicas == group.replicas
-    is_own = saved.strategy == strategy.name
-    lost = strategy.carries_over(saved.strategy, saved.replicas, group.replicas)
+    same = saved.plan.replicas == group.replicas
+    is_own = saved.plan.strategy == strategy.name
+    lost = strategy.carries_over(saved.plan.strategy, saved.plan.replicas, group.replicas)
     if not (same and is_own):
         strategy.state_written(group)
     if is_own:
-        strategy.load_state(group, _strategy_state(saved, group.local_replicas if same else ()))
+        state = _strategy_state(saved, group.local_replicas if same else ())
+        try:
+            strategy.load_state(group, state)
+        except (LookupError, TypeError, ValueError) as error:
+            raise IsotrainError(
+                f"{saved.checkpoint.location}: what it has of strategy {strategy.name!r} is not what that"
+                f" keeps: {type(error).__name__}: {error}."
+            ) from error
     return lost
 
 

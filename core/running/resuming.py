@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan, plain_differences
 from isotrain.core.errors import IsotrainError
-from isotrain.core.plain_records import record
+from isotrain.core.plain_records import record, value
 from isotrain.core.running.saver import FORMAT, Identity, Position
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -25,6 +26,20 @@ _LEFT_OUT = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopp
 """Fields that do not bear on what is computed."""
 
 
+@dataclass(frozen=True)
+class PlanThen:
+    """What a resume reads of the plan of the run that saved a checkpoint; its names are those of `Plan`."""
+
+    backend: str
+    framework: str
+    strategy: str
+    replicas: int
+    global_batch: int
+    samples: int | None = None
+    mesh: dict[str, int] = field(default_factory=dict)
+    processes: list[dict[str, Any]] = field(default_factory=list)
+
+
 class Saved:
     """What a checkpoint says of the run that saved it.
 
@@ -32,6 +47,7 @@ class Saved:
         checkpoint: It.
         position: Where the run was.
         identity: Whose it is.
+        plan: Of that run.
         strategy_values: What the strategy kept as JSON.
     """
 
@@ -51,29 +67,39 @@ class Saved:
             )
         self.checkpoint = checkpoint
         self.position = record(Position, run.pop("position", None), f"{where}: position")
-        self.strategy_values: dict[str, Any] = run.pop("strategy_values", {})
+        values = run.pop("strategy_values", {})
+        self.strategy_values = value(dict[str, Any], values, f"{where}: strategy_values")
         self.identity = record(Identity, run, where)
+        value(dict[str, Any], self.identity.spec.get("optimizer"), f"{where}: spec: optimizer")
+        known = {each.name for each in fields(PlanThen)}
+        plan = {name: part for name, part in self.identity.plan.items() if name in known}
+        self.plan = record(PlanThen, plan, f"{where}: plan")
+        self._require_sense(where)
 
-    @property
-    def replicas(self) -> int:
-        """Of the run that saved it."""
-        return int(self.identity.plan["replicas"])
+    def _require_sense(self, where: str) -> None:
+        """Refuses numbers that no run has had."""
+        if self.position.step != self.checkpoint.step:
+            raise IsotrainError(
+                f"{where}: position: it is of step {self.position.step}, and the checkpoint of step"
+                f" {self.checkpoint.step}."
+            )
+        counts = {"replicas": self.plan.replicas, "global_batch": self.plan.global_batch}
+        counts |= {f"mesh.{axis}": size for axis, size in self.plan.mesh.items()}
+        for name, count in counts.items():
+            if count < 1:
+                raise IsotrainError(
+                    f"{where}: plan: {name}: expected at least 1, received {count}."
+                )
 
     @property
     def stages(self) -> int:
         """In which its replicas lay."""
-        return int(self.identity.plan["mesh"].get(STAGE, 1))
+        return self.plan.mesh.get(STAGE, 1)
 
     @property
     def is_served(self) -> bool:
         """Whether a coordinator kept its state."""
-        processes = self.identity.plan.get("processes") or [{}]
-        return bool(processes[0].get("role") == "coordinator")
-
-    @property
-    def strategy(self) -> str:
-        """Its name."""
-        return str(self.identity.plan["strategy"])
+        return bool(self.plan.processes) and self.plan.processes[0].get("role") == "coordinator"
 
 
 def changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
@@ -82,6 +108,14 @@ def changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
     Raises:
         IsotrainError: The checkpoint means nothing in this run.
     """
+    try:
+        return _changes(saved, spec, plan)
+    except RecursionError:
+        where = f"{saved.checkpoint.location}: run.json: spec"
+        raise IsotrainError(f"{where}: it is nested too deeply.") from None
+
+
+def _changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
     before, now = saved.identity.spec, spec.to_dict()
     found = [
         each
@@ -91,7 +125,7 @@ def changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
     # In the plan they are resolved, whichever way the spec gives them.
     found = [each for each in found if each[0] not in ("global_batch", "local_batch")]
     for name in ("global_batch", "samples", "replicas", "backend", "framework"):
-        one, other = saved.identity.plan.get(name), getattr(plan, name)
+        one, other = getattr(saved.plan, name), getattr(plan, name)
         if one != other and None not in (one, other):  # samples are counted once they are loaded
             found.append((name, one, other))
     breaking = [each for each in found if _breaks(*each, before, now)]

@@ -167,6 +167,7 @@ class RunBefore:
         replicas = value(int, plan.get("replicas"), f"{where}: replicas")
         backend = joined_backend(name, requested)
         options = plan.get("launcher_options")
+        options = value(dict[str, Any] | None, options, f"{where}: launcher_options")
         launcher = ChosenLauncher() if options is None else ChosenLauncher(launched_by, options)
         where = path / SPEC_FILE
         policy = value(

@@ -203,11 +203,11 @@ def _told(plan: Mapping[str, Any], where: str, batch: Any) -> tuple[str, int]:
     Raises:
         IsotrainError: It says nothing of the kind.
     """
-    batch = plan.get("global_batch", 1) if batch is None else batch
-    return (
-        value(str, plan.get("backend"), f"{where}: backend"),
-        value(int, batch, f"{where}: global_batch"),
-    )
+    backend = value(str, plan.get("backend"), f"{where}: backend")
+    count = value(int, plan.get("global_batch", 1) if batch is None else batch, f"{where}: batch")
+    if count < 1:
+        raise IsotrainError(f"{where}: batch: expected at least 1, received {count}.")
+    return backend, count
 
 
 def _found_again(model: Any, where: str) -> Any:

@@ -34,25 +34,22 @@ class Translation:
         self._slots = slots
 
     @classmethod
-    def between(
-        cls, before: Mapping[str, Any], plan: Plan, spec: TrainingSpec
-    ) -> Translation | None:
+    def between(cls, there: tuple[str, str], plan: Plan, spec: TrainingSpec) -> Translation | None:
         """The one that the spec gives; None where there is nothing to translate.
 
         That is where it gives none, where the framework is the same, and of one model for all frameworks.
 
         Args:
-            before: The plan of the run that saved the checkpoint.
+            there: Backend and framework of the run that saved the checkpoint.
             plan: Of the run that goes on.
             spec: Of the same.
         """
         policy, optimizer = spec.checkpoint, spec.optimizer
-        if policy is None or policy.map is None or before.get("framework") == plan.framework:
+        if policy is None or policy.map is None or there[1] == plan.framework:
             return None
         if not _may_differ(spec.model):
             return None
         maps = read_maps(policy.map)
-        there = str(before.get("backend")), str(before.get("framework"))
         old, new = (
             Dialect(map_of(maps, *owners), _forms(owners[0], spec), optimizer.name)
             for owners in (there, (plan.backend, plan.framework))

@@ -59,6 +59,26 @@ def test_what_is_in_the_newest_is_shown(run: Path, capsys: pytest.CaptureFixture
         assert word in text
 
 
+def test_names_in_a_checkpoint_are_no_commands_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm = "\x1b]0;harm\x07\x9b2J\u202e"
+    for folder in ("one", "two"):
+        CheckpointFolder(tmp_path / folder).save(
+            1,
+            sections={"state": {folder + harm: TensorPart(WEIGHTS)}},
+            run={"plan": {"backend": harm}},
+        )
+    ends = (tmp_path / "one", tmp_path / "two")
+    said_of_it = [said(capsys, "show", ends[0])[0]]
+    said_of_it.append(said(capsys, "diff", *ends, code=ExitCode.DIFFERENT)[0])
+    (tmp_path / harm).mkdir()
+    said_of_it.append(said(capsys, "show", tmp_path / harm, code=ExitCode.USAGE)[0])
+    for text in said_of_it:
+        assert r"\x1b]0;harm\x07\x9b2J\u202e" in text
+        assert not set(harm) & set(text) - set("]0;harm2J")
+
+
 def test_a_checkpoint_is_found_by_its_own_path(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,14 +14,18 @@ from in_process import command
 
 import isotrain
 from isotrain.core.checkpoints.checkpoint import Checkpoint
+from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.contracts.export import FORMS
 from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, SpecError
+from isotrain.core.running.resuming import Saved, changes
 from isotrain.core.running.weight_sources import weights_at
+from isotrain.core.spec.files import load_spec
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -43,7 +47,8 @@ def planted(tmp_path: Path) -> Checkpoint:
         "loss": f"{harm}:loss",
         "plugins": ["isotrain.testing.reference", str(harm)],
     }
-    plan = {"backend": "reference", "global_batch": 2, "launcher": "local", "replicas": 1}
+    plan = {"backend": "reference", "framework": "reference", "strategy": "data-parallel"}
+    plan |= {"global_batch": 2, "launcher": "local", "replicas": 1}
     run = {"format": 1, "position": {"step": 1}, "spec": spec, "plan": plan}
     run |= {"versions": {}, "replicas_differ": False}
     state = {name: TensorPart(value) for name, value in WEIGHTS.items()}
@@ -153,8 +158,104 @@ def own_spec() -> dict[str, Any]:
     return {
         "model": {"reference": "integration.test_predicting:network"},
         "data": "integration.test_predicting:data",
-        "loss": "mean_squared_error",
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 1.0},
         "global_batch": 2,
         "epochs": 1,
     }
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Of a run between two averages of local SGD."""
+    folder = tmp_path_factory.mktemp("sound") / "saved"
+    with opened() as session:
+        session.step(next(session.batches()))
+        session.save(folder)
+    return checkpoint_at(folder)
+
+
+def opened() -> isotrain.Session:
+    spec = own_spec() | {"strategy": {"name": "local-sgd", "options": {"every": 4}}}
+    return isotrain.open_session(spec, backend="reference", replicas=1)
+
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def put(way: str, value: Any) -> Edit:
+    """Sets a field of a run.json, by the names on the way to it."""
+
+    def edit(run: dict[str, Any]) -> None:
+        *outer, last = way.split(".")
+        for name in outer:
+            run = run[name]
+        run[last] = value
+
+    return edit
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+def forged(checkpoint: Checkpoint, edit: Edit) -> Checkpoint:
+    """The same with another run.json, whose checksum is right."""
+    run = json.loads(json.dumps(checkpoint.run))
+    edit(run)
+    sections = {
+        name: {key: TensorPart(array) for key, array in checkpoint.read(name).items()}
+        for name in checkpoint.sections()
+    }
+    folder = CheckpointFolder(Path(checkpoint.location).parents[1] / "forged")
+    return folder.save(checkpoint.step, sections=sections, run=run)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("plan", value) for value in ({}, [], None, "plan")),
+        *(("plan.replicas", value) for value in (0, -1, 2**64, "2", None, True)),
+        *(("plan.mesh", value) for value in ([], {"stage": 0}, {"stage": "2"}, {"data": 2**63})),
+        *(("plan.processes", value) for value in ({}, [1], "coordinator")),
+        *(("plan.backend", value) for value in (None, ["reference"])),
+        *(("spec", value) for value in ({}, None, [], {"optimizer": "sgd"})),
+        *(("position.step", value) for value in (0, -1, 2, 2**63, "1", None)),
+        *(("position.rate_factor", value) for value in ("fast", None)),
+        *(("position.notes", value) for value in ([], "notes")),
+        ("position.mark", {"epoch": 0}),
+        *(("strategy_values", value) for value in ([], None, 3)),
+        *(("versions", value) for value in (None, {"isotrain": 1})),
+        ("replicas_differ", "no"),
+        ("unknown", 1),
+    ],
+)
+def test_what_a_run_says_of_itself_is_checked_field_by_field(
+    sound: Checkpoint, field: str, value: Any
+) -> None:
+    with pytest.raises(IsotrainError, match=r"run\.json: .*" + field.partition(".")[0]) as told:
+        Saved(forged(sound, put(field, value)))
+    assert str(Path(sound.location).parents[1]) in str(told.value)
+
+
+def test_what_is_sound_is_taken(sound: Checkpoint) -> None:
+    assert Saved(forged(sound, put("versions", {}))).position.step == 1
+
+
+@pytest.mark.parametrize("values", [{}, {"steps": 1}])
+def test_what_a_strategy_has_not_kept_is_refused(sound: Checkpoint, values: dict[str, Any]) -> None:
+    with opened() as session:
+        session.restore(sound.location)
+        place = forged(sound, put("strategy_values", values)).location
+        with pytest.raises(IsotrainError, match=f"{place}: what it has of strategy 'local-sgd'"):
+            session.restore(place)
+
+
+def test_a_spec_that_is_nested_deeply_is_refused(sound: Checkpoint) -> None:
+    deep = forged(sound, put("versions", {}))
+    deep.run["spec"]["data_args"] = nested(5000)
+    with pytest.raises(IsotrainError, match=r"run\.json: spec: it is nested too deeply"):
+        changes(Saved(deep), load_spec(own_spec()), mock.Mock(spec=Plan))
