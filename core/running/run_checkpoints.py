@@ -137,6 +137,7 @@ class RunCheckpoints:
             lost = restoring.load(
                 saved, own, lambda: self._rates(position.step) * position.rate_factor
             )
+            lost += own.group.not_carried()
             is_own = self._saver.went_back_to(saved.checkpoint, position)
             self._go_on_from(position, is_own=is_own)
             if self._reporter.rank == 0:

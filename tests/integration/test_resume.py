@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_process import command
 from integration.killing import Killer, Moment, moments
 from interrupts import heed_signals
 
@@ -276,6 +277,42 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     assert any("'local-sgd'" in line for line in resumed["changes"])
     assert (tmp_path / "elsewhere" / "step-000000006").is_dir()
     assert resumed["lost"] == []
+
+
+def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
+    """By the run's own spec; the workers' masks are their own, and lost."""
+    module = "integration.test_resume"
+    fields = spec(model={"reference": f"{module}:network"}, data=f"{module}:data", steps=4)
+    fields |= {"plugins": ["isotrain.testing.reference"]}
+    (tmp_path / "spec.json").write_text(json.dumps(fields))
+    begun = command(
+        *("run", "spec.json", "--backend", "reference", "--replicas", "2", "--run-dir", "run"),
+        *("--strategy", "parameter-server", "--quiet"),
+        folder=tmp_path,
+    )
+    assert begun.returncode == 0, begun.stderr
+    same, other = resumed_by(tmp_path, "--set", "steps=5"), resumed_by(tmp_path, *OTHERWISE)
+    assert [event["lost"] for event in same if event["event"] == "resumed"] == [
+        ["what the workers draw at random: new ones begin anew"]
+    ]
+    (told,) = [event for event in other if event["event"] == "resumed"]
+    assert told["done"] == 5
+    assert "replicas: 2 in the checkpoint, 1 now" in told["changes"]
+    (result,) = [event for event in other if event["event"] == "result"]
+    plan = result["plan"]
+    assert (plan["strategy"], plan["replicas"], plan["total_steps"]) == ("local-sgd", 1, 7)
+    assert result["run_directory"] == str(tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "step-000000007").is_dir()
+
+
+OTHERWISE = ("--replicas", "1", "--strategy", "local-sgd,every=1", "--set", "steps=7")
+
+
+def resumed_by(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """What the command prints of a run that goes on."""
+    done = command("resume", "run", *options, "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_project_that_was_moved_goes_on(tmp_path: Path) -> None:
