@@ -6,9 +6,9 @@
 Each contender saves the same float32 tensors in a program of its own, three times, of which the last
 counts, and loads them in another; contenders come in an order drawn anew for every round. Seconds are of the
 training thread (`stall`), until all is on the disk, with an fsync where the contender makes none (`on
-disk`), and to read it back, which the system still has in memory (`load`). Memory is what the program takes
-at most besides what it had before, as a multiple of the state. Reported are medians with 95 % bootstrap
-intervals.
+disk`), and to read it back, which the system still has in memory (`load`); and of the processor, which all
+threads together take for that (`processor to load`). Memory is what the program takes at most besides what it
+had before, as a multiple of the state. Reported are medians with 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ CONTENDERS: Mapping[str, type[Contender]] = {
     "distributed.checkpoint, async": AsyncDistributedCheckpoint,
     "Keras save_weights": Keras,
 }
-FIGURES = ("stall", "on disk", "load", "memory to save", "memory to load")
+FIGURES = ("stall", "on disk", "load", "processor to load", "memory to save", "memory to load")
 
 
 def measure_saving(contender: Contender, count: int, folder: Path) -> dict[str, float]:
@@ -183,12 +183,13 @@ def measure_loading(contender: Contender, count: int, folder: Path) -> dict[str,
     """Loads what was saved last, over a state of zeros; checks it."""
     arrays = _arrays(count)
     state = contender.prepare({name: np.zeros_like(array) for name, array in arrays.items()})
-    before, began = _forget_peak(), time.perf_counter()
+    before, began, busy = _forget_peak(), time.perf_counter(), time.process_time()
     loaded = contender.load(state, folder / str(_SAVES - 1))
-    load, memory = time.perf_counter() - began, (_peak() - before) / _bytes(arrays)
+    load, processor = time.perf_counter() - began, time.process_time() - busy
+    memory = (_peak() - before) / _bytes(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(np.asarray(loaded[name]), array)
-    return {"load": load, "memory to load": memory}
+    return {"load": load, "processor to load": processor, "memory to load": memory}
 
 
 def _arrays(count: int) -> dict[str, np.ndarray]:

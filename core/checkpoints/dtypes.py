@@ -26,8 +26,8 @@ CODES = {
     "complex64": "C64",
 }
 """What a safetensors file calls each dtype that a checkpoint can hold."""
-BLOCK = 4 * 2**20
-"""Bytes that are written or read, and checked, at a time: few enough to stay in a processor's cache."""
+BLOCK = 2**18
+"""Bytes that are written or read, and checked, at a time: few enough to stay in the cache of one core."""
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a block begins in a tensor, and its shape."""

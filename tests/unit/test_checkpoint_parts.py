@@ -51,10 +51,11 @@ def splits(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box], Box]:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
-    """A block has three numbers, so that most tensors have several."""
+    """A block has three numbers, so that most tensors have several; and the rules are those of large ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dtypes, "BLOCK", 12)
         patch.setattr(checkpoint, "FEW_BYTES", 0)
+        patch.setattr(checkpoint, "LARGE_BYTES", 1)
         yield
 
 
