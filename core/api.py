@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from isotrain.core.asked_run import AskedRun
 from isotrain.core.contracts.events import OnPlainEvent
@@ -47,7 +47,7 @@ def run(
     launcher_options: Mapping[str, Any] | None = None,
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
-    ranks: Sequence[int] = (0,),
+    ranks: Sequence[int] | Literal["all"] = (0,),
 ) -> RunResult:
     """Trains a spec under a backend, in processes of its own on this machine.
 
@@ -110,7 +110,7 @@ def launch(
     launcher_options: Mapping[str, Any] | None = None,
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
-    ranks: Sequence[int] = (0,),
+    ranks: Sequence[int] | Literal["all"] = (0,),
 ) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
@@ -167,7 +167,7 @@ def resume(
     launcher: str | None = None,
     launcher_options: Mapping[str, Any] | None = None,
     max_restarts: int = 0,
-    ranks: Sequence[int] = (0,),
+    ranks: Sequence[int] | Literal["all"] = (0,),
 ) -> RunResult:
     """Goes on with a run of `run` in its own directory, from its newest checkpoint.
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent
@@ -69,7 +69,7 @@ class AskedRun:
     port: int | None
     resume: str | os.PathLike[str] | None
     max_restarts: int
-    ranks: Sequence[int]
+    ranks: Sequence[int] | Literal["all"]
 
     def loaded(self) -> tuple[TrainingSpec, PluginHost]:
         """The spec, and the host with its plugins."""
@@ -117,7 +117,7 @@ class AskedRun:
         given, host = cast.spec, cast.host
         layout = None if party is None else party.layout
         resolved = self._planned(cast, layout, self.replicas)
-        _require_ranks(self.ranks, resolved)
+        ranks = _ranks_of(resolved, self.ranks)
         if party is None:
             require_startable(host.launcher(resolved.launcher, resolved.launcher_options))
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
@@ -136,7 +136,7 @@ class AskedRun:
             folder = checkpoint_folder(given, directory.path)
             with (
                 self._display(resolved) as display,
-                shown_ranks(directory.path, self.ranks, display) as show,
+                shown_ranks(directory.path, ranks, display) as show,
             ):
                 records = RunRecords(directory, audience, show)
                 replan = functools.partial(self._smaller, cast)
@@ -210,18 +210,20 @@ class _Attempt:
         )
 
 
-def _require_ranks(ranks: Sequence[int], plan: Plan) -> None:
+def _ranks_of(plan: Plan, asked: Sequence[int] | Literal["all"]) -> Sequence[int]:
+    """Those that were asked for.
+
+    Raises:
+        PlanError: The run has not all of them.
+    """
     count = len(plan.processes)
+    ranks = range(count) if isinstance(asked, str) else asked
     for rank in ranks:
         if not 0 <= rank < count:
             raise PlanError(
                 f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has {count} processes."
             )
-        if rank and plan.launcher_options is not None and plan.launcher != LOCAL:
-            raise PlanError(
-                f"ranks: the output of rank {rank} is where {plan.launcher} starts it, and does not come here"
-                " while the run goes on. Leave it out."
-            )
+    return ranks
 
 
 def _require_same_run(checkpoint: Checkpoint | None, spec: TrainingSpec, plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,11 +101,25 @@ def as_text(allocation: Allocation) -> str:
     return ",".join(f"{share.host or 'this machine'}:{share.slots}" for share in allocation.shares)
 
 
-def meeting(allocation: Allocation, command: RankCommand) -> dict[str, str]:
-    """Says where ranks meet, for engines that do not tell, or tell where they were started themselves."""
+def meeting(
+    allocation: Allocation, command: RankCommand, first: str | None = None
+) -> dict[str, str]:
+    """Says where ranks meet, for engines that do not tell, or tell where they were started themselves.
+
+    Args:
+        allocation: Has the hosts.
+        command: Of a rank.
+        first: The host of rank 0; None: the first one.
+    """
     if not allocation.hosts:
         return {}
-    return {"ISOTRAIN_COORDINATOR": allocation.hosts[0], "ISOTRAIN_JOB": command.name}
+    return {"ISOTRAIN_COORDINATOR": first or allocation.hosts[0], "ISOTRAIN_JOB": command.name}
+
+
+def own_host(allocation: Allocation) -> str | None:
+    """Which of the hosts this process is on, by the name that it has there; Open MPI begins with it."""
+    own = _short(socket.gethostname())
+    return next((host for host in allocation.hosts if _short(host) == own), None)
 
 
 def _short(host: str) -> str:

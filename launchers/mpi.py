@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from isotrain.launchers.host_options import HostOptions, as_text, meeting
+from isotrain.launchers.host_options import HostOptions, as_text, meeting, own_host
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -74,7 +74,8 @@ class MpiLauncher(EngineLauncher):
         where = as_text(allocation) if allocation.hosts else ""
         told = meeting(allocation, command)
         if (self._flavour or flavour(self._mpirun)) == "open-mpi":
-            options = _open_mpi(where, (*command.variables, *told, command.key_variable))
+            told |= meeting(allocation, command, first=own_host(allocation))
+            options = _open_mpi(where, (*command.variables, *told, *command.told))
         else:
             options = _hydra(where, by_ssh=self._where.hosts is not None)
         count = ("-np", str(allocation.slots))

@@ -77,8 +77,6 @@ class RayLauncher(EngineLauncher):
     def submission(self, command: RankCommand) -> Submission:
         bundle = ("--bundle", json.dumps(self._bundle))
         where = ("--placement", self._placement, "--address", self._address)
-        names = [
-            part for name in (*command.variables, command.key_variable) for part in ("-x", name)
-        ]
+        names = [part for name in (*command.variables, *command.told) for part in ("-x", name)]
         size = ("--workers", str(self._workers), *bundle)
         return Submission(((*_PROGRAM, *size, *where, *names, "--", *command.arguments),))

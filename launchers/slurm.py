@@ -26,6 +26,10 @@ _SCRIPT = """\
 #!/bin/sh
 {options}
 
+export {variable}=$(cat << 'END'
+{spec}
+END
+)
 {command}
 """
 _EXCLUDE = "--exclude="
@@ -135,6 +139,7 @@ class SlurmLauncher(EngineLauncher):
         return Submission(commands, files={"job.sh": script}, last=(ending,))
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
+        command = replace(command, following=())
         run = shlex.join([*step, *command.arguments])
         if self._requeue:
             signal = f"--signal=TERM@{self._requeue}"
@@ -143,7 +148,8 @@ class SlurmLauncher(EngineLauncher):
             events = shlex.quote(str(command.run_directory / "events.jsonl"))
             run = _AGAIN.format(command=again, events=events)
         asked = "\n".join(f"#SBATCH {option}" for option in options)
-        return _SCRIPT.format(options=asked, command=run)
+        spec = {"variable": command.spec_variable, "spec": command.spec_text}
+        return _SCRIPT.format(options=asked, command=run, **spec)
 
     def _size(self, allocation: Allocation) -> list[str]:
         shares = allocation.shares

@@ -21,7 +21,8 @@ from isotrain.plugin import (
 )
 
 _AGENT = (sys.executable, "-m", "torch.distributed.run")
-_REMOTE = "IFS= read -r {variable}; export {variable}; cd {folder} && exec env {command}"
+_REMOTE = "{reading} cd {folder} && exec env {command}"
+_READING = "IFS= read -r {variable}; export {variable};"
 
 
 class TorchrunLauncher(EngineLauncher):
@@ -78,7 +79,8 @@ class TorchrunLauncher(EngineLauncher):
             return Submission((here,))
         agent = self._agent(allocation, command, slots)
         commands = (self._over_ssh(host, agent, command) for host in allocation.hosts)
-        return Submission(tuple(commands), knows_key=False, stdin=f"{command.key}\n")
+        lines = "".join(f"{text}\n" for text in command.told.values())
+        return Submission(tuple(commands), knows_key=False, stdin=lines)
 
     def _agent(self, allocation: Allocation, command: RankCommand, slots: str) -> tuple[str, ...]:
         hosts = allocation.hosts
@@ -87,10 +89,10 @@ class TorchrunLauncher(EngineLauncher):
         return (*_AGENT, *size, *meeting, "--no-python", *command.arguments)
 
     def _over_ssh(self, host: str, agent: tuple[str, ...], command: RankCommand) -> tuple[str, ...]:
-        """The key comes by standard input: a command line can be read by everybody."""
+        """Key and spec come by standard input: a command line can be read by everybody."""
         variables = [f"{name}={value}" for name, value in command.variables.items()]
         text = _REMOTE.format(
-            variable=command.key_variable,
+            reading=" ".join(_READING.format(variable=name) for name in command.told),
             folder=shlex.quote(os.getcwd()),
             command=shlex.join([*variables, *agent]),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 def count(text: str) -> int:
@@ -28,9 +28,9 @@ def counts(text: str) -> list[int]:
     return [count(part) for part in listed(text)]
 
 
-def ranks(text: str) -> list[int]:
-    """Whole numbers of at least 0, between commas."""
-    return [count_or_zero(part) for part in listed(text)]
+def ranks(text: str) -> list[int] | Literal["all"]:
+    """Whole numbers of at least 0, between commas; or `all`."""
+    return "all" if text == "all" else [count_or_zero(part) for part in listed(text)]
 
 
 def listed(text: str) -> list[str]:

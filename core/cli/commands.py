@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
@@ -35,6 +36,8 @@ def run(options: argparse.Namespace) -> None:
     if options.dry_run:
         launching_commands.dry_run(spec, options)
         return
+    if options.hand_over and not (options.mark and options.run_dir):
+        raise PlanError("--hand-over: give --json, --mark TEXT and --run-dir too.")
     _train(
         options,
         lambda on_event: api.run(
@@ -90,7 +93,7 @@ def _train(
         shows = display.json_lines(mark=options.mark)
     elif options.quiet:
         shows = display.quiet()
-    with shows as on_event:
+    with shows as on_event, _handed_over(options, on_event):
         result = training(on_event)
     if _speaks_for_another(options):
         return
@@ -100,6 +103,21 @@ def _train(
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 
         sys.stdout.write(texts.result(result))
+
+
+@contextlib.contextmanager
+def _handed_over(options: argparse.Namespace, tell: OnPlainEvent | None) -> Iterator[None]:
+    """Tells of the run's files after it, however it ends, where this was asked for and is of use."""
+    try:
+        yield
+    finally:
+        if getattr(options, "hand_over", False) and not _speaks_for_another(options):
+            from isotrain.core.launching import handed_over
+
+            assert tell is not None
+            folder = Path(options.run_dir)
+            if not handed_over.is_followed_from(folder, options.mark):
+                handed_over.hand_over(folder, tell)
 
 
 def _speaks_for_another(options: argparse.Namespace) -> bool:

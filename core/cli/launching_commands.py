@@ -81,6 +81,9 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
         print(json_page({"format": FORMAT, "folder": str(given.path), **shown}))
         return
     print("".join(f"{path}\n" for path in files), end="")
+    if shown["submission"]["commands"]:
+        command = found[1]
+        print(f'export {command.spec_variable}="$(cat {shlex.quote(str(command.spec))})"')
     print("".join(f"{line}\n" for line in shown["submission"]["commands"]), end="")
 
 

@@ -31,6 +31,12 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
         help="only write what the launcher would give to its engine, such as a script for sbatch",
     )
     command.add_argument(
+        "--hand-over",
+        action="store_true",
+        help="with --mark and --run-dir: at the end, print the run's files too, for who follows it from where"
+        " they cannot be seen; who sees them has put a file named by the mark beside the run directory",
+    )
+    command.add_argument(
         "--resume",
         metavar="FROM",
         help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"
@@ -88,7 +94,7 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
         type=ranks,
         default=(0,),
         metavar="N,...",
-        help="whose output to show, such as 0,3 (default: 0); all of it is in the run directory",
+        help="whose output to show, such as 0,3, or all (default: 0); all of it is in the run directory",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
     command.add_argument(

@@ -11,7 +11,8 @@ def describe_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "spec",
         metavar="SPEC",
-        help="what to train: a file (.yaml, .toml, .json), or script.py:NAME of a spec in a script",
+        help="what to train: a file (.yaml, .toml, .json), script.py:NAME of a spec in a script, or"
+        " env:NAME of a variable that has one as JSON",
     )
     describe_changes(command)
 

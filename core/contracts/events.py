@@ -254,6 +254,24 @@ class Output(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilePart(Event):
+    """A part of a file of the run, for who follows it from elsewhere; those of a file follow each other.
+
+    Attributes:
+        name: Of the file, in the run directory.
+        begin: Bytes of it that come before.
+        size: Of the whole file, in bytes.
+        data: The part, in base64.
+    """
+
+    kind = "file"
+    name: str
+    begin: int
+    size: int
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remark(Event):
     """The launcher does something in another way than the plan says.
 
@@ -339,6 +357,7 @@ _KINDS: tuple[type[Event], ...] = (
     Failed,
     Finished,
     Output,
+    FilePart,
     Remark,
     Restarted,
     RunFailed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +16,15 @@ class RankCommand:
 
     Attributes:
         name: Of this run and of no other, as engines take it: small letters, digits, hyphens.
-        spec: The spec's file.
-        spec_text: What is in it, for hosts that do not see this one's files.
+        spec: The spec's file here, which other hosts need not see.
+        spec_text: What is in it.
         options: Of `isotrain run`, but for the run directory.
-        run_directory: Where rank 0 keeps the run's files.
+        run_directory: Where rank 0 keeps the run's files, on its own host.
         variables: What every rank must find set, as it is here; no secret is among them.
         key: A secret by which the processes of the run know each other.
-        key_variable: The variable in which they are told it.
+        following: Options for a run that is followed from here while it goes on.
+        key_variable: The variable in which they are told the key.
+        spec_variable: The one in which they are told the spec.
     """
 
     name: str
@@ -31,14 +34,23 @@ class RankCommand:
     run_directory: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     key: str = field(default="", repr=False)
+    following: tuple[str, ...] = ()
     key_variable: ClassVar[str] = "ISOTRAIN_KEY"
+    spec_variable: ClassVar[str] = "ISOTRAIN_SPEC"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The program and its arguments, where hosts have this one's files and interpreter."""
-        return self.on_host(sys.executable, str(self.spec), str(self.run_directory))
+        """The program and its arguments, where hosts have this one's interpreter."""
+        where = f"env:{self.spec_variable}"
+        return self.on_host(sys.executable, where, str(self.run_directory))
 
     def on_host(self, python: str, spec: str, run_directory: str) -> tuple[str, ...]:
         """The same where these are elsewhere."""
         run = (python, "-m", "isotrain", "run", spec)
-        return (*run, *self.options, "--run-dir", run_directory)
+        return (*run, *self.options, *self.following, "--run-dir", run_directory)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Further variables that every rank must find set, and that stand on no command line."""
+        spec = json.dumps(json.loads(self.spec_text))
+        return {self.key_variable: self.key, self.spec_variable: spec}

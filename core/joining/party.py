@@ -90,8 +90,8 @@ class Party:
         with self._decided(plan, own, resume) as decided:
             decision = self.meeting.settle({}, lambda told: decided)
             folder = Path(decision["directory"])
-            sees = (folder / decision["mark"]).is_file()
-            self._require_shared(folder, sees, decision["resume"])
+            sees = Path(decision["mark"]).is_file()
+            self._require_shared(decision["kept"], decision["resume"])
         context = self._context(plan, folder if sees else own, decision["doors"])
         return Agreed(context, folder, decision["resume"])
 
@@ -103,20 +103,31 @@ class Party:
             return
         doors = OWN_PORTS.doors(self.seats[0]["address"], plan.doors, self.port)
         told = {"directory": str(own.absolute()), "resume": _absolute(resume), "doors": doors}
-        with marked(own) as mark:
-            yield {**told, "mark": mark}
+        with marked(own) as mark, self._checkpoints_marked(own, mark) as kept:
+            yield {**told, "mark": mark, "kept": kept}
 
-    def _require_shared(self, folder: Path, sees: bool, resume: str | None) -> None:
-        """Refuses checkpoints that not all can reach; a folder of the spec's own is taken to be shared."""
-        host = self.layout.spots[self.rank].host
-        told = {"host": host, "sees": sees, "finds": token_of(resume)}
-        blind = self.meeting.settle(told, _blind)
+    @contextlib.contextmanager
+    def _checkpoints_marked(self, own: Path, mark: str) -> Iterator[str | None]:
+        """Within it, who sees the file that it gives sees where checkpoints are written; None: all do."""
         policy = self.cast.spec.checkpoint
-        if policy is not None and policy.folder is None and blind["sees"]:
+        if policy is None or (policy.folder is not None and is_url(policy.folder)):
+            yield None
+        elif policy.folder is None:
+            yield mark
+        else:
+            with marked(_made(Path(policy.folder).absolute())) as kept:
+                yield kept
+
+    def _require_shared(self, kept: str | None, resume: str | None) -> None:
+        """Refuses checkpoints that not all can reach."""
+        host = self.layout.spots[self.rank].host
+        sees = kept is None or Path(kept).is_file()
+        blind = self.meeting.settle({"host": host, "sees": sees, "finds": token_of(resume)}, _blind)
+        if kept is not None and blind["sees"]:
             raise PlanError(
                 f"checkpoint: every process writes its share, and {', '.join(blind['sees'])} cannot see"
-                f" {folder}. Choose a run directory (--run-dir) or `checkpoint.folder` that all hosts share,"
-                " or a URL."
+                f" {Path(kept).parent}. Choose a run directory (--run-dir) or `checkpoint.folder` that all"
+                " hosts share, or a URL."
             )
         if blind["finds"]:
             raise PlanError(
@@ -154,6 +165,14 @@ class Agreed:
     context: ProcessContext
     directory: Path
     resume: str | None
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"checkpoint.folder: it cannot be made: {error}.") from error
+    return folder
 
 
 def _absolute(location: str | None) -> str | None:

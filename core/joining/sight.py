@@ -16,11 +16,11 @@ _MARK_BYTES = 8
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Within it, a folder has a file that no other folder has; gives its name."""
-    mark = folder / f".seen-{secrets.token_hex(_MARK_BYTES)}"
+    """Within it, a folder has a file that no other folder has; gives its path."""
+    mark = folder.absolute() / f".seen-{secrets.token_hex(_MARK_BYTES)}"
     mark.touch()
     try:
-        yield mark.name
+        yield str(mark)
     finally:
         mark.unlink(missing_ok=True)
 

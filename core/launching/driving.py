@@ -7,11 +7,20 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import RESULT, CommandFailed, OnEvent, Output, event_of
+from isotrain.core.contracts.events import (
+    RESULT,
+    CommandFailed,
+    FilePart,
+    OnEvent,
+    Output,
+    Remark,
+    event_of,
+)
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.plan import Plan, joined_backend
 from isotrain.core.contracts.plugin_choice import PluginChoice
@@ -20,7 +29,8 @@ from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError, RunFailedError, error_named
 from isotrain.core.json_text import json_page
 from isotrain.core.launching.engine_process import EngineProcess
-from isotrain.core.launching.run_directory import checkpoint_folder
+from isotrain.core.launching.handed_over import Arriving, is_handed_over
+from isotrain.core.launching.run_directory import append_to_log, checkpoint_folder
 from isotrain.core.planning.places import CHOICE_VARIABLE, NONE
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.travel import as_plain
@@ -31,8 +41,11 @@ _TRAINING = ("isotrain.core.running.works", "train")
 """What `isotrain run` does with its session."""
 _KEY_BYTES = 32
 _LAST_LINES = 30
-_HANDED_ON = re.compile(r"ISOTRAIN_(?!KEY$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS")
-
+_HANDED_ON = re.compile(
+    r"ISOTRAIN_(?!KEY$|SPEC$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS"
+)
+_MOST_BYTES = 120_000
+"""Of a spec in a variable; Linux takes 128 KiB."""
 
 Submit = Callable[[RankCommand], Submission]
 """Says what is given to an engine."""
@@ -68,12 +81,16 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
             f"{launcher}: isotrain writes what it is given and does not start it: give it"
             f" {', '.join(map(str, _files(submission, command)))}."
         )
-    log = command.spec.with_name("engine.log")
+    log, seen = command.spec.with_name("engine.log"), command.spec.with_name(command.name)
+    seen.touch()
+    for process in job.plan.processes:
+        append_to_log(directory, process.rank, "")
     try:
-        with EngineProcess(submission, log, _variables(submission, command)) as engine:
-            told = _follow(engine, command.name, on_event)
+        with EngineProcess(submission, log, variables_for(submission, command)) as engine:
+            told = _follow(engine, command.name, directory, on_event)
             status = 0 if "event" in told else engine.status()
     finally:
+        seen.unlink()
         _take_over(command.run_directory, directory)
     if "event" not in told:
         raise RunFailedError(_without_result(launcher, status, log))
@@ -117,6 +134,7 @@ def rank_command(
         run_directory=_unused(folder),
         variables={name: os.environ[name] for name in filter(_is_handed_on, os.environ)},
         key=secrets.token_hex(_KEY_BYTES),
+        following=("--ranks", "all", "--hand-over"),
     )
 
 
@@ -162,21 +180,36 @@ def _engine_name(run: str) -> str:
     return f"{readable}-{secrets.token_hex(3)}"
 
 
-def _variables(submission: Submission, command: RankCommand) -> dict[str, str]:
+def variables_for(submission: Submission, command: RankCommand) -> dict[str, str]:
+    """All that the commands of a submission find set.
+
+    Raises:
+        PlanError: The spec is too long for a variable.
+    """
+    told = command.told
+    size = len(told[command.spec_variable])
+    if size > _MOST_BYTES:
+        raise PlanError(
+            f"the spec has {size} bytes as JSON, and at most {_MOST_BYTES} can be told to the processes of an"
+            " engine. Have the long parts of it made by the functions that it names."
+        )
+    if not submission.knows_key:
+        del told[command.key_variable]
     own = {name: value for name, value in os.environ.items() if name != RankCommand.key_variable}
-    key = {RankCommand.key_variable: command.key} if submission.knows_key else {}
-    return {**own, **submission.variables, **key}
+    return {**own, **submission.variables, **told}
 
 
-def _follow(engine: EngineProcess, mark: str, on_event: OnEvent) -> dict[str, Any]:
+def _follow(engine: EngineProcess, mark: str, directory: Path, on_event: OnEvent) -> dict[str, Any]:
     """Passes on what rank 0 tells; returns its result or its error, or nothing.
 
     Args:
         engine: To follow.
         mark: Before all that isotrain says there; the rest is what ranks and the engine print.
+        directory: Of the run, for the output of the other ranks, and for files that come from rank 0.
         on_event: Called with every event.
     """
     last: dict[str, Any] = {}
+    files = Arriving(directory)
     for line in engine.lines():
         told = _event(line, mark)
         if told is None:
@@ -184,8 +217,13 @@ def _follow(engine: EngineProcess, mark: str, on_event: OnEvent) -> dict[str, An
         elif told["event"] in (RESULT, CommandFailed.kind):
             last = last or told
             engine.expect_end()
-        elif (event := event_of(told)) is not None:
+        elif isinstance(event := event_of(told), FilePart):
+            files.take(event)
+        elif isinstance(event, Output) and event.rank:
+            append_to_log(directory, event.rank, event.text)
+        elif event is not None:
             on_event(event)
+    files.close(lambda text: on_event(Remark(time=time.time(), text=text)))
     return last
 
 
@@ -232,5 +270,6 @@ def _without_result(launcher: str, status: int, log: Path) -> str:
 def _take_over(source: Path, directory: Path) -> None:
     """Moves what rank 0 has left into the run directory, where this machine sees it."""
     for entry in source.iterdir() if source.is_dir() else ():
-        if not (directory / entry.name).exists():
-            os.replace(entry, directory / entry.name)
+        target = directory / entry.name
+        if not target.exists() or (entry.is_file() and is_handed_over(entry.name)):
+            os.replace(entry, target)

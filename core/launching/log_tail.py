@@ -21,7 +21,7 @@ class LogTail:
 
     def lines(self) -> list[str]:
         """The lines that were added since the last call, each with its end."""
-        if not self._path.exists():
+        if not self._path.exists() or self._path.stat().st_size == self._position:
             return []
         with self._path.open("rb") as log:
             log.seek(self._position)

@@ -29,6 +29,11 @@ STEPS_FILE = "steps.jsonl"
 RESULT_FILE = "result.json"
 EARLIER_RESULT_FILE = "result-before.json"
 """The result that a run had before it was resumed."""
+VERSIONS_FILE = "versions.json"
+KEPT_BY_LAUNCHER = frozenset(
+    (SPEC_FILE, PLAN_FILE, EVENTS_FILE, STEPS_FILE, RESULT_FILE, VERSIONS_FILE)
+)
+"""What who starts a run writes of what its processes tell; the other files are rank 0's."""
 _LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.2
 """Longer than anyone who only looks whether a run goes on keeps it from doing so."""
@@ -137,7 +142,7 @@ class RunDirectory:
         """Records what is going to be run, and on what; `packages` has the versions."""
         self.write(SPEC_FILE, spec.to_dict())
         self.write(PLAN_FILE, plan.to_dict())
-        self.write("versions.json", {"packages": dict(packages), "machine": hardware.describe()})
+        self.write(VERSIONS_FILE, {"packages": dict(packages), "machine": hardware.describe()})
 
     def append_event(self, event: Event) -> None:
         """Adds an event to `steps.jsonl` if it tells of steps, to `events.jsonl` otherwise."""
@@ -147,8 +152,7 @@ class RunDirectory:
 
     def append_output(self, text: str) -> None:
         """Adds to the log of rank 0, whose output comes through its launcher."""
-        with log_of(self.path, rank=0).open("a", encoding="utf-8") as log:
-            log.write(text)
+        append_to_log(self.path, 0, text)
 
 
 def has_checkpoints_itself(folder: Path) -> bool:
@@ -258,6 +262,12 @@ def checkpoints_in(named: str | None, folder: Path) -> str:
 def log_of(folder: Path, rank: int) -> Path:
     """The file with the output of a rank."""
     return folder / f"rank-{rank}.log"
+
+
+def append_to_log(folder: Path, rank: int, text: str) -> None:
+    """Adds to the output of a rank."""
+    with log_of(folder, rank).open("a", encoding="utf-8") as log:
+        log.write(text)
 
 
 def _locked(lock: IO[str], kind: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tomllib
@@ -32,6 +33,8 @@ _LOOKED_UP: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDi
 """Specs whose imports were looked up, by identity: a changed copy, which may name others, is none."""
 
 _SCRIPT = re.compile(r"\.py:[^:/]+$")
+_VARIABLE = "env:"
+"""Before the name of a variable that has the JSON of a spec."""
 _SHORTHANDS = {
     "loss": "name",
     "metrics": "name",
@@ -54,8 +57,9 @@ def load_spec(
     """Reads and validates a spec; imports nothing that the spec names.
 
     Args:
-        source: A path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, a mapping of fields, or a
-            spec. The script is imported; the name is a spec, a mapping, or a function that returns one.
+        source: A path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, `env:NAME`, a mapping of
+            fields, or a spec. The script is imported; the name is a spec, a mapping, or a function that
+            returns one. The variable has JSON.
         overrides: Changes like "optimizer.lr=0.05"; values are YAML, an empty one is null.
         strategy: In the place of the spec's own, of which the bare name keeps its options.
         loggers: Besides the spec's own.
@@ -92,6 +96,8 @@ def load_spec(
 
 def _given(source: SpecLike) -> tuple[dict[str, Any], str, Path]:
     """The fields of a spec as they were given, what messages call it, and where its files are."""
+    if isinstance(source, str) and source.startswith(_VARIABLE):
+        return _of_variable(source), source, Path.cwd()
     if isinstance(source, str | PathLike):
         path = Path(source).expanduser()
         return _read(path), str(path), path.absolute().parent
@@ -137,6 +143,21 @@ def _of_script(reference: str) -> TrainingSpec | Mapping[str, Any]:
             " fields, or a function without arguments that returns one of these."
         )
     return found
+
+
+def _of_variable(reference: str) -> dict[str, Any]:
+    """What a variable of this process has.
+
+    Raises:
+        SpecError: It is not set, or is no JSON object.
+    """
+    name = reference.removeprefix(_VARIABLE)
+    text = os.environ.get(name)
+    if text is None:
+        raise SpecError(
+            f"{reference}: the variable {name} is not set; expected a spec in it, as JSON."
+        )
+    return _fields_of(_read_json(Path(reference), text), reference)
 
 
 def json_schema() -> dict[str, Any]:
@@ -237,13 +258,17 @@ def _read(path: Path) -> dict[str, Any]:
             path.suffix == ".py"
         )
         raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {known}{named}")
-    fields = reader(path, _text(path))
-    if fields is None:
-        fields = {}
-    if not isinstance(fields, dict):
-        kind = type(fields).__name__
-        raise SpecError(f"{path}: expected a table of fields at the top, got a {kind}")
-    return fields
+    return _fields_of(reader(path, _text(path)), path)
+
+
+def _fields_of(found: Any, where: Path | str) -> dict[str, Any]:
+    """What was read, if it is a table; nothing is an empty one."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        kind = type(found).__name__
+        raise SpecError(f"{where}: expected a table of fields at the top, got a {kind}")
+    return found
 
 
 def _text(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ def instead(folder: Path, *program: str) -> Instead:
     """What every rank does; a folder has the files."""
     told = {"ISOTRAIN_TOLD": "a text, with = and 'quotes'", "PYTHONPATH": os.environ["PYTHONPATH"]}
     name = "isotrain-test"
-    return Instead(name, folder / "spec.json", "{}", (), folder, told, KEY, program)
+    spec = json.dumps({"name": "it's", "fields": ["of", 1, "$HOME"]})
+    return Instead(name, folder / "spec.json", spec, (), folder, told, KEY, program=program)
 
 
 def start(bed: Bed, name: str, command: RankCommand) -> Started:
@@ -62,7 +64,8 @@ def start(bed: Bed, name: str, command: RankCommand) -> Started:
         (folder / file).write_text(text)
     assert name != "ray" or bed.ray
     told = {**bed.slurm.variables, **command.variables, **submission.variables}
-    told |= {"ISOTRAIN_KEY": command.key} if submission.knows_key else {}
+    told |= {command.spec_variable: command.told[command.spec_variable]}
+    told |= {command.key_variable: command.key} if submission.knows_key else {}
     host, log = bed.with_ssh.first, folder / "log"
     running = (host.start(each, log, told, submission.stdin) for each in submission.commands)
     return Started(tuple(running), log)

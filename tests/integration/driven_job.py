@@ -55,6 +55,14 @@ class Slow:
         return inputs[indices], targets[indices]
 
 
+class SlowAndLoud(Slow):
+    """The same, and it is told."""
+
+    def gather(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        print("samples are read", flush=True)
+        return super().gather(indices)
+
+
 class KilledOnce(Slow):
     """Samples at the sixth batch of which their process is killed once, when there is a checkpoint."""
 
@@ -84,7 +92,22 @@ def data_that_print() -> tuple[np.ndarray, np.ndarray]:
     return data()
 
 
+GATE = "ISOTRAIN_GATE"
+"""Names the file that `data_behind_a_gate` waits for."""
+_GATE_SECONDS = 100.0
+
+
+def data_behind_a_gate() -> tuple[np.ndarray, np.ndarray]:
+    print(f"rank {os.environ['RANK']} waits", flush=True)
+    deadline = time.monotonic() + _GATE_SECONDS
+    while not Path(os.environ[GATE]).exists():
+        assert time.monotonic() < deadline, "nobody has seen it wait"
+        time.sleep(0.01)
+    return data()
+
+
 def data_not_finite() -> tuple[np.ndarray, np.ndarray]:
+    print("samples are made", flush=True)
     inputs, targets = data()
     return inputs * np.nan, targets
 

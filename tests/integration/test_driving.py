@@ -49,10 +49,30 @@ class Engine(EngineLauncher):
         return Submission(((*self.program, *command.arguments),), files={"seen.txt": command.name})
 
 
+class Far(EngineLauncher):
+    """Starts two ranks, whose run directory is not the one that it is told: this process does not see it."""
+
+    name = "far"
+    summary = "for tests"
+    program = 'for RANK in 0 1; do export RANK LOCAL_RANK=$RANK; "$@" & done; wait $!'
+    folder: ClassVar[str] = ""
+
+    def allocation(self) -> Allocation:
+        return Allocation((Share(2),))
+
+    def submission(self, command: RankCommand) -> Submission:
+        there = command.on_host(sys.executable, f"env:{command.spec_variable}", self.folder)
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"}
+        elastic = {"TORCHELASTIC_RUN_ID": command.name, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        told = {"WORLD_SIZE": "2", **meeting, **elastic}
+        return Submission((("sh", "-c", self.program, "far", *there),), told)
+
+
 @pytest.fixture
 def engine() -> Any:
     before = asked.current()
     isotrain.register(Engine)
+    isotrain.register(Far)
     yield
     asked.take_over(before)
 
@@ -83,6 +103,41 @@ def test_the_result_and_the_files_are_those_of_a_local_run(tmp_path: Path) -> No
     given = tmp_path / "engine" / "engine"
     assert (given / "seen.txt").read_text().startswith("isotrain-driven-run-")
     assert (given / "seen.txt").stat().st_mode & 0o077 == 0
+
+
+def test_all_comes_here_from_where_the_folder_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks wait until what one of them has printed is here."""
+    gate, there = tmp_path / "gate", tmp_path / "there" / "run"
+    monkeypatch.setenv(driven_job.GATE, str(gate))
+    monkeypatch.setattr(Far, "folder", str(there))
+    shown: list[Any] = []
+
+    def on_event(event: Any) -> None:
+        if event["event"] == "output":
+            shown.append(event)
+            if event["rank"] == 1:
+                gate.touch()
+
+    driven = isotrain.run(
+        {**SPEC, "data": "integration.driven_job:data_behind_a_gate"},
+        backend="reference",
+        launcher="far",
+        run_directory=tmp_path / "far",
+        ranks=[1],
+        on_event=on_event,
+    )
+    local = run(tmp_path, "local")
+    assert driven.history.loss == pytest.approx(local.history.loss, rel=1e-12)
+    for name, weights in local.weights.items():
+        np.testing.assert_allclose(driven.weights[name], weights, rtol=1e-12)
+    left = {file.name for file in (tmp_path / "far").iterdir()}
+    assert left - {file.name for file in (tmp_path / "local").iterdir()} == {"engine", "rank-1.log"}
+    assert {event["rank"] for event in shown} == {1}
+    assert (tmp_path / "far" / "rank-1.log").read_text().count("rank 1 waits\n") == 1
+    assert "rank 1 waits" not in (tmp_path / "far" / "rank-0.log").read_text()
+    assert (there / "weights.safetensors").exists()
 
 
 def test_what_is_raised_there_is_raised_here(tmp_path: Path) -> None:

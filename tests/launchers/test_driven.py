@@ -1,26 +1,36 @@
-"""A run that Ray or Kubernetes was given ends here as it ended there, and leaves nothing behind."""
+"""A run that an engine was given ends here as it ended there, leaves nothing behind, and shares no folder.
+
+It is started on the second host, and has its directory where no other host sees it; rank 0 is on the first.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from cluster import kubectl
 from cluster.bed import Bed
-from cluster.hosts import end
+from cluster.hosts import Host, end
 from integration import driven_job
 from waiting import wait_until
 
+import isotrain
 from isotrain.core.cli.exit_codes import ExitCode
 
 SECONDS = 90.0
 SPEC = driven_job.SPEC | {"name": "driven"}
+_HOSTS = "hosts=node1:1,node2:1"
 HOW = {
+    "slurm": ("slurm", "nodes=2", "tasks_per_node=1"),
+    "mpi": ("mpi", "hosts=node1:2"),
+    "torchrun": ("torchrun", _HOSTS),
+    "horovodrun": ("horovodrun", _HOSTS),
     "ray": ("ray", "workers=2", "placement=STRICT_SPREAD"),
     "job": ("kubernetes", "image=me/train:1", "pods=2"),
     "jobset": ("kubernetes", "image=me/train:1", "pods=2", "kind=jobset"),
@@ -28,15 +38,44 @@ HOW = {
 """Launchers and their options."""
 
 
-def command(bed: Bed, folder: Path, how: str, **changes: Any) -> list[str]:
-    """Has a run started."""
-    assert how != "ray" or bed.ray
-    folder.mkdir()
-    (folder / "spec.json").write_text(json.dumps({**SPEC, **changes}))
-    launcher, *options = HOW[how]
-    run = ["isotrain", "run", str(folder / "spec.json"), "--backend", "reference"]
-    asked = [part for option in options for part in ("--launcher-option", option)]
-    return [*run, "--run-dir", str(folder / "run"), "--launcher", launcher, *asked]
+@dataclass(frozen=True)
+class Driven:
+    """A run that is started on the second host.
+
+    Attributes:
+        bed: With its hosts.
+        how: Of the launchers, with its options.
+        name: Of the run.
+    """
+
+    bed: Bed
+    how: str
+    name: str
+
+    @property
+    def host(self) -> Host:
+        """Where it is started."""
+        return self.bed.network.hosts[1]
+
+    @property
+    def folder(self) -> str:
+        """Of the run: of the same name on every host, and on each another one."""
+        return f"/run/{self.name}-{self.how}"
+
+    def command(self, *options: str, **changes: Any) -> list[str]:
+        """Has it started."""
+        bed = self.bed.with_ssh
+        assert self.how != "ray" or bed.ray
+        spec = bed.folder / f"{self.name}-{self.how}.json"
+        spec.write_text(json.dumps({**SPEC, **changes}))
+        launcher, *chosen = HOW[self.how]
+        run = ["isotrain", "run", str(spec), "--backend", "reference", "--run-dir", self.folder]
+        asked = [part for option in chosen for part in ("--launcher-option", option)]
+        return [*run, "--launcher", launcher, *asked, *options]
+
+    def read(self, name: str) -> str:
+        """One of its files."""
+        return self.host.check(["cat", f"{self.folder}/{name}"])
 
 
 def left(bed: Bed) -> Iterator[str]:
@@ -47,30 +86,60 @@ def left(bed: Bed) -> Iterator[str]:
             for line in host.check(["ps", "-A", "-o", "args"]).splitlines()
             if "-m isotrain run" in line
         )
-    yield from bed.first.check(["find", "/run", "-path", f"{kubectl.STATE}/*"]).split()
+        yield from host.check(["find", "/run", "-path", f"{kubectl.STATE}/*"]).split()
+
+
+@pytest.mark.parametrize("how", ["slurm", "mpi"])
+def test_what_a_run_leaves_comes_to_where_it_was_started(bed: Bed, how: str) -> None:
+    driven = Driven(bed, how, "well")
+    done = driven.host.run(driven.command(), bed.slurm.variables)
+    assert done.returncode == 0, done.stdout
+    kept = bed.folder / f"well-{how}"
+    driven.host.check(["cp", "--recursive", driven.folder, str(kept)])
+    found = isotrain.read_result(kept)
+    local = isotrain.run(
+        SPEC, backend="reference", run_directory=kept / "local", on_event=lambda event: None
+    )
+    assert found.history.loss == pytest.approx(local.history.loss, rel=1e-6)
+    assert found.plan["launcher"] == how
+    for name, weights in local.weights.items():
+        np.testing.assert_allclose(found.weights[name], weights, rtol=1e-6)
+    assert sorted(each.name for each in kept.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
+
+
+def test_checkpoints_that_not_all_hosts_would_see_are_refused(bed: Bed) -> None:
+    driven = Driven(bed, "slurm", "saving")
+    command = driven.command(checkpoint={"every_steps": 1})
+    done = driven.host.run(command, bed.slurm.variables)
+    assert done.returncode == ExitCode.USAGE, done.stdout
+    assert f"node2 cannot see {driven.folder}/checkpoints. Choose" in done.stdout
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_what_is_raised_there_is_raised_here(bed: Bed, how: str) -> None:
-    folder = bed.folder / f"raised-{how}"
+    driven = Driven(bed, how, "raised")
     data = "integration.driven_job:data_not_finite"
-    done = bed.first.run(command(bed, folder, how, data=data))
+    done = driven.host.run(driven.command(data=data), bed.slurm.variables)
     assert done.returncode == ExitCode.NOT_A_NUMBER, done.stdout
     assert "the loss of step 0 is NaN" in done.stdout
+    assert "samples are made" in driven.read("rank-1.log")
     assert not [*left(bed)]
 
 
-@pytest.mark.parametrize("how", ["ray", "job"])
+@pytest.mark.parametrize("how", [name for name in HOW if name != "jobset"])
 def test_an_interrupt_ends_the_ranks_everywhere(bed: Bed, how: str) -> None:
-    folder = bed.folder / f"interrupted-{how}"
-    slow = {"data": "integration.driven_job:Slow", "epochs": 1000}
+    driven = Driven(bed, how, "interrupted")
+    slow = {"data": "integration.driven_job:SlowAndLoud", "epochs": 1000}
     log = bed.folder / f"interrupted-{how}.log"
-    started = bed.first.start(command(bed, folder, how, **slow), log)
+    command = driven.command("--ranks", "1", **slow)
+    started = driven.host.start(command, log, bed.slurm.variables)
     try:
-        wait_until(lambda: "epoch 1/" in log.read_text() or started.poll(), SECONDS)
+        wait_until(lambda: "samples are read" in log.read_text() or started.poll(), SECONDS)
         assert [*left(bed)], log.read_text()
-        (isotrain,) = psutil.Process(started.pid).children()
-        isotrain.send_signal(signal.SIGINT)
+        said = driven.host.check(["isotrain", "logs", driven.folder, "--rank", "1"])
+        assert "samples are read" in said
+        (run,) = psutil.Process(started.pid).children()
+        run.send_signal(signal.SIGINT)
         assert started.wait(SECONDS) == ExitCode.INTERRUPTED, log.read_text()
     finally:
         end(started)

@@ -47,6 +47,7 @@ def test_an_engine_starts_every_rank(bed: Bed, folder: Path, name: str) -> None:
     tells_key = submission.knows_key or submission.stdin
     for rank in ranks:
         assert rank["variables"].get("ISOTRAIN_KEY") == (KEY if tells_key else None)
+        assert rank["variables"]["ISOTRAIN_SPEC"] == command.told["ISOTRAIN_SPEC"]
         assert rank["variables"]["ISOTRAIN_TOLD"] == command.variables["ISOTRAIN_TOLD"]
 
 

@@ -6,14 +6,17 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from isotrain.core.cli.main import main
+from isotrain.core.contracts.events import FilePart, event_of
 from isotrain.core.contracts.plugin_choice import PluginChoice
+from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
-from isotrain.core.launching import engine_process
+from isotrain.core.errors import PlanError
+from isotrain.core.launching import driving, engine_process, handed_over
 from isotrain.core.launching.driving import rank_command
 from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -54,6 +57,41 @@ def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
         monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", own)
         command = rank_command(spec(), plan, PluginChoice(), tmp_path, None)
         assert command.variables.get("ISOTRAIN_ENVIRONMENT") == expected
+
+
+def test_a_spec_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:
+    text = json.dumps({"name": "n" * 130_000})
+    command = RankCommand("long", tmp_path / "spec.json", text, (), tmp_path)
+    with pytest.raises(PlanError, match="at most 120000 can be told"):
+        driving.variables_for(Submission(()), command)
+
+
+def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    content = {"empty": b"", "long": os.urandom(100_000), "plan.json": b"{}", "rank-1.log": b"said"}
+    for name, part in content.items():
+        (there / name).write_bytes(part)
+    (here / "long").write_bytes(b"of a start before")
+    parts: list[FilePart] = []
+    handed_over.hand_over(there, lambda told: parts.append(cast(FilePart, event_of(told))))
+    assert [part.name for part in parts] == ["empty", *["long"] * 4]
+    arriving, lost = handed_over.Arriving(here), list[str]()
+    for part in parts[:3] + parts[4:]:
+        arriving.take(part)
+    for name in ("../out", ".lock", "spec.json", "a/b"):
+        arriving.take(FilePart(name=name, begin=0, size=1, data="QQ=="))
+    arriving.close(lost.append)
+    assert lost == ["long did not arrive: 65536 bytes of it came from the host of rank 0"]
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == {
+        "empty": b"",
+        "long": b"of a start before",
+    }
+    arriving = handed_over.Arriving(here)
+    for part in parts:
+        arriving.take(part)
+    assert (here / "long").read_bytes() == content["long"]
 
 
 @pytest.mark.parametrize("mark", [("--mark", "here"), ("--mark=here",)])

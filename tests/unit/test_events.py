@@ -30,6 +30,7 @@ _EVENTS: list[Event] = [
     ),
     events.Finished(call="close"),
     events.Output(text="NaN", rank=2),
+    events.FilePart(name="weights.safetensors", begin=3, size=7, data="NaN="),
     events.Remark(time=1.5, text="fresh processes"),
     events.Restarted(time=1.5, failure="rank 1", after_step=8, from_step=4, replicas=2),
     events.RunFailed(time=1.5, message="rank 1 raised"),

@@ -47,7 +47,7 @@ def recorded(name: str) -> dict[str, str]:
 
 def test_every_rank_is_given_the_same_command() -> None:
     assert COMMAND.arguments[1:] == (
-        *("-m", "isotrain", "run", "/shared/a run/engine/spec.json"),
+        *("-m", "isotrain", "run", "env:ISOTRAIN_SPEC"),
         *("--backend", "torch-ddp:gloo", "--json"),
         *("--run-dir", "/shared/a run/engine/rank-0"),
     )
@@ -74,13 +74,14 @@ def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None
     ],
     ids=lambda launcher: launcher.name,
 )
-def test_the_key_stands_on_no_command_line(
+def test_key_and_spec_stand_on_no_command_line(
     launcher: EngineLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
     found = launcher.submission(COMMAND)
     assert launcher.allocation().slots == 4
     assert KEY not in json.dumps([found.commands, dict(found.files)])
+    assert "m:build" not in json.dumps(found.commands)
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "torchrun", "horovodrun"])
@@ -162,7 +163,8 @@ class TestSlurm:
         )
         event = Failed(error=error, message="", traceback="", blames_peer=False)
         (tmp_path / "told").write_bytes(event.to_line())
-        programs = {"srun": "mkdir -p 'a run'; cat told >> 'a run/events.jsonl'; exit 143"}
+        told = """printf '%s' "$ISOTRAIN_SPEC" > spec; cat told >> 'a run/events.jsonl'"""
+        programs = {"srun": f"mkdir -p 'a run'; {told}; exit 143"}
         for name, text in {**programs, "scontrol": "echo $* >> asked"}.items():
             (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / name).chmod(0o755)
@@ -172,6 +174,7 @@ class TestSlurm:
             assert done.returncode == 143
         asked = tmp_path / "asked"
         assert (asked.read_text() if asked.exists() else "") == again * ("requeue 7\n" * 2)
+        assert (tmp_path / "spec").read_text() == command.spec_text
 
     @pytest.mark.parametrize("name", ["sbatch-script", "sbatch"])
     def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
@@ -193,14 +196,21 @@ class TestSlurm:
 
 
 class TestMpi:
+    def test_open_mpi_begins_with_its_own_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
+        for own, first in (("node2.net", "node2"), ("other", "node1")):
+            monkeypatch.setattr(host_options.socket, "gethostname", lambda own=own: own)
+            found = MpiLauncher(hosts="node1:2,node2:2").submission(COMMAND)
+            assert found.variables["ISOTRAIN_COORDINATOR"] == first
+
     def test_open_mpi(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
         found = MpiLauncher(hosts="node1:2,node2:2").submission(COMMAND)
         (command,) = found.commands
         mine = [*command[: -len(COMMAND.arguments)]]
         assert mine[:5] == ["mpirun", "--bind-to", "none", "--host", "node1:2,node2:2"]
-        named = ("PYTHONPATH", "ISOTRAIN_COORDINATOR", "ISOTRAIN_JOB", "ISOTRAIN_KEY")
-        assert mine[-10:] == [*(part for name in named for part in ("-x", name)), "-np", "4"]
+        named = ("PYTHONPATH", "ISOTRAIN_COORDINATOR", "ISOTRAIN_JOB", *COMMAND.told)
+        assert mine[-12:] == [*(part for name in named for part in ("-x", name)), "-np", "4"]
         assert found.variables == {
             "ISOTRAIN_COORDINATOR": "node1",
             "ISOTRAIN_JOB": "isotrain-digits",
@@ -234,7 +244,7 @@ class TestTorchrun:
         assert command[-len(COMMAND.arguments) :] == COMMAND.arguments
         assert found.knows_key
 
-    def test_on_several_hosts_an_agent_reads_the_key(self) -> None:
+    def test_on_several_hosts_an_agent_reads_key_and_spec(self) -> None:
         found = TorchrunLauncher(hosts="a:2,b:2", ssh="ssh -p 2222").submission(COMMAND)
         assert [command[:4] for command in found.commands] == [
             ("ssh", "-p", "2222", "a"),
@@ -244,7 +254,7 @@ class TestTorchrun:
         assert "--rdzv-endpoint=a:29400" in text
         assert "'PYTHONPATH=/my code'" in text
         assert text.endswith(shlex.join(COMMAND.arguments))
-        assert (found.stdin, found.knows_key) == (f"{KEY}\n", False)
+        assert (found.stdin, found.knows_key) == (f'{KEY}\n{{"model": "m:build"}}\n', False)
 
     def test_hosts_that_are_not_alike_are_refused(self) -> None:
         with pytest.raises(PlanError, match="as many processes as the others"):
@@ -331,7 +341,8 @@ class TestRay:
         assert json.loads(asked.pop("--bundle")) == {"CPU": 1.5, "GPU": 1, "disk": 1}
         told = {"--workers": "2", "--placement": "STRICT_SPREAD", "--address": "node1:6379"}
         assert asked == told
-        handed_on = ("-x", "PYTHONPATH", "-x", "ISOTRAIN_KEY", "--", *COMMAND.arguments)
+        names = ("PYTHONPATH", "ISOTRAIN_KEY", "ISOTRAIN_SPEC")
+        handed_on = (*(part for name in names for part in ("-x", name)), "--", *COMMAND.arguments)
         assert command[11:] == handed_on
 
     def test_all_on_one_host_is_known_before(self) -> None:

@@ -312,8 +312,9 @@ def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with marked(tmp_path / "one") as mark:
-        assert (tmp_path / "one" / mark).is_file()
-        assert not (tmp_path / "two" / mark).exists()
+        assert Path(mark).parent == tmp_path / "one"
+        assert Path(mark).is_file()
+        assert not (tmp_path / "two" / Path(mark).name).exists()
     assert not [*(tmp_path / "one").iterdir()]
     assert token_of(str(tmp_path / "one")) is None
     assert token_of("s3://bucket/run") is not None
