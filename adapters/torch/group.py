@@ -79,6 +79,7 @@ class TorchReplicaGroup(ReplicaGroup):
         torch.set_num_threads(setting.threads)
         self._spec = spec
         self._device = device
+        self._is_cpu = device.type == "cpu"
         self.program = build_program(spec, device)
         self.exchange = connect()
         self.exchange.attach(self.program)
@@ -119,11 +120,12 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.program.model
 
     def place(self, arrays: Any) -> Any:
-        return map_tree(self._to_device, arrays)
+        is_one = isinstance(arrays, np.ndarray)
+        return self._to_device(arrays) if is_one else map_tree(self._to_device, arrays)
 
     def _to_device(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        if self._device.type == "cpu":
+        if self._is_cpu:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 

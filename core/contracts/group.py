@@ -40,7 +40,7 @@ class ReplicaGroup(PlacedSteps, ABC):
 
     @abstractmethod
     def place(self, arrays: Any) -> Any:
-        """Moves one slice's arrays (a tree of NumPy arrays) to the framework. Local; any thread."""
+        """Moves NumPy arrays of a slice, one or a tree of them, to the framework. Local; any thread."""
 
     def own_rates(self) -> Callable[[int], float] | None:
         """The schedule that the spec's own optimizer came with; None where it has none. Local.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from isotrain.core.data.trees import Weighted, leaves, map_tree
+from isotrain.core.data.trees import Weighted, joined, leaves, map_tree
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -87,12 +87,22 @@ def _length(parts: Parts) -> int:
     return next(iter(lengths.values()))
 
 
-def _gatherer(array: Array) -> Callable[[Indices], Array]:
+Read = Callable[["Indices"], Any]
+"""From the numbers of some samples to their rows of one array, or of a tree of them."""
+
+
+def _any_rows(array: Array) -> Read:
     """The quickest way to gather rows of `array` that copies nothing but those rows."""
     plain = array.view(np.ndarray)
     if plain.flags.c_contiguous and plain.flags.aligned:
-        return lambda indices: plain.take(indices, axis=0)
+        return lambda indices: plain.take(indices, 0)
     return lambda indices: plain[indices]  # take would first copy the whole array
+
+
+def _rows_in_order(array: Array) -> Read:
+    """The same where these follow each other: copies too, for a model may change its inputs in place."""
+    plain = array.view(np.ndarray)
+    return lambda indices: plain[indices[0] : indices[-1] + 1].copy()
 
 
 def _is_whole_map(array: Array) -> bool:
@@ -147,8 +157,7 @@ class ArraySource:
         self.inputs = _as_arrays(inputs, "inputs")
         self.targets = None if targets is None else _as_arrays(targets, "targets")
         self._size = _length((self.inputs, self.targets))
-        self._gather_inputs = map_tree(_gatherer, self.inputs)
-        self._gather_targets = None if self.targets is None else map_tree(_gatherer, self.targets)
+        self._gather = reader(self)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -160,10 +169,7 @@ class ArraySource:
 
     def gather(self, indices: Indices) -> Parts:
         """Copies of the samples at `indices`."""
-        inputs = map_tree(lambda gather: gather(indices), self._gather_inputs)
-        if self._gather_targets is None:
-            return inputs, None
-        return inputs, map_tree(lambda gather: gather(indices), self._gather_targets)
+        return self._gather(indices)
 
     def between(self, start: int, stop: int) -> Parts:
         """Copies of the samples from `start` to `stop`: a model may change its inputs in place."""
@@ -185,6 +191,29 @@ class ArraySource:
         """Bytes of one sample over all arrays."""
         parts = (self.inputs, () if self.targets is None else self.targets)
         return sum(int(x.nbytes) for _, x in leaves(parts, "")) // self._size
+
+
+def reader(
+    source: ArraySource, place: Callable[[Array], Any] | None = None, *, in_order: bool = False
+) -> Callable[[Indices], Parts]:
+    """Makes the function that copies the samples at some indices.
+
+    Args:
+        source: Of the samples.
+        place: What is made of each array of them.
+        in_order: Whether indices will follow each other.
+    """
+    rows_of = _rows_in_order if in_order else _any_rows
+
+    def read(array: Array) -> Read:
+        take = rows_of(array)
+        return take if place is None else lambda indices: place(take(indices))
+
+    inputs = joined(map_tree(read, source.inputs))
+    if source.targets is None:
+        return lambda indices: (inputs(indices), None)
+    targets = joined(map_tree(read, source.targets))
+    return lambda indices: (inputs(indices), targets(indices))
 
 
 def _as_arrays(tree: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data import order, recut
-from isotrain.core.data.arrays import ArraySource, Parts, as_array, as_parts
+from isotrain.core.data.arrays import ArraySource, Parts, as_array, as_parts, reader
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.lengths import at_least, epoch_steps, total_steps
 from isotrain.core.data.prefetch import prefetched
@@ -22,7 +22,7 @@ from isotrain.core.data.trees import Weighted, leaves, map_tree, unweighted
 from isotrain.core.errors import DataError
 
 Transform = Callable[[Any, Any, SampleRandom], Parts]
-Place = Callable[[Any], Any]
+Place = Callable[[np.ndarray], Any]
 
 # Up to here, gathering from memory costs less than handing the batch over from another thread; on the
 # cores that replicas compute on, it costs less at any size.
@@ -31,11 +31,19 @@ _INLINE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A slice within its replica's share."""
+    """A slice of a replica's share; one without samples holds a placeholder.
 
-    start: int
-    stop: int
+    Attributes:
+        count: Samples in it.
+        weight: Of the slice.
+        of_share: Its rows in the share.
+        of_batch: Its rows in the global batch.
+    """
+
+    count: int
     weight: float
+    of_share: slice
+    of_batch: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,14 @@ class _Share:
     start: int
     stop: int
     pieces: tuple[_Piece, ...]
+
+    @property
+    def rows(self) -> slice:
+        """Its rows in the global batch, the placeholder's when it has none."""
+        return _or_first(self.start, self.stop)
+
+
+Slices = tuple[Slice, ...]
 
 
 class Loader:
@@ -92,8 +108,8 @@ class Loader:
             epochs: length of the run; or
             steps: the same in global batches. Exactly one of the two.
             start_step: first step to give.
-            place: host arrays -> what the replica computes on; called on the inputs and on the
-                targets of each slice, in the background thread where there is one.
+            place: a host array -> what the replica computes on; called on each array of each slice, in
+                the background thread where there is one.
             prefetch: batches made ahead in a background thread; 0 makes them when they are asked
                 for, and so are batches of arrays in memory that are small, or that share cores.
             shares_cores: whether the replicas compute on the cores that gather the batches.
@@ -166,6 +182,7 @@ class Loader:
     def _batches(self, source: Source, first: int) -> Iterator[Batch]:
         length = len(source)
         plans = {size: self._shares(size) for size in self._sizes(length)}
+        slices_of = self._slicer(source)
         ordered_epoch, samples = -1, order.permutation(self._seed, 0, 0, shuffle=False)
         for step in range(first, self.total_steps):
             epoch, index = divmod(step, self.steps_per_epoch)
@@ -173,11 +190,21 @@ class Loader:
                 samples = order.permutation(self._seed, epoch, length, self._shuffle)
                 ordered_epoch = epoch
             rows = order.global_batch_indices(samples, index, self._global_batch)
-            slices = tuple(
-                self._cut(share, self._gathered(source, epoch, rows, share))
-                for share in plans[len(rows)]
-            )
+            slices = tuple([slices_of(share, rows, epoch) for share in plans[len(rows)]])
             yield self._batch(step, len(rows), slices)
+
+    def _slicer(self, source: Source) -> Callable[[_Share, order.Indices, int], Slices]:
+        """From a replica's share of a global batch, these samples of an epoch, to its slices."""
+        if (
+            self._transform is not None or type(source) is not ArraySource
+        ):  # others gather in ways of their own
+            return lambda share, rows, epoch: self._cut(
+                share, self._gathered(source, epoch, rows, share)
+            )
+        read = reader(source, self._place, in_order=not self._shuffle)
+        return lambda share, rows, epoch: tuple(
+            [Slice(*read(rows[p.of_batch]), p.count, p.weight) for p in share.pieces]
+        )
 
     def _sizes(self, length: int) -> set[int]:
         """The sizes that global batches have."""
@@ -192,18 +219,19 @@ class Loader:
             order.slice_bounds(stop - start, self._accumulate, part)
             for part in range(self._accumulate)
         ]
-        pieces = tuple(_Piece(a, b, (b - a) * self._replicas / size) for a, b in bounds)
+        pieces = tuple(self._piece(size, start if start < stop else 0, *each) for each in bounds)
         return _Share(replica, start, stop, pieces)
+
+    def _piece(self, size: int, origin: int, start: int, stop: int) -> _Piece:
+        """One of a share whose rows begin at `origin`."""
+        count, rows = stop - start, _or_first(start, stop)
+        of_batch = slice(origin + rows.start, origin + rows.stop)
+        return _Piece(count, count * self._replicas / size, rows, of_batch)
 
     def _gathered(self, source: Source, epoch: int, rows: order.Indices, share: _Share) -> Parts:
         """The samples of one share, transformed; the placeholder when it has none."""
-        own = rows[share.start : share.stop] if share.start < share.stop else rows[:1]
-        if self._transform is None and isinstance(source, ArraySource):
-            if self._shuffle:
-                return source.gather(own)
-            return source.between(int(own[0]), int(own[-1]) + 1)
-        parts = source.gather(own)
-        return self._checked(parts, epoch, own)
+        own = rows[share.rows]
+        return self._checked(source.gather(own), epoch, own)
 
     def _checked(self, parts: Parts, epoch: int, own: order.Indices) -> Parts:
         """Transforms the parts, and sees that they are arrays with one row for each of `own`."""
@@ -227,22 +255,16 @@ class Loader:
             )
         return found if weights is None else (found[0], Weighted(found[1], weights))
 
-    def _cut(self, share: _Share, parts: Parts) -> tuple[Slice, ...]:
+    def _cut(self, share: _Share, parts: Parts) -> Slices:
         """The share's slices, placed."""
-        inputs, targets = parts
         if len(share.pieces) == 1:
-            piece = share.pieces[0]
-            return (self._slice(inputs, targets, piece),)
-        return tuple(
-            self._slice(_part(inputs, piece), _part(targets, piece), piece)
-            for piece in share.pieces
-        )
+            return (self._slice(parts, share.pieces[0]),)
+        return tuple(self._slice(_part(parts, p.of_share), p) for p in share.pieces)
 
-    def _slice(self, inputs: Any, targets: Any, piece: _Piece) -> Slice:
+    def _slice(self, parts: Parts, piece: _Piece) -> Slice:
         if self._place is not None:
-            inputs = self._place(inputs)
-            targets = None if targets is None else self._place(targets)
-        return Slice(inputs, targets, piece.stop - piece.start, piece.weight)
+            parts = _each(self._place, parts)
+        return Slice(*parts, piece.count, piece.weight)
 
     def _batch(
         self,
@@ -281,13 +303,11 @@ class Loader:
 
     def _own(self, parts: Parts, epoch: int, first: int, share: _Share) -> Parts:
         """One share of a global batch whose first sample has this number; a placeholder if it has none."""
-        own = _Piece(share.start, share.stop, 1.0)
-        inputs, targets = (None if part is None else _part(part, own) for part in parts)
+        own = _part(parts, share.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's
-            inputs = map_tree(np.copy, inputs)
-            targets = None if targets is None else map_tree(np.copy, targets)
+            own = _each(np.copy, own)
         rows = np.arange(share.start, max(share.stop, share.start + 1))
-        return self._checked((inputs, targets), epoch, first + rows)
+        return self._checked(own, epoch, first + rows)
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch
@@ -320,10 +340,20 @@ class Loader:
                 yield self._checked(as_parts(batch, "a local batch"), epoch, own)
 
 
-def _part(tree: Any, piece: _Piece) -> Any:
-    """A piece of every array; of an empty one, the first sample as its placeholder."""
-    start, stop = (piece.start, piece.stop) if piece.start < piece.stop else (0, 1)
-    return map_tree(lambda array: array[start:stop], tree)
+def _or_first(start: int, stop: int) -> slice:
+    """The rows from `start` to `stop`; where there are none, the first as a placeholder."""
+    return slice(start, stop) if start < stop else slice(0, 1)
+
+
+def _each(function: Callable[[np.ndarray], Any], parts: Parts) -> Parts:
+    """Inputs and targets, each array of them as a function makes it."""
+    inputs, targets = parts
+    return map_tree(function, inputs), None if targets is None else map_tree(function, targets)
+
+
+def _part(parts: Parts, rows: slice) -> Parts:
+    """Some rows of every array."""
+    return _each(lambda array: array[rows], parts)
 
 
 def _rows(tree: Any, expected: int, name: str, made_by: str) -> Any:

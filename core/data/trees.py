@@ -46,6 +46,18 @@ def map_tree(function: Callable[[Any], Any], tree: Any, *, lists: bool = False) 
     return function(tree)
 
 
+def joined(functions: Any) -> Callable[[Any], Any]:
+    """Makes one function of a tree of functions of the same argument: it gives the tree of what they give."""
+    if isinstance(functions, tuple):
+        parts = [joined(part) for part in functions]
+        return lambda given: same_kind(functions, [part(given) for part in parts])
+    if isinstance(functions, Mapping):
+        named = {name: joined(part) for name, part in functions.items()}
+        return lambda given: {name: part(given) for name, part in named.items()}
+    made: Callable[[Any], Any] = functions
+    return made
+
+
 def leaves(tree: Any, name: str, *, lists: bool = False) -> Iterator[tuple[str, Any]]:
     """Every leaf of nested tuples and dicts with its path, such as `inputs['image']`.
 

@@ -14,7 +14,6 @@ from isotrain.core.data.dataset import DataSet
 from isotrain.core.data.loader import Loader, Place
 from isotrain.core.data.sources import ShardedStream, source_remarks
 from isotrain.core.data.streams import BatchStream
-from isotrain.core.data.trees import map_tree
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -86,8 +85,8 @@ class Loaders:
             shares_cores=self._shares_cores,
         )
 
-    def _place(self, arrays: Any) -> Any:
-        return self._group.place(map_tree(self._as_precision, arrays))
+    def _place(self, array: np.ndarray) -> Any:
+        return self._group.place(self._as_precision(array))
 
     def _as_precision(self, array: np.ndarray) -> np.ndarray:
         """Gives floating-point data the width the model computes in; other types stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +17,7 @@ from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
+from isotrain.core.data.trees import Weighted, leaves
 from isotrain.core.errors import DataError
 
 shapes = st.fixed_dictionaries(
@@ -60,12 +62,17 @@ def samples(batch: Batch) -> list[int]:
     return [sample for pieces in batch.slices for piece in pieces for sample in real(piece)]
 
 
-def facts(batch: Batch) -> tuple:
-    """All of a batch in comparable form."""
-    pieces = [
+def lists(batch: Batch) -> list:
+    """All slices in comparable form."""
+    return [
         (p.inputs.tolist(), p.targets.tolist(), p.count, p.weight) for s in batch.slices for p in s
     ]
-    return batch.epoch, batch.index, batch.step, batch.size, batch.is_last_of_epoch, pieces
+
+
+def facts(batch: Batch, slices: Callable[[Batch], list] = lists) -> tuple:
+    """All of a batch in comparable form."""
+    numbers = (batch.epoch, batch.index, batch.step, batch.size, batch.is_last_of_epoch, batch.even)
+    return *numbers, slices(batch)
 
 
 @settings(deadline=None)
@@ -137,6 +144,53 @@ def test_resuming_gives_the_batches_of_an_uninterrupted_run(shape, start):
     resumed = loader(**shape, steps=50, start_step=start)
     assert len(resumed) == max(0, 50 - start)
     assert [facts(batch) for batch in resumed] == whole[start:]
+
+
+class SampleBySample:
+    """Arrays of which the loader knows nothing: it gathers whole shares, checks and cuts them."""
+
+    def __init__(self, source: ArraySource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def gather(self, indices):
+        return self._source.gather(indices)
+
+
+def several_arrays(length: int, targets: bool) -> ArraySource:
+    """Of several types, one of them not contiguous; with and without targets and their weights."""
+    values = np.arange(2.0 * length).reshape(length, 2)
+    inputs = {"a": (values, values.astype(np.float32)), "b": np.arange(2 * length)[::2] % 3 == 0}
+    rows = np.arange(length)
+    return arrays(inputs, Weighted(rows.astype(np.int32), rows / 2) if targets else None)
+
+
+def contents(batch: Batch) -> list:
+    """Of every slice its numbers, and of every array of it the place, type, shape and bytes."""
+    return [
+        (replica, piece.count, piece.weight, *(
+            (path, array.dtype, array.shape, array.tobytes(), array.flags.writeable)
+            for part in (piece.inputs, piece.targets) if part is not None
+            for path, array in leaves(part, "")
+        ))
+        for replica, pieces in enumerate(batch.slices) for piece in pieces
+    ]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30)
+@given(shape=shapes, start=st.integers(0, 30), targets=st.booleans(), data=st.data())
+def test_arrays_in_memory_give_the_batches_of_any_source(shape, start, targets, data):
+    replicas = range(shape["replicas"])
+    local = data.draw(st.lists(st.sampled_from(replicas), min_size=1, unique=True))
+    options = {**shape, "drop_remainder": False, "local_replicas": local, "start_step": start}
+    source = several_arrays(shape["length"], targets)
+    quick, any_source = (
+        list(loader(**options | {"source": each, "steps": 32}))
+        for each in (source, SampleBySample(source))
+    )
+    assert [facts(b, contents) for b in quick] == [facts(b, contents) for b in any_source]
 
 
 def noisy(inputs, targets, random):
