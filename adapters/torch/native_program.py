@@ -18,6 +18,7 @@ from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_metrics import build_metrics
 from isotrain.adapters.torch.native_loss import NativeLoss, mean_over_samples
 from isotrain.adapters.torch.native_slots import NativeSlots
+from isotrain.adapters.torch.native_update import native_update
 from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.recompute import recompute
 from isotrain.adapters.torch.state import State
@@ -90,6 +91,7 @@ class NativeProgram(Program):
         """Makes an optimizer of some weights."""
         self.updated = list(weights.values())
         self.optimizer = build_optimizer(self._spec, self.updated)
+        self._update = native_update(self._spec, self.optimizer, self.updated)
         is_own = isinstance(self._spec.optimizer, CustomOptimizer)
         self._slots = NativeSlots(self.optimizer, self.trainable, weights.keys(), is_own)
         lr = self._spec.optimizer.lr
@@ -201,7 +203,7 @@ class NativeProgram(Program):
             self._scaler.step(self.optimizer)
             self._scaler.update()
         else:
-            self.optimizer.step()
+            self._update()
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)

@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import autograd, nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from isotrain.adapters.private_parts import PrivatePart, require
@@ -38,6 +44,7 @@ _OF_LISTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "add, a number": (lambda a, b, c: foreach_add(a, 0.5), lambda a, b, c: a + 0.5),
     "add_, a number": (lambda a, b, c: foreach_add_(a, 0.5), lambda a, b, c: a + 0.5),
     "add_": (lambda a, b, c: foreach_add_(a, b), lambda a, b, c: a + b),
+    "add, alpha": (lambda a, b, c: foreach_add(a, b, alpha=-0.5), lambda a, b, c: a - b / 2),
     "add_, alpha": (lambda a, b, c: foreach_add_(a, b, alpha=-0.5), lambda a, b, c: a - b / 2),
     "addcdiv_": (lambda a, b, c: foreach_addcdiv_(a, b, c, -0.5), lambda a, b, c: a - b / c / 2),
     "addcmul_": (lambda a, b, c: foreach_addcmul_(a, b, c, -0.5), lambda a, b, c: a - b * c / 2),
@@ -85,6 +92,35 @@ def _updates_as_adam() -> None:
     require(torch.allclose(first, gradient / 2), "the mean of gradients in the third argument")
     require(torch.allclose(second, gradient**2 / 2), "that of their squares in the fourth")
     require(torch.allclose(weight, torch.tensor([0.75, 2.25])), "a step of Adam")
+
+
+def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether others are told of an optimizer's steps: its own hooks, those of all, or a profiler."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or autograd.profiler._is_profiler_enabled
+    )
+
+
+def _knows_listeners() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    require(not has_listeners(optimizer), "none of a new optimizer")
+    for register in (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        handle = register(lambda *given: None)
+        try:
+            require(has_listeners(optimizer), f"what {register.__name__} registers")
+        finally:
+            handle.remove()
+    require(not has_listeners(optimizer), "none that has gone")
+    require(autograd.profiler._is_profiler_enabled is False, "a flag, down while no profiler runs")
 
 
 def normalises(module: nn.Module) -> bool:
@@ -252,6 +288,7 @@ def _counts_changes() -> None:
 PARTS = (
     PrivatePart("_foreach_*", _computes_with_lists),
     PrivatePart("_fused_adam_", _updates_as_adam),
+    PrivatePart("_optimizer_step_pre_hooks and other listeners", _knows_listeners),
     PrivatePart("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
     PrivatePart("_inductor.config.compile_threads", _compiles_in_this_process),
     PrivatePart("fx.experimental.proxy_tensor and _guards", _writes_operations_down),

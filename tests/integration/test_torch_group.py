@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration import sgd_updates
 
 import isotrain
 
@@ -95,7 +96,7 @@ def compiled_graphs() -> int:
 
 def train_all(session: isotrain.Session) -> dict[str, Any]:
     """Trains what three replicas train; then process 0 alone what one does."""
-    found = {"split": train(session)}
+    found = {"split": train(session), "updates": sgd_updates.seen(session.spec)}
     session.close()
     for name, fields in ALONE.items() if session.is_main else ():
         with isotrain.open_session(spec(**fields), backend="torch-ddp", replicas=1) as alone:
@@ -146,3 +147,11 @@ def test_compiled_models_train_as_others(found: dict[str, Any], kind: str) -> No
     plain, compiled = found["native as it is"], found[f"{kind} compiled"]
     assert plain["compiled"] == 0 < compiled["compiled"]
     np.testing.assert_allclose(compiled["losses"], plain["losses"], rtol=1e-12)
+
+
+def test_updates_are_those_of_the_optimizers_own_steps(found: dict[str, Any]) -> None:
+    """To the bit; and by `step` itself only where that does more."""
+    wrong = {name: seen for name, seen in found["updates"].items() if seen[0] is False}
+    assert not wrong
+    others = {name: seen for name, seen in found["updates"].items() if seen[1] != seen[2]}
+    assert not others
