@@ -54,6 +54,7 @@ class Pipeline(Strategy):
     keeps_replicas_equal = "always"
     equals_data_parallel = True
     conserves = frozenset({Conserved.GRADIENT_SUM})
+    sparing = ({"stages": 2}, {"stages": 4})
 
     def __init__(
         self,

@@ -324,10 +324,12 @@ _ALL = (
     Rule(
         "ISO407",
         _WARNING,
-        "the state of the model does not fit this machine's memory",
-        "Weights, gradients and optimizer slots of all replicas here take more than the machine has, and"
-        " activations come on top. Such a run swaps, or the system ends it.",
-        "Use the strategy that the finding names, fewer replicas on this machine, or a smaller model.",
+        "the state of the model does not fit the memory",
+        "Weights, gradients and optimizer slots take more than there is: those of all replicas here more than"
+        " this machine has, or those of one more than a GPU. Activations come on top. Such a run swaps, the"
+        " system ends it, or the GPU refuses.",
+        "Use the strategy that the finding names, fewer replicas on this machine, or a smaller model;"
+        " `recompute` spares activations.",
     ),
     Rule(
         "ISO501",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from isotrain.core.check.subject import Hit, Subject, Target
+from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
@@ -100,48 +102,84 @@ def _told(plan: Plan) -> str:
     return f"{plan.mesh.places} stages of {plan.replicas} replicas"
 
 
+@dataclass(frozen=True)
+class Room:
+    """What state has to fit into: this machine, or each of its GPUs.
+
+    Attributes:
+        target: The run.
+        model: Whose state it is.
+        most: Bytes that there are.
+    """
+
+    target: Target
+    model: ModelBytes
+    most: int
+
+    @classmethod
+    def of(cls, target: Target, model: ModelBytes) -> Room | None:
+        """That of a run; None where nobody tells how large it is."""
+        if target.plan.device == "cpu":
+            return cls(target, model, hardware.memory_bytes())
+        most = hardware.gpu_memory_bytes()
+        return None if most is None else cls(target, model, most)
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.target.plan.device != "cpu"
+
+    def taken(self, strategy: Strategy) -> int:
+        """By the state of a place on a GPU of its own, or of all places of the host that has most."""
+        plan = self.target.plan
+        own = strategy.state_bytes(self.model, plan.replicas).total
+        if self._is_gpu:
+            return own
+        most = max(map(len, plan.hosts)) / plan.replicas
+        return own * math.ceil(self._mesh(strategy).places * most)
+
+    def _mesh(self, strategy: Strategy) -> Mesh:
+        plan = self.target.plan
+        return strategy.placement.for_replicas(plan.replicas).mesh_on(plan.replicas, plan.hosts)
+
+    def holds(self, strategy: Strategy, spec: TrainingSpec) -> list[str] | None:
+        """The backend's remarks if a strategy runs in the place of the target's own, and fits; else None."""
+        target = self.target
+        adapter = target.adapter
+        try:
+            mesh = self._mesh(strategy)
+            strategy.planned(spec, replace(target.plan, mesh=mesh))
+            remarks = adapter.check_placed(spec, strategy.placement.name)
+        except PlanError:
+            return None
+        if missing_capabilities(strategy, adapter) or self.taken(strategy) > self.most:
+            return None
+        if self._is_gpu and mesh.places > adapter.accelerators():
+            return None
+        return remarks
+
+    def words(self, taken: int) -> str:
+        """That more is taken than there is."""
+        gibs, most = f"{taken / 2**30:.3g} GiB", f"{self.most / 2**30:.3g}"
+        if self._is_gpu:
+            return f"each GPU would have to hold {gibs}, and has {most}"
+        return f"{_told(self.target.plan)} take {gibs}, and this machine has {most}"
+
+
 def memory(subject: Subject) -> Iterator[Hit]:
-    """Replicas whose state takes more than the machine has, and the strategies with which it would not."""
-    most = hardware.memory_bytes()
+    """State that takes more than the machine or a GPU has, and the strategies with which it would not."""
     for target in subject.targets:
         sight = subject.sights.get(target.plan.framework)
-        if sight is None or sight.model is None or target.plan.device != "cpu":
+        room = None if sight is None or sight.model is None else Room.of(target, sight.model)
+        if room is None or (taken := room.taken(subject.strategy)) <= room.most:
             continue
-        taken = _taken(subject.strategy, sight.model, target)
-        if taken > most:
-            fitting = [
-                given
-                for given, strategy in subject.sparing.items()
-                if _runs(strategy, subject.spec, target)
-                and _taken(strategy, sight.model, target) <= most
-            ]
-            advice = (
-                f"--strategy {' or '.join(fitting)} would fit"
-                if fitting
-                else "no strategy would fit"
-            )
-            words = (
-                f"{target.replicas} replicas take {taken / 2**30:.3g} GiB, and this machine has"
-                f" {most / 2**30:.3g}; {advice}"
-            )
-            yield Hit("ISO407", "model", words, (target.label,))
-
-
-def _runs(strategy: Strategy, spec: TrainingSpec, target: Target) -> bool:
-    """Whether a strategy would be planned in the place of the target's own."""
-    placement = strategy.placement.for_replicas(target.replicas)
-    try:
-        mesh = placement.mesh_on(target.replicas, target.plan.hosts)
-        strategy.planned(spec, replace(target.plan, mesh=mesh))
-        target.adapter.check_placed(spec, strategy.placement.name)
-    except PlanError:
-        return False
-    return not missing_capabilities(strategy, target.adapter)
-
-
-def _taken(strategy: Strategy, model: ModelBytes, target: Target) -> int:
-    places = strategy.placement.mesh(target.replicas).places
-    return places * strategy.state_bytes(model, target.replicas).total
+        found = {given: room.holds(other, subject.spec) for given, other in subject.sparing.items()}
+        fitting = {given: remarks for given, remarks in found.items() if remarks is not None}
+        advice = (
+            f"--strategy {' or '.join(fitting)} would fit" if fitting else "no strategy would fit"
+        )
+        caveats = [f" ({given}: {'; '.join(told)})" for given, told in fitting.items() if told]
+        words = f"{room.words(taken)}; {advice}{''.join(caveats)}"
+        yield Hit("ISO407", "model", words, (target.label,))
 
 
 def remarks(subject: Subject) -> Iterator[Hit]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
         return present
     listed = [entry for entry in mask.split(",") if entry.strip()]
     return min(present, len([entry for entry in listed if entry.strip() != "-1"]))
+
+
+def gpu_memory_bytes(variables: Mapping[str, str] = os.environ) -> int | None:
+    """Memory of the smallest NVIDIA GPU that `CUDA_VISIBLE_DEVICES` lets a process see; None if unknown."""
+    mask = variables.get("CUDA_VISIBLE_DEVICES")
+    seen = [] if mask is None else [f"--id={mask}"]
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", *seen]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        return min(int(line) for line in told.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
 
 
 def describe() -> dict[str, str | int | float]:

@@ -37,8 +37,8 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "check.md"
 CORES = 4
-MEMORY = 130
-"""Bytes of the machine."""
+MEMORY, GPU_MEMORY = 130, 125
+"""Bytes of the machine, and of a GPU."""
 
 
 class First(Adapter):
@@ -108,6 +108,17 @@ class Missing(First):
 class WithGPUs(First):
     name = "with-gpus"
     gpus = 2
+    capabilities = {
+        **First.capabilities,
+        "sharded": Capabilities(First.capabilities["sharded"].has | {Capability.SUBGROUPS}),
+        "staged": Capabilities(frozenset({Capability.STAGED_STEP})),
+        "fully-sharded": Capabilities(
+            frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
+        ),
+    }
+
+    def check_placed(self, spec: Any, placement: str) -> list[str]:
+        return ["weights are joined early"] if placement == "fully-sharded" else []
 
 
 class Remarking(First):
@@ -189,6 +200,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
     monkeypatch.setattr(checking, "plugin_host", lambda of_spec: host)
     monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
     monkeypatch.setattr(machine_rules.hardware, "memory_bytes", lambda: MEMORY)
+    monkeypatch.setattr(machine_rules.hardware, "gpu_memory_bytes", lambda: GPU_MEMORY)
 
     def run(scene: Scene, **options: Any) -> CheckResult:
         def look(work: Any, cast: Cast, backend: str) -> dict[str, Any]:
@@ -317,6 +329,29 @@ def test_what_does_not_fit_is_told_with_the_strategy_that_makes_it_fit(checked: 
     assert told.endswith("--strategy sharded,stage=1 or sharded,stage=2 would fit")
     (none,) = [f.detail for f in checked(Scene(weights=(20, 20))) if f.targets == ("first@2",)]
     assert none.endswith("no strategy would fit")
+
+
+def too_large(checked: Check, replicas: int, strategy: Any = None) -> list[str]:
+    """What is told of runs on two GPUs, of which each is too small for the model and its training."""
+    fields = {"strategy": strategy} if strategy else {}
+    scene = Scene(fields, ("with-gpus",), replicas=(replicas,), weights=(20, 20))
+    return [finding.detail for finding in checked(scene) if finding.code == "ISO407"]
+
+
+def test_each_gpu_has_to_hold_its_own(checked: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert too_large(checked, 2) == [
+        "each GPU would have to hold 1.49e-07 GiB, and has 1.16e-07; --strategy sharded,stage=1 or"
+        " sharded,stage=2 or sharded,stage=3 would fit (sharded,stage=3: weights are joined early)"
+    ]
+    (alone,) = too_large(checked, 1)
+    assert alone.endswith("; --strategy pipeline,stages=2 would fit"), (
+        "of four stages there are two"
+    )
+    hybrid = {"name": "sharded", "options": {"hybrid": True, "host_size": 1}}
+    assert len(too_large(checked, 2, hybrid)) == 1, "each host has all slots"
+    assert not too_large(checked, 2, {"name": "sharded", "options": {"stage": 1}})
+    monkeypatch.setattr(machine_rules.hardware, "gpu_memory_bytes", lambda: None)
+    assert not too_large(checked, 2)
 
 
 def test_a_registered_model_is_looked_at_as_one_in_the_spec(checked: Check) -> None:
