@@ -86,6 +86,7 @@ class Sharded(Strategy):
     equals_data_parallel = True
     conserves = frozenset({Conserved.GRADIENT_SUM})
     sparing = ({"stage": 1}, {"stage": 2}, {"stage": 3})
+    variants = ({"stage": 3}, {"hybrid": True})
 
     def __init__(
         self,
@@ -110,9 +111,13 @@ class Sharded(Strategy):
         self._bucket_bytes = 1e6 * options.positive(self.name, "bucket_megabytes", bucket_megabytes)
         hosts = self._hybrid(hybrid, host_size)
         if stage == 3:
+            self.summary = (
+                "sharded, and weights lie in parts too: they are joined where they are needed"
+            )
             self.placement = FullySharded(int(self._bucket_bytes), hosts)
             self.requires = _FULLY | ({Capability.WEIGHTS_IN_HOSTS} if hosts else set())
         elif hosts:
+            self.summary = "sharded, over the replicas of each host, and alike on all hosts"
             self.placement = ShardedPlacement(hosts)
             self.requires = self.requires | {Capability.SUBGROUPS}
         self._clips = False

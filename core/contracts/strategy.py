@@ -43,7 +43,7 @@ class Strategy(ABC):
 
     Attributes:
         name: The name it is registered under.
-        summary: One line for listings.
+        summary: One line for listings; an instance may say it otherwise, where options change it.
         requires: What it asks of a backend's groups of its placement; a backend that lacks one of these is
             refused by the plan. An instance may ask for more than its class, where an option needs it.
         placement: How weights and other state lie over the processes, and who steps.
@@ -54,18 +54,21 @@ class Strategy(ABC):
         conserves: What its exchange leaves as it is.
         sparing: Options with which a replica takes less memory than in data-parallel runs, what spares least
             first: what `isotrain check` advises where a model does not fit.
+        variants: Options with which it asks other things of backends: each has a row of its own in
+            `isotrain strategies`.
         convergence_margin: By how much its accuracy on the kit's digits may be below that of synchronous
             data parallelism.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
+    summary: str
     requires: frozenset[Capability]
     placement: Placement = REPLICATED
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
     conserves: frozenset[Conserved] = frozenset()
     sparing: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     convergence_margin: float = 0.05
 
     def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:

@@ -69,25 +69,30 @@ def strategies(host: PluginHost) -> list[dict[str, Any]]:
     for name in host.strategies.names():
         try:
             strategy = host.strategies.get(name)
-            others = _placed_otherwise(name, strategy, host)
+            others = _variants(name, strategy, host)
         except Exception as error:  # as above
             reason = f"the strategy cannot be loaded: {type(error).__name__}: {error}"
             listed.append(_listed(name, None, [], {backend: [reason] for backend in adapters}))
             continue
         listed.append(_fitted(name, strategy, strategy.summary, adapters))
         for given, other in others.items():
-            listed.append(_fitted(given, other, f"{name}, whose state lies otherwise", adapters))
+            listed.append(_fitted(given, other, other.summary, adapters))
     return listed
 
 
-def _placed_otherwise(name: str, strategy: type[Strategy], host: PluginHost) -> dict[str, Strategy]:
-    """What else a strategy asks of backends, by `NAME,OPTION=VALUE`: where options change its placement."""
-    found = {}
-    for options in strategy.sparing:
-        other = host.strategy(name, dict(options))
-        if other.placement.name != strategy.placement.name:
-            found[",".join([name, *(f"{key}={value}" for key, value in options.items())])] = other
-    return found
+def _variants(name: str, strategy: type[Strategy], host: PluginHost) -> dict[str, Strategy]:
+    """With which options a strategy asks other things of backends, by `NAME,OPTION=VALUE`."""
+    return {
+        ",".join(
+            [name, *(f"{key}={_word(value)}" for key, value in options.items())]
+        ): host.strategy(name, dict(options))
+        for options in strategy.variants
+    }
+
+
+def _word(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fitted(

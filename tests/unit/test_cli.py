@@ -557,11 +557,20 @@ def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
     host = plugin_host()
     names = [strategy["name"] for strategy in found]
     assert [name for name in names if "," not in name] == host.strategies.names()
-    assert names[names.index("sharded") + 1] == "sharded,stage=3"
+    first = names.index("sharded") + 1
+    sharded = {
+        "sharded,stage=3": {"stage": 3},
+        "sharded,hybrid=true": {"hybrid": True},
+    }
+    assert names[first : first + len(sharded)] == list(sharded)
     for strategy in found:
         assert list(strategy["backends"]) == host.backends.names()
-        own: Any = host.strategies.get(strategy["name"].partition(",")[0])
-        placement = (own(stage=3) if "," in strategy["name"] else own).placement.name
+        name, _, options = strategy["name"].partition(",")
+        own: Any = (
+            host.strategy(name, sharded[strategy["name"]]) if options else host.strategies.get(name)
+        )
+        assert strategy["requires"] == sorted(own.requires)
+        placement = own.placement.name
         for backend, pair in strategy["backends"].items():
             missing = set(strategy["requires"]) - host.backend(backend).can(placement).has
             assert pair["supported"] == (not missing)
