@@ -127,7 +127,7 @@ class Pipeline(Strategy):
         return StateBytes(whole.weights, *shares)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Of gradients, as in an optimal all-reduce over the replicas of a stage; activations come on top."""
+        """Of gradients, by an optimal all-reduce over the replicas of a stage; the plan adds activations."""
         return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.comparison import waiting
 from isotrain.core.comparison.differences import difference
 from isotrain.core.comparison.records import ESTIMATES, LEAST_RUNS, Cell, Estimate, Repeat, Span
 from isotrain.core.comparison.statistics import Bootstrap, quantile, rate
@@ -19,7 +20,6 @@ _NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
 _FEW_RUNS = (
     "fewer than {least} runs ({runs}) do not tell how runs differ: the intervals are too narrow"
 )
-_WAITING = "stages wait {share:.0%} of a typical step for each other"
 
 _NO_FIGURES: dict[str, Any] = {
     **dict.fromkeys(ESTIMATES),
@@ -163,7 +163,7 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
         cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
         all_reduce_s=all_reduce,
         bus_bandwidth=bandwidth,
-        remarks=[*_remarks(runs), *_waiting(cell.timeline)],
+        remarks=[*_remarks(runs), *waiting.told(cell.timeline, cell.replicas)],
     )
 
 
@@ -184,16 +184,6 @@ def _remarks(runs: Sequence[Repeat]) -> list[str]:
     found = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
     few = _FEW_RUNS.format(runs=len(runs), least=LEAST_RUNS)
     return [*found, few] if len(runs) < LEAST_RUNS else found
-
-
-def _waiting(spans: Sequence[Span]) -> list[str]:
-    """What the time line tells of stages: the share of the step in which they wait, on average."""
-    waits = [span.seconds for span in spans if span.name == "wait"]
-    if not waits:
-        return []
-    length = max(span.start_s + span.seconds for span in spans)
-    processes = len({span.track for span in spans})
-    return [_WAITING.format(share=sum(waits) / length / processes)]
 
 
 def _single(cell: Cell, cells: Sequence[Cell]) -> str | None:

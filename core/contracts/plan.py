@@ -92,7 +92,8 @@ class Plan:
         parameters: Trainable numbers in the model; None until it was built.
         weight_shapes: Of the trainable weights, in order; None until it was built. Not in `to_dict`.
         gradient_bytes: Their size; None until it was built.
-        exchanged_bytes_per_step: Sent by each replica in one step; None until known.
+        exchanged_bytes_per_step: Sent by each replica in one step, or by each of its stages, on average; None
+            until known.
         state_bytes: What the model's state takes on the replica that has most of it; None until it was built.
         stages: How the model's layers lie in them and take turns; None without stages, or until it was built.
     """

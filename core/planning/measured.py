@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.data import order
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.stages.profile import LayerCost, ModelProfile
+from isotrain.core.stages.staged_plan import StagedPlan
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,21 @@ def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
         remarks=(*plan.remarks, *found.remarks),
     )
     strategy.planned(spec, plan)
-    exchanged: float | None = 0.0
-    if plan.replicas > 1:
-        exchanged = strategy.exchanged_bytes(found.gradient_bytes, plan.replicas)
-        if exchanged is None:
-            exchanged = cast.host.backend(plan.backend).exchanged_bytes(plan)
     kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
     stages = None
     if found.layers and found.model is not None:
         stages = strategy.staged_plan(ModelProfile(found.layers), found.model.slots, plan)
+    exchanged = _exchanged(plan, cast, stages)
     return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept, stages=stages)
+
+
+def _exchanged(plan: Plan, cast: Cast, stages: StagedPlan | None) -> float | None:
+    """What each process sends in a step; of stages it is known once their layers were timed."""
+    sent = 0.0
+    if plan.replicas > 1:
+        told = cast.strategy.exchanged_bytes(plan.gradient_bytes or 0, plan.replicas)
+        backend = cast.host.backend(plan.backend)
+        sent = backend.exchanged_bytes(plan) if told is None else told
+    if STAGE not in plan.mesh.sizes:
+        return sent
+    return None if stages is None else sent + plan.accumulate * stages.crossing_bytes

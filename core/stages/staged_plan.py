@@ -74,6 +74,11 @@ class StagedPlan:
     balanced: Proposal
     best: Proposal
 
+    @property
+    def crossing_bytes(self) -> float:
+        """What a stage sends for a micro-batch, on average: activations, and gradients of what it gets."""
+        return 2 * sum(stage.sent_bytes for stage in self.stages) / len(self.stages)
+
 
 def staged_plan(
     profile: ModelProfile, orders: list[Order], slots: int, workers: int, bandwidth: float

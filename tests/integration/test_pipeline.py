@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,6 +16,8 @@ from integration.checkpoint_reads import restore_own
 
 import isotrain
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.comparison import waiting
+from isotrain.core.comparison.records import Span
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.running.loop import fit
 from isotrain.core.running.weights_file import WEIGHTS
@@ -156,6 +159,7 @@ def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     found = train(session)
     evaluated, state = session.evaluate(), session.read_state(("optimizer",))
     found["sending"] = max(kept, default=0)
+    found["taken"] = [(each.name, each.begin, each.end) for each in session.group.last_actions()]
     return {**found, "evaluated": evaluated, "train": session.metrics(), "slots": state}
 
 
@@ -205,6 +209,21 @@ def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
     metrics = fit(session)
     found = {"steps": session.steps_done, "best": session.best_step, "metrics": metrics}
     return found | {"weights": session.read_state(WEIGHTS)}
+
+
+def profiled_and_sent(session: isotrain.Session, name: str) -> dict[str, Any]:
+    """The layers; and how many bytes of activations and their gradients this stage sends in a step."""
+    found = {"layers": profiled(session, name)}
+    exchange: Any = session.group.exchange  # type: ignore[attr-defined]
+    send, sent = exchange.send, [0]
+
+    def counting(tensor: Any, *given: Any) -> None:
+        sent.append(tensor.nbytes if tensor.is_floating_point() else 0)  # whole numbers tell shapes
+        send(tensor, *given)
+
+    exchange.send = counting
+    session.step(next(session.batches()))
+    return {**found, "sent": sum(sent)}
 
 
 def profiled(session: isotrain.Session, name: str) -> list[dict[str, Any]]:
@@ -264,7 +283,7 @@ def staged(folder: Path) -> Sequence[dict[str, Any]]:
         f"saved/{case}": ({**BASE, **CASES[case], **under({})}, partial(saving, folder=folder))
         for case in SAVED
     }
-    tasks["profile"] = {**BASE, **CASES["native"], **under({"cut": ["2"]})}, profiled
+    tasks["profile"] = {**BASE, **CASES["native"], **under({"cut": ["2"]})}, profiled_and_sent
     return done(tasks | {"fitted": ({**fitting(folder / "best"), **under({})}, fitted)}, 1)
 
 
@@ -310,7 +329,7 @@ def test_stages_train_as_one_replica(
 
 def test_modules_are_timed(staged: Sequence[dict[str, Any]]) -> None:
     for place in staged:
-        layers = place["profile"]
+        layers = place["profile"]["layers"]
         assert [layer["name"] for layer in layers] == ["0", "1", "2", "3", "4"]
         assert [layer["chunk"] for layer in layers] == [0, 0, 1, 1, 1]
         assert [list(layer["sources"]) for layer in layers] == [[], [0], [1], [2], [3]]
@@ -318,6 +337,9 @@ def test_modules_are_timed(staged: Sequence[dict[str, Any]]) -> None:
         assert [layer["activation_bytes"] for layer in layers] == [
             8 * 2 * n for n in (8, 8, 8, 8, 4)
         ]
+        assert place["profile"]["sent"] == 4 * layers[1]["activation_bytes"], (
+            "as many back as forward"
+        )
 
 
 def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[str, Any]]) -> None:
@@ -326,6 +348,25 @@ def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[s
         "gpipe": 4,
         "1f1b": 2,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "predicted"),
+    [("gpipe", 20), ("1f1b", 20), ("interleaved", 11), ("one micro-batch", 50)],
+)
+def test_a_comparison_tells_how_long_stages_wait_and_what_is_predicted(
+    staged: Sequence[dict[str, Any]], name: str, predicted: int
+) -> None:
+    """Of two stages and four micro-batches, of which each has two chunks on each stage, or one for all."""
+    spans = [
+        Span(f"rank {rank}", what, begin - stage[name]["taken"][0][1], end - begin)
+        for rank, stage in enumerate(staged)
+        for what, begin, end in stage[name]["taken"]
+    ]
+    (told,) = waiting.told(spans, 1)
+    seen = re.search(rf"for (\d+)% of the time .* predicts {predicted}%", told)
+    assert seen, told
+    assert 0 < int(seen[1]) < 100
 
 
 @pytest.mark.parametrize("case", SAVED)
@@ -473,9 +514,11 @@ def assert_profile(found: Sequence[dict[str, Any]]) -> None:
 
 def test_measured_plan_draws_the_stages() -> None:
     spec = {**BASE, **CASES["sequential"], **under({"cut": ["dense_2"]})}
-    found = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).stages
+    plan = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1)
+    found = plan.stages
     assert found is not None
     first, second = found.stages
+    assert plan.exchanged_bytes_per_step == 4 * first.sent_bytes, "activations, or their gradients"
     assert first.layers == ("dense_0", "dense_1")
     assert second.layers == ("dense_2", "dense_3", "dense_4", "head")
     assert (first.weight_bytes, first.slot_bytes) == (8 * 7 * (7 + 8), 8 * 7 * (7 + 8))

@@ -234,13 +234,26 @@ def test_a_run_that_never_is_steady_says_so() -> None:
 
 
 def test_a_time_line_tells_how_long_stages_wait() -> None:
-    """As a bubble of (2 - 1) / (3 + 2 - 1), of two stages and three micro-batches."""
-    spans = [Span("rank 0", "forward", 0.0, 3.0), Span("rank 0", "wait", 3.0, 1.0)]
-    spans += [Span("rank 1", "wait", 0.0, 1.0), Span("rank 1", "backward", 1.0, 3.0)]
+    """Beside what two stages and three micro-batches would: (2 - 1) / (3 + 2 - 1)."""
+    first, second = [("forward", 0.5)] * 3, [("wait", 1.0), *[("forward", 0.5)] * 3]
+    spans = [Span(f"rank {stage}", "input", 0.0, 2.0) for stage in range(2)]
+    spans += row("rank 0", 2.0, [*first, ("send", 0.25), ("wait", 0.75), ("backward", 1.5)])
+    spans += row("rank 1", 2.0, [*second, ("backward", 1.0), ("update", 0.5)])
     staged = cell("a@1", 100, 100, 100, timeline=spans)
-    assert "stages wait 25% of a typical step" in summarised([staged], None, 0)[0].remarks[0]
+    (told,) = summarised([staged], None, 0)[0].remarks
+    assert "compute no pass for 31% of the time" in told
+    assert "predicts 25%" in told
     plain = replace(staged, timeline=[Span("rank 0", "step", 0.0, 4.0)])
     assert not summarised([plain], None, 0)[0].remarks
+
+
+def row(track: str, start: float, pieces: list[tuple[str, float]]) -> list[Span]:
+    """Spans that follow each other."""
+    found = []
+    for name, seconds in pieces:
+        found.append(Span(track, name, start, seconds))
+        start += seconds
+    return found
 
 
 def test_cells_are_related_to_one_replica_and_to_the_reference() -> None:
