@@ -36,6 +36,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {  # to record takes longest: the 
         "accumulate": 2,
     },
 }
+NATIVE = "native"
 WHOLE = "lamb, recomputed"
 OF_MODULES: Mapping[str, Mapping[str, Any]] = {
     **OPTIMIZERS,
@@ -56,6 +57,26 @@ def native_model() -> Any:
 
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
+
+
+def native_of_tensorflow() -> Any:
+    """The like as a tf.Module."""
+    import tensorflow as tf
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernels = [tf.Variable(self._drawn(place)) for place in range(LAYERS // 2)]
+
+        def _drawn(self, seed: int) -> Any:
+            return tf.random.stateless_uniform((WIDTH, WIDTH), (seed, 1), -0.25, 0.25, tf.float64)
+
+        def __call__(self, inputs: Any) -> Any:
+            for kernel in self.kernels:
+                inputs = tf.tanh(inputs @ kernel)
+            return inputs
+
+    return Net()
 
 
 def uneven_model() -> Any:
@@ -81,11 +102,17 @@ def native_data() -> DataSet:
     return DataSet((inputs, np.sin(inputs)), (inputs[:5], np.sin(inputs[:5])))
 
 
+def native_batches() -> DataSet:
+    """The like, of which all global batches have one size, for which TensorFlow traces once."""
+    (inputs, targets), evaluated = native_data().train, native_data().validation
+    return DataSet((inputs[:21], targets[:21]), evaluated)
+
+
 def native(**changes: Any) -> dict[str, Any]:
     """The spec of a run of torch's own model and optimizers."""
     return {
         "name": "native",
-        "model": {"torch": native_model},
+        "model": {"torch": native_model, "tensorflow": native_of_tensorflow},
         "data": native_data,
         "loss": "mean_squared_error",
         "metrics": ["mean_absolute_error"],
@@ -118,15 +145,36 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def compared(
-    base: Mapping[str, Any], names: Sequence[str], kinds: Sequence[str]
+    base: Mapping[str, Any],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    recomputed: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
-    """Specs of runs with some optimizers: one data-parallel, others of each kind."""
+    """Specs of runs with some optimizers: one data-parallel, others of each kind.
+
+    Args:
+        base: What all have.
+        names: Of the optimizers.
+        kinds: Of the sharded runs.
+        recomputed: Optimizers with which these compute all layers again in the backward pass.
+    """
     strategies = {"parallel": PARALLEL, **{kind: KINDS[kind] for kind in kinds}}
-    return {
+    found = {
         f"{name}: {kind}": spec(strategy, base, **OF_MODULES[name])
         for name in names
         for kind, strategy in strategies.items()
     }
+    for name in recomputed:
+        for kind in kinds:
+            found[f"{name}: {kind}"]["recompute"] = "*"
+    return found
+
+
+def native_and_counted(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Specs of runs of native models, whose weights are so many that little else travels."""
+    base = native(data=native_batches, epochs=1)
+    strategies = {"parallel": PARALLEL, **{kind: KINDS[kind] for kind in kinds}}
+    return {f"{NATIVE}: {kind}": spec(strategy, base) for kind, strategy in strategies.items()}
 
 
 def trained(session: Session, name: str = "") -> dict[str, Any]:
@@ -143,7 +191,12 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
     weights = session.read_state(("trainable", "non-trainable"))
     described = session.group.describe_state(("optimizer",))
     parts = {n: info.nbytes for n, info in described.items() if info.offset is not None}
+    counted = {}
+    if name.startswith(NATIVE):
+        session.seek(0)
+        counted = _sent(session, 6)
     return {
+        **counted,
         "losses": losses,
         "metrics": metrics,
         "evaluation": evaluation,
@@ -258,11 +311,13 @@ def _bytes(tensors: Sequence[Any]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def sent_in_parts(session: Session) -> dict[str, Any]:
-    """What a step of the session sends, and what a replica holds of the weights."""
+def trained_and_sent(session: Session, name: str) -> dict[str, Any]:
+    """As `trained`; and what another step sends, and what a replica holds of the weights after it."""
+    found = trained(session)
+    session.seek(0)
     session.step(next(session.batches()))
     held = session.group.describe_state(("trainable",)).values()
-    return {**_sent(session), "held": sum(info.nbytes for info in held)}
+    return {**found, **_sent(session), "held": sum(info.nbytes for info in held)}
 
 
 def _sent(session: Session, steps: int = 3) -> dict[str, Any]:

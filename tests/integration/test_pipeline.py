@@ -136,8 +136,16 @@ PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+RECOMPUTED = ("cut", "native, interleaved")
+"""Pipelines whose layers are computed again in the backward pass, with the same dropped."""
+
+
 def under(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"strategy": {"name": "pipeline", "options": {"stages": 2, **options}}}
+
+
+def again(name: str) -> str | None:
+    return "*" if name in RECOMPUTED else None
 
 
 def under_way(exchange: Any) -> list[int]:
@@ -277,7 +285,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def staged(folder: Path) -> Sequence[dict[str, Any]]:
     """Of each of two stages, by pipeline; and what was saved and gone on with, by case."""
     tasks: dict[str, Any] = {
-        n: ({**BASE, **CASES[case], **under(o)}, followed) for n, (case, o) in PIPELINES.items()
+        n: ({**BASE, **CASES[case], **under(o), "recompute": again(n)}, followed)
+        for n, (case, o) in PIPELINES.items()
     }
     tasks |= {
         f"saved/{case}": ({**BASE, **CASES[case], **under({})}, partial(saving, folder=folder))
@@ -444,7 +453,10 @@ def assert_elsewhere(
 ) -> None:
     """Two replicas of two stages train as replicas, and go on from checkpoints."""
     tasks: Tasks = {
-        "interleaved": ({**SEVERAL, **under(PIPELINES["interleaved"][1])}, followed),
+        "interleaved": (
+            {**SEVERAL, **under(PIPELINES["interleaved"][1]), "recompute": "*"},
+            followed,
+        ),
         "saved/sequential": (
             {**BASE, **CASES["sequential"], "accumulate": 2, **under({"schedule": "gpipe"})},
             partial(saving_and_profiled, folder=folder),
