@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers --setup                 # once: the environment of the peers
     python -m benchmarks.peers                         # everything: hours
+    python -m benchmarks.peers --goals                 # what the goals are about, and which are reached
     python -m benchmarks.peers --workload mlp-64 --contender 'torch-ddp*' --contender 'isotrain/torch-ddp/*'
-    python -m benchmarks.peers --markdown docs/peers-table.md --json peers.json
+    python -m benchmarks.peers --markdown peers.md --json peers.json
 
 Contenders train the same samples in the same order from the same weights, and it is an error when their
 losses do not agree. Each run is a program started as its documentation says; all runs of a round take place
@@ -20,7 +21,7 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
-from benchmarks.peers import environment, machine, table
+from benchmarks.peers import environment, goals, machine, table
 from benchmarks.peers.contenders import CONTENDERS, PEERS, Contender
 from benchmarks.peers.job import CLOCKS
 from benchmarks.peers.rounds import measure
@@ -54,7 +55,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contender", action="append", help="a name or a pattern; repeatable")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
     parser.add_argument("--replicas", default="1,2", help="such as 1,2")
-    parser.add_argument("--threads", type=int, help="per replica; default: the cores shared out")
+    parser.add_argument("--threads", help="per replica, such as 1,2; default: the cores shared out")
+    parser.add_argument(
+        "--goals",
+        action="store_true",
+        help="of all this only what a goal is about, with 1 and 2 threads, and say which are reached",
+    )
     parser.add_argument(
         "--clock",
         choices=list(CLOCKS),
@@ -75,15 +81,9 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    chosen = _chosen(given.contender or ["*"])
-    if any(contender.name in PEERS for contender in chosen):
+    cells = _cells(given)
+    if any(cell.contender.name in PEERS for cell in cells):
         environment.require()
-    cells = [
-        Cell(contender, workload, replicas, given.threads or _threads(replicas), given.clock)
-        for workload in given.workload or WORKLOADS
-        for replicas in map(int, given.replicas.split(","))
-        for contender in chosen
-    ]
     facts = machine.described(given.rounds, given.seed) | {"clock of the steps": given.clock}
     first, timed = measure(
         cells, given.rounds, given.seed, lambda line: print(line, file=sys.stderr, flush=True)
@@ -93,12 +93,25 @@ def _measure(given: argparse.Namespace) -> None:
         return
     found = table.rows(first, timed)
     text = table.markdown(found, facts)
+    if given.goals:
+        text += f"\n{goals.summary(found)}\n{goals.exchange()}"
     print(text)
     if given.markdown:
         given.markdown.write_text(text, encoding="utf-8")
     if given.json:
         records = {"machine": facts, "rows": [row.record() for row in found]}
         given.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
+def _cells(given: argparse.Namespace) -> list[Cell]:
+    cells = [
+        Cell(contender, workload, replicas, threads, given.clock)
+        for workload in given.workload or WORKLOADS
+        for replicas in map(int, given.replicas.split(","))
+        for threads in _threads(given, replicas)
+        for contender in _chosen(given.contender or ["*"])
+    ]
+    return [cell for cell in cells if goals.is_about(cell)] if given.goals else cells
 
 
 def _chosen(patterns: list[str]) -> list[Contender]:
@@ -109,9 +122,11 @@ def _chosen(patterns: list[str]) -> list[Contender]:
     return chosen
 
 
-def _threads(replicas: int) -> int:
-    """An equal share of the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // replicas)
+def _threads(given: argparse.Namespace, replicas: int) -> list[int]:
+    """What was asked for; else those of the goals, or an equal share of the cores."""
+    if given.threads:
+        return [int(number) for number in given.threads.split(",")]
+    return [1, 2] if given.goals else [max(1, len(os.sched_getaffinity(0)) // replicas)]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -66,21 +66,25 @@ def see_that_losses_agree(results: Results) -> None:
         ContenderError: Names those that trained something else.
     """
     for workload in sorted({cell.workload for cell in results}):
+        work = WORKLOADS[workload]
         runs = [
-            (cell, measured.losses)
+            (cell, measured.losses[: work.compared])
             for cell, all_runs in results.items()
             if cell.workload == workload
             for measured in all_runs
         ]
         middle = np.median([losses for _, losses in runs], axis=0)
-        bound = WORKLOADS[workload].tolerance
         apart = [
-            f"{cell}: {losses[0]:.6f}, then {losses[1]:.6f}"
+            f"{cell}: {_text(losses)}"
             for cell, losses in runs
-            if not np.allclose(losses, middle, rtol=bound, atol=0)
+            if not np.allclose(losses, middle, rtol=work.tolerance, atol=0)
         ]
         if apart:
             raise ContenderError(
-                f"{workload}: expected the mean losses of all contenders to be {middle[0]:.6f}, then"
-                f" {middle[1]:.6f} (each within {bound:g}), got\n" + "\n".join(apart)
+                f"{workload}: expected the mean losses of all contenders to be {_text(middle)}"
+                f" (each within {work.tolerance:g}), got\n" + "\n".join(apart)
             )
+
+
+def _text(losses: Iterable[float]) -> str:
+    return ", then ".join(f"{loss:.6f}" for loss in losses)

@@ -47,8 +47,13 @@ class Cell:
     threads: int
     clock: str = "wall"
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """What cells have in common that are compared: workload, replicas, threads."""
+        return self.workload, self.replicas, self.threads
+
     def __str__(self) -> str:
-        return f"{self.contender.name}, {self.workload}, {self.replicas} replicas"
+        return f"{self.contender.name}, {self.workload}, {self.replicas} x {self.threads}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.peers.contenders import PEERS
 from benchmarks.peers.rounds import Results
 from benchmarks.peers.run import Cell
+from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.statistics import Estimate, median
 
 
@@ -70,11 +71,11 @@ def _text(estimate: Estimate | None, digits: int = 3) -> str:
 
 def rows(first: Results, timed: Results) -> list[Row]:
     """A row per cell, in the order of the cells."""
-    by_place = {(c.contender.name, c.workload, c.replicas): c for c in timed}
+    by_place = {(cell.contender.name, cell.place): cell for cell in timed}
 
     def row(cell: Cell) -> Row:
         def beside(name: str) -> Cell | None:
-            return by_place.get((name, cell.workload, cell.replicas))
+            return by_place.get((name, cell.place))
 
         reference = beside(cell.contender.reference)
         other = None if reference == cell else reference
@@ -104,12 +105,11 @@ def _fastest_peer(timed: Results, cell: Cell) -> Cell | None:
     """The peer that an isotrain contender is compared to; None for others, and where none was measured."""
     if cell.contender.program != "with_isotrain":
         return None
-    own = (cell.contender.reference, cell.workload, cell.replicas)
+    own = (cell.contender.reference, cell.place)
     peers = [
         each
         for each in timed
-        if each.contender.name in PEERS
-        and (each.contender.reference, each.workload, each.replicas) == own
+        if each.contender.name in PEERS and (each.contender.reference, each.place) == own
     ]
     return min(peers, key=lambda each: np.median(_column(timed, each, "step")), default=None)
 
@@ -119,17 +119,28 @@ def _column(results: Results, cell: Cell, name: str) -> np.ndarray:
 
 
 def markdown(all_rows: list[Row], machine: dict[str, str]) -> str:
-    """The whole table, one section per workload and number of replicas."""
+    """The whole table, one section per workload and number of replicas and threads."""
     facts = "; ".join(f"{name}: {value}" for name, value in machine.items())
     sections = [f"Seen on this machine: {facts}."]
-    places = dict.fromkeys((row.cell.workload, row.cell.replicas) for row in all_rows)
-    for workload, replicas in places:
-        own = [r for r in all_rows if (r.cell.workload, r.cell.replicas) == (workload, replicas)]
+    for place in dict.fromkeys(row.cell.place for row in all_rows):
+        workload, replicas, threads = place
+        own = [row for row in all_rows if row.cell.place == place]
         sections.append(
             f"### {workload}, {replicas} {'replica' if replicas == 1 else 'replicas'} with"
-            f" {own[0].cell.threads} {'thread' if own[0].cell.threads == 1 else 'threads'} each\n\n"
+            f" {threads} {'thread' if threads == 1 else 'threads'} each\n\n{_compared(workload)}"
             "| contender | step, ms | times by hand | times native | times the fastest peer |"
             " to the first step, s | more than by hand, s | peak memory, MiB |\n"
             "|---|---|---|---|---|---|---|---|\n" + "\n".join(r.line() for r in own)
         )
     return "\n\n".join(sections) + "\n"
+
+
+def _compared(workload: str) -> str:
+    """Says where losses were compared for a part of the run only."""
+    work = WORKLOADS[workload]
+    if not work.rounding_grows:
+        return ""
+    return (
+        f"Losses were compared over the first {work.first_steps} of {work.steps} steps (within"
+        f" {work.tolerance:g}): rounding grows to percents after them.\n\n"
+    )

@@ -27,7 +27,9 @@ class Workload:
         timed_epochs: Epochs after these, which are.
         tolerance: Up to which the losses of two contenders agree, relative.
         tokens: Whether samples are numbers of words.
-        rate: The learning rate; small where rounding grows to percents within a few steps.
+        rate: The learning rate; smaller where rounding would grow.
+        rounding_grows: Whether it does all the same, to percents within the run, so that only the losses of
+            the steps that are not timed are compared.
     """
 
     name: str
@@ -39,7 +41,8 @@ class Workload:
     timed_epochs: int
     tolerance: float
     tokens: bool = False
-    rate: float = 0.015625
+    rate: float = 2**-6
+    rounding_grows: bool = False
 
     @property
     def samples(self) -> int:
@@ -60,6 +63,11 @@ class Workload:
     def steps(self) -> int:
         """Of a whole run."""
         return self.epochs * self.steps_per_epoch
+
+    @property
+    def compared(self) -> int:
+        """How many of the two means of losses are compared: of the steps that are not timed, and that are."""
+        return 1 if self.rounding_grows else 2
 
     @property
     def function(self) -> str:
@@ -98,8 +106,8 @@ WORKLOADS = {
         Workload("mlp-64", 64, (64,), 64, 16, 4, 24, 1e-3),
         Workload("mlp-1024", 1024, (64,), 64, 16, 2, 8, 1e-3),
         Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 10, 1e-3),
-        Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True),
-        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 1e-2, rate=2**-18),
+        Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True, rate=2**-10),
+        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 2e-3, rate=2**-18, rounding_grows=True),
     )
 }
 

@@ -9,19 +9,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from in_process import script
 
-from benchmarks import checkpoints, kills, restarts
+from benchmarks import batches, checkpoints, kills, restarts, steps
 from benchmarks.peers import __main__ as program
-from benchmarks.peers import table
+from benchmarks.peers import goals, table
 from benchmarks.peers.contenders import CONTENDERS, Command, Contender
-from benchmarks.peers.rounds import measure
+from benchmarks.peers.rounds import measure, see_that_losses_agree
 from benchmarks.peers.run import Cell, ContenderError, Measured
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,24 @@ def test_contenders_with_the_same_losses_are_measured() -> None:
 
 def test_a_contender_with_another_loss_is_refused() -> None:
     cells = [cell("one", PLANTED), cell("another", PLANTED), cell("astray", PLANTED, 2.01)]
-    with pytest.raises(ContenderError, match=r"got\nastray, mlp-64, 1 replica"):
+    with pytest.raises(ContenderError, match=r"got\nastray, mlp-64, 1 x 1"):
         measure(cells, rounds=1, seed=0, tell=lambda _: None)
+
+
+def test_losses_are_compared_until_rounding_has_grown() -> None:
+    def see(workload: str, *losses: tuple[float, float]) -> None:
+        cells = [dataclasses.replace(cell(str(each), ""), workload=workload) for each in losses]
+        see_that_losses_agree(
+            {each: [Measured(1.0, 1.0, 0.0, own)] for each, own in zip(cells, losses, strict=True)}
+        )
+
+    see("resnet-50", (7.0, 5.0), (7.0, 5.0), (7.001, 6.0))
+    with pytest.raises(
+        ContenderError, match=r"to be 7\.000000 \(each within 0\.002\), got\n.*: 7.1"
+    ):
+        see("resnet-50", (7.0, 5.0), (7.0, 5.0), (7.1, 5.0))
+    with pytest.raises(ContenderError, match=r"7\.001000, then 6\.000000$"):
+        see("mlp-64", (7.0, 5.0), (7.0, 5.0), (7.001, 6.0))
 
 
 def test_a_contender_that_fails_is_named_with_what_it_said() -> None:
@@ -99,13 +116,7 @@ def test_ratios_are_taken_within_a_round() -> None:
         "isotrain/torch-ddp/portable": [3.0, 30.0, 6.0],
         "horovod-torch": [1.0, 1.0, 1.0],
     }
-    cells = {c.name: Cell(c, "mlp-64", 1, 1) for c in CONTENDERS if c.name in steps}
-    timed = {
-        cells[name]: [Measured(step, 5.0 + step, 0.0, (1.0, 1.0)) for step in found]
-        for name, found in steps.items()
-    }
-    first = {each: [Measured(1.0, 1.0, 100.0, (1.0, 1.0))] for each in timed}
-    rows = table.rows(first, timed)
+    rows = table_rows(steps)
     found = [[r.ratio, r.to_native, r.to_peer] for r in rows]
     assert [[e and (e.value, e.low, e.high) for e in own] for own in found] == [
         [None, None, None],
@@ -119,6 +130,74 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert "### mlp-64, 1 replica with 1 thread each" in text
     assert "| isotrain/torch-ddp/portable | 6000.000 [3000.000, 30000.000] | 3.000" in text
     assert rows[4].record()["ratio_to_native"]["value"] == 2.0
+
+
+def table_rows(
+    steps: Mapping[str, list[float]], workload: str = "mlp-64", threads: Iterable[int] = (1,)
+) -> list[table.Row]:
+    """Of contenders with such times of their steps, which take as many times as long as there are threads."""
+    known = {contender.name: contender for contender in CONTENDERS}
+    timed = {
+        Cell(known[name], workload, 1, number): [
+            Measured(number * step, 5.0 + step, 0.0, (1.0, 1.0)) for step in found
+        ]
+        for number in threads
+        for name, found in steps.items()
+    }
+    return table.rows({each: [Measured(1.0, 1.0, 100.0, (1.0, 1.0))] for each in timed}, timed)
+
+
+def test_numbers_of_threads_are_compared_by_themselves() -> None:
+    rows = table_rows(
+        {"torch-ddp": [1.0], "isotrain/torch-ddp/native": [1.5]}, "resnet-50", threads=(1, 2)
+    )
+    ours = [row for row in rows if row.ratio is not None]
+    assert [
+        (row.cell.threads, row.step_ms.value, row.ratio.value) for row in ours if row.ratio
+    ] == [(1, 1500.0, 1.5), (2, 3000.0, 1.5)]
+    text = table.markdown(rows, {})
+    assert "1 replica with 2 threads each\n\nLosses were compared over the first 4 of 16" in text
+
+
+def test_goals_are_reached_missed_or_open() -> None:
+    rows = table_rows(
+        {
+            "torch-ddp": [4e-4, 4e-4, 4e-4],
+            "isotrain/torch-ddp/native": [4.1e-4, 4.15e-4, 5e-4],
+            "isotrain/torch-ddp/portable": [8e-4, 8e-4, 8e-4],
+        }
+    )
+    lines = {line.split(" | ")[0]: line.split(" | ") for line in goals.summary(rows).splitlines()}
+    place = "mlp-64, 1 x 1"
+    native = "| native, at most 1.02 times by hand, or 20 µs more below 1 ms"
+    assert lines[native][1:] == ["1", "", " |"]
+    portable = "| portable on torch, at most 1.05 times native (mlp-64: 1.3)"
+    assert lines[portable][1] == "0"
+    assert (
+        lines[portable][3]
+        == f"isotrain/torch-ddp/portable, {place}: 1.93 [1.60, 1.95], to be 1.30 |"
+    )
+    slower = table_rows(
+        {"torch-ddp": [1e-2] * 3, "isotrain/torch-ddp/native": [1e-2, 1.04e-2, 1.05e-2]}
+    )
+    assert f"| 0 | isotrain/torch-ddp/native, {place}: 1.04 [1.00, 1.05], to be 1.02 |  |" in (
+        goals.summary(slower)
+    )
+
+
+def test_the_goals_choose_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Cell] = []
+    monkeypatch.setattr(program, "measure", lambda cells, *_: (chosen.extend(cells), {})[::-1])
+    monkeypatch.setattr(program.environment, "require", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.peers", "--goals", "--rounds", "0"])
+    assert program.main() == 0
+    found: dict[str, set[tuple[int, int]]] = {}
+    for each in chosen:
+        found.setdefault(each.contender.name, set()).add((each.replicas, each.threads))
+    assert found["isotrain/torch-ddp/portable"] == {(1, 1), (1, 2), (2, 1)}
+    assert found["isotrain/tf-mirrored/native"] == {(1, 1), (2, 1)}
+    assert found["horovod-tf"] == {(2, 1)}
+    assert "torch-ddp/loader" not in found
 
 
 @pytest.mark.slow
@@ -210,8 +289,38 @@ def test_runs_that_are_killed() -> None:
 
 
 @pytest.mark.slow
-def test_batches() -> None:
-    command = [sys.executable, "-m", "benchmarks.batches", "arrays, shuffled", "--rounds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"arrays, shuffled: by hand .* µs, by a session .* µs\n", done.stdout)
+def test_batches(
+    trying: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(name: str, side: str) -> float:
+        return trying.submit(batches.SIDES[side], batches.KINDS[name]).result()
+
+    monkeypatch.setattr(batches, "measured", measured)
+    asked = ["batches", "arrays, shuffled", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", asked)
+    batches.main()
+    expected = r"arrays, shuffled: by hand .* µs, by a session .* µs\n"
+    assert re.fullmatch(expected, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_parts_of_a_step(
+    trying: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each takes its time, which none would whose moments are not in this order."""
+
+    def measured(side: str, given: Any) -> list[float]:
+        job = ("mlp-64", 1, "wall")
+        if side == "by hand":
+            parts = trying.submit(steps.by_hand, *job).result()
+        else:
+            parts = steps.by_isotrain(*job)
+        assert len(parts) == len(steps.PARTS)
+        assert min(parts) > 0
+        return parts
+
+    monkeypatch.setattr(steps, "measured", measured)
+    monkeypatch.setattr(sys, "argv", ["steps", "--rounds", "1"])
+    steps.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines[-7:]] == list(steps.PARTS)

@@ -38,30 +38,37 @@ def train(session: isotrain.Session) -> None:
     clock.write(session.rank)
 
 
+def spec(
+    workload: str, threads: int, *, native: bool, on_torch: bool, **fields: Any
+) -> isotrain.TrainingSpec:
+    """What is trained; some fields may be set otherwise."""
+    work = WORKLOADS[workload]
+    models = {"torch": torch_model} if on_torch else {"tensorflow": keras_model}
+    return isotrain.TrainingSpec(
+        name=workload,
+        model=models if native else keras_model,
+        model_args={"workload": workload},
+        data=arrays,
+        data_args={"workload": workload, "channels_first": native and on_torch},
+        loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
+        optimizer={"name": "sgd", "lr": work.rate, "momentum": MOMENTUM},
+        global_batch=work.global_batch,
+        epochs=work.epochs,
+        seed=SEED,
+        threads=threads,
+        device="cpu",
+        **fields,
+    )
+
+
 def main() -> None:
     """Starts the replicas."""
     job = Job.of_this_process()
     native = job.options["model"] == "native"
     on_torch = job.options["framework"] == "torch"
-    models = {"torch": torch_model} if on_torch else {"tensorflow": keras_model}
-    spec = isotrain.TrainingSpec(
-        name=job.workload,
-        model=models if native else keras_model,
-        model_args={"workload": job.workload},
-        data=arrays,
-        data_args={"workload": job.workload, "channels_first": native and on_torch},
-        loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
-        optimizer={"name": "sgd", "lr": job.work.rate, "momentum": MOMENTUM},
-        global_batch=job.work.global_batch,
-        epochs=job.work.epochs,
-        seed=SEED,
-        threads=job.threads,
-        device="cpu",
-        **job.options["fields"],
-    )
     isotrain.launch(
         train,
-        spec,
+        spec(job.workload, job.threads, native=native, on_torch=on_torch, **job.options["fields"]),
         backend=job.options["backend"],
         replicas=job.replicas,
         run_directory=f"{job.folder}/run",
