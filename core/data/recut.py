@@ -44,7 +44,10 @@ def global_batches(
             continue
         rows += length - passed
         held.append(_cut(parts, passed, length) if passed else parts)
-        if rows >= size:
+        if rows == size:
+            yield _joined(held), size
+            held, rows = [], 0
+        elif rows > size:
             whole = _joined(held)
             for start in range(0, rows - size + 1, size):
                 yield _cut(whole, start, start + size), size

@@ -26,6 +26,9 @@ LOSSES: list[tuple[str, str, dict[str, Any]]] = [
     *((kind, "mse", {}) for kind in ("numbers",)),
     ("numbers", "MeanAbsoluteError", {}),
     ("numbers", "MAE", {"reduction": "sum"}),
+    ("numbers", "mse", {"reduction": "none"}),
+    ("positive", "msle", {"reduction": "mean"}),
+    ("whole", "mse", {"dtype": "float32"}),
     ("positive", "mean_absolute_percentage_error", {}),
     ("positive", "msle", {}),
     ("numbers", "huber", {}),
@@ -53,6 +56,9 @@ LOSSES: list[tuple[str, str, dict[str, Any]]] = [
         {"gamma": 3.0, "alpha": 0.5, "apply_class_balancing": True, **SMOOTH},
     ),
     ("scored_yes", "binary_focal_crossentropy", LOGITS),
+    ("images", "binary_focal_crossentropy", {"axis": 1}),
+    ("images", "categorical_crossentropy", {"axis": 1}),
+    ("images", "categorical_focal_crossentropy", {"axis": 1}),
     ("one_hot", "categorical_crossentropy", {}),
     ("one_hot", "categorical_crossentropy", SMOOTH),
     ("scored_one_hot", "categorical_crossentropy", {**LOGITS, **SMOOTH}),
@@ -198,21 +204,30 @@ def spec_with(**fields: Any) -> Any:
     return load_spec({**given, "precision": "float64", **fields})
 
 
-def with_gradient(loss: Any, targets: np.ndarray, predictions: np.ndarray) -> list[Any]:
+def with_gradient(
+    loss: Any, targets: np.ndarray, predictions: np.ndarray, *weights: Any
+) -> list[Any]:
     leaf = torch.tensor(predictions, requires_grad=True)
-    value = loss(torch.tensor(targets), leaf).sum()
+    value = loss(torch.tensor(targets), leaf, *weights).sum()
     value.backward()
     return [float(value.detach()), leaf.grad.flatten().tolist()]
 
 
 def losses() -> Iterator[list[Any]]:
+    """Of values that count alike, and of values with weights where there is one of each sample."""
     for kind, name, options in LOSSES:
         spec = spec_with(loss={"name": name, **options})
-        pair = (named_loss.build_loss(spec.loss), portable.build_losses(spec, "torch")[None])
-        yield [
-            f"{name} {options} {kind}",
-            *(with_gradient(each, *arrays(0)[kind]) for each in pair),
-        ]
+        ours, theirs = named_loss.build_loss(spec.loss), portable.build_losses(spec, "torch")[None]
+        targets, predictions = arrays(0)[kind]
+        label = f"{name} {options} {kind}"
+        yield [label, *(with_gradient(each, targets, predictions) for each in (ours, theirs))]
+        apart = spec_with(loss={"name": name, **options, "reduction": "none"}).loss
+        shape = named_loss.build_loss(apart)(*map(torch.tensor, (targets, predictions))).shape
+        if shape[:1] == (len(targets),):
+            weights = torch.arange(shape.numel()).reshape(shape) % 3 / 2.0
+            pair = (ours.weighed, theirs)
+            given = (targets, predictions, weights)
+            yield [f"{label} weighted", *(with_gradient(each, *given) for each in pair)]
 
 
 def metrics() -> Iterator[list[Any]]:

@@ -45,7 +45,7 @@ def test_functions_of_strategies_are_those_of_keras(numbers: dict[str, Any]) -> 
 
 
 def test_losses_and_gradients(numbers: dict[str, Any]) -> None:
-    assert len(numbers["losses"]) > 50
+    assert sum(label.endswith("weighted") for label, *_ in numbers["losses"]) > 45
     for label, ours, theirs in numbers["losses"]:
         np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-12, atol=1e-12, err_msg=label)
         np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-12, atol=1e-12, err_msg=label)
