@@ -14,6 +14,7 @@ from isotrain.plugin import IsotrainError, UnsupportedError
 
 OF_TORCH = (".pt", ".pth", ".bin")
 OF_KERAS = (".weights.h5", ".keras")
+OF_ONNX = ".onnx"
 _OWN_WEIGHTS = "_torch_params."
 """Where a Keras layer on torch has its weights, each under its Keras path."""
 
@@ -22,7 +23,7 @@ def weights_in(path: Path, model: Any) -> dict[str, np.ndarray]:
     """Reads the weights in a file; nothing in it is run, and the model stays as it is.
 
     Args:
-        path: Of a torch `state_dict` (`OF_TORCH`), or a file of Keras (`OF_KERAS`).
+        path: Of a torch `state_dict` (`OF_TORCH`), a file of Keras (`OF_KERAS`), or ONNX.
         model: Which such a file of Keras must be of.
 
     Raises:
@@ -31,8 +32,10 @@ def weights_in(path: Path, model: Any) -> dict[str, np.ndarray]:
     """
     if path.name.endswith(OF_TORCH):
         return dict(_of_torch(path))
+    if path.name.endswith(OF_ONNX):
+        return dict(_of_onnx(path))
     if not path.name.endswith(OF_KERAS):
-        known = ", ".join((".safetensors", ".npz", *OF_KERAS, *OF_TORCH))
+        known = ", ".join((".safetensors", ".npz", *OF_KERAS, *OF_TORCH, OF_ONNX))
         raise UnsupportedError(f"initial_weights: {path}: expected a file {known}.")
     if not keras_backend.is_a(model, "Layer"):
         raise UnsupportedError(
@@ -65,3 +68,30 @@ def _of_torch(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     for name, tensor in found.items():
         wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
         yield str(name).rpartition(_OWN_WEIGHTS)[2], np.array(wide.detach().numpy())
+
+
+def _of_onnx(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """What the graph begins with, by the exporter's names; no other file is opened."""
+    if importlib.util.find_spec("onnx") is None:
+        raise IsotrainError(
+            f"initial_weights: {path} is read with: pip install 'isotrain[onnx]'. Or save it as .safetensors"
+            " or .npz instead."
+        )
+    import onnx
+    from onnx import numpy_helper
+
+    try:
+        tensors = list(onnx.load(path, load_external_data=False).graph.initializer)
+        outside = [each.name for each in tensors if each.data_location]
+        found = {} if outside else {each.name: numpy_helper.to_array(each) for each in tensors}
+    except Exception as error:  # of many kinds: the file may hold anything
+        raise IsotrainError(
+            f"initial_weights: {path} cannot be read as ONNX: {type(error).__name__}: {error}"
+        ) from error
+    if outside:
+        raise IsotrainError(
+            f"initial_weights: {path} has {outside[0]!r} in another file, which is not opened. Export it"
+            " with all weights in one file (torch: external_data=False)."
+        )
+    for name, array in found.items():
+        yield name, array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -50,10 +50,18 @@ def weights_at(source: Any, group: ReplicaGroup) -> Weights:
 def _given_by(function: Callable[[], Any]) -> Weights:
     found = function()
     if not isinstance(found, Mapping):
-        raise IsotrainError(
-            f"initial_weights: {references.describe(function)} returned {type(found).__name__!r}; expected"
-            " {name: array}."
-        )
+        weights = list(getattr(found, "weights", None) or ())
+        if not weights or not all(hasattr(each, "path") for each in weights):
+            raise IsotrainError(
+                f"initial_weights: {references.describe(function)} returned {type(found).__name__!r};"
+                " expected {name: array}, or a Keras model."
+            )
+        found = {each.path: each.numpy() for each in weights}
+        if len(found) < len(weights):
+            raise IsotrainError(
+                f"initial_weights: {references.describe(function)}: several weights of that model have one"
+                " name. Give {name: array}."
+            )
     return {str(name): as_array(value, str(name)) for name, value in found.items()}
 
 

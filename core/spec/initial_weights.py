@@ -17,7 +17,7 @@ from isotrain.core.spec.name_maps import read_maps
 from isotrain.core.spec.problems import Problem, SpecModel
 from isotrain.core.system.urls import is_url
 
-_SOURCE = "a file, a run, a checkpoint, or a function that gives names and arrays"
+_SOURCE = "a file, a run, a checkpoint, or a function that gives names and arrays or a Keras model"
 
 
 def _source(value: Any, info: ValidationInfo) -> Any:
@@ -63,8 +63,9 @@ class InitialWeights(SpecModel):
 
     source: Annotated[Any, AfterValidator(_source), WithJsonSchema({"type": "string"})] = Field(
         default=None,
-        description="Where weights come from: a file (.safetensors, .npz, .weights.h5, .keras, .pt, .pth), "
-        "the directory of a run, a checkpoint, or a callable that gives {name: array}; null for none.",
+        description="Where weights come from: a file (.safetensors, .npz, .weights.h5, .keras, .pt, "
+        ".pth, .onnx), the directory of a run, a checkpoint, or a callable that gives {name: array} or a "
+        "Keras model, such as keras.applications:MobileNetV2; null for none.",
     )
     include: Patterns = Field(
         default=(), description="Patterns of the names that are loaded, such as backbone/*."

@@ -18,6 +18,7 @@ from in_process import command
 from integration import exported_models
 
 import isotrain
+from isotrain.adapters.weight_files import weights_in
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.contracts.export import ExportForm
@@ -131,6 +132,10 @@ def test_torch_and_onnx_open_what_is_theirs(
     isotrain.export(trained, folder / "model.onnx")
     isotrain.export(native, folder / "native.pt")
     isotrain.export(native, folder / "native.onnx")
+    taken = weights_in(folder / "native.onnx", None)
+    for name, weight in native.weights.items():
+        if weight.dtype.kind == "f":
+            np.testing.assert_array_equal(taken[name], weight, err_msg=name)
     of_native = isotrain.predict(native, IMAGES)
     wanted = {
         **by_keras,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import isotrain
+from isotrain.adapters.weight_files import weights_in
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
@@ -265,6 +270,29 @@ def test_a_missing_or_unknown_file_is_refused() -> None:
         started("weights.txt")
 
 
+def test_onnx_has_weights_by_name_and_reaches_no_other_file(tmp_path: Path) -> None:
+    file, secret = tmp_path / "model.onnx", tmp_path / "secret"
+    kernel, half = BACKBONE["backbone/kernel"], np.ones(3, ml_dtypes.bfloat16)
+    tensors = [numpy_helper.from_array(kernel, "kernel"), numpy_helper.from_array(half, "half")]
+    file.write_bytes(onnx_file(tensors))
+    found = weights_in(file, None)
+    np.testing.assert_array_equal(found["kernel"], kernel)
+    assert (found["half"].dtype, found["half"].tolist()) == (np.float32, [1.0, 1.0, 1.0])
+    secret.write_bytes(bytes(kernel.nbytes))
+    onnx.external_data_helper.set_external_data(tensors[0], "secret")
+    tensors[0].ClearField("raw_data")
+    for content in (onnx_file(tensors), b"nonsense"):
+        file.write_bytes(content)
+        with pytest.raises(isotrain.IsotrainError, match=re.escape(f"initial_weights: {file}")):
+            weights_in(file, None)
+
+
+def onnx_file(tensors: list[Any]) -> bytes:
+    graph = onnx.helper.make_graph([], "weights", [], [], initializer=tensors)
+    content: bytes = onnx.helper.make_model(graph).SerializeToString()
+    return content
+
+
 def with_dropout() -> Any:
     import keras
     from keras import layers
@@ -298,7 +326,18 @@ def files_of_the_framework(session: isotrain.Session) -> list[str]:
             np.testing.assert_array_equal(found[each], value, err_msg=f"{name}: {each}")
     for each, value in session.read_state().items():
         np.testing.assert_array_equal(value, before[each])
+    found = weights_at(functools.partial(copy_of, folder / "model.keras"), session.group)
+    assert weights.keys() <= found.keys() <= everything.keys(), sorted(found)
+    for each, value in weights.items():
+        np.testing.assert_array_equal(found[each], value, err_msg=each)
     return files
+
+
+def copy_of(file: Path) -> Any:
+    """A Keras model with weights, as an application is that Keras has."""
+    import keras
+
+    return keras.models.load_model(file)
 
 
 @pytest.mark.slow
