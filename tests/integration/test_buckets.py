@@ -83,21 +83,29 @@ def test_a_damaged_file_in_a_bucket_is_named(location: str) -> None:
     assert url in CheckpointFolder(location).damaged()[1]
 
 
-def failing_at(place: int, real: Callable[..., Any], calls: Iterator[int]) -> Callable[..., Any]:
-    """Fails the call with this number and all after it, as for a process that is killed."""
+def failing_at(
+    place: int, real: Callable[..., Any], calls: Iterator[int], lasts: bool
+) -> Callable[..., Any]:
+    """Fails the call with this number; if it lasts all after it, as for a process that is killed."""
 
     def call(*args: Any, **options: Any) -> Any:
-        if next(calls) >= place:
+        number = next(calls)
+        if number == place or (lasts and number > place):
             raise ConnectionError("the network is gone")
         return real(*args, **options)
 
     return call
 
 
+@pytest.mark.parametrize(
+    ("location", "lasts"),
+    [("s3", True), ("memory", True), ("local", True), ("memory", False)],
+    indirect=["location"],
+)
 def test_a_request_that_fails_costs_no_checkpoint(
-    location: str, monkeypatch: pytest.MonkeyPatch
+    location: str, lasts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing more comes through after it: so it is where a process is killed, too."""
+    """Alone, or with all after it: so it is where a process is killed, too."""
     system = fsspec.core.url_to_fs(location)[0]
     failures, apart = [], 3 if location.startswith("s3") else 1  # S3 is slow
     save(location, 0, 1, "first")
@@ -105,7 +113,7 @@ def test_a_request_that_fails_costs_no_checkpoint(
         step, calls = place + 1, itertools.count()
         with monkeypatch.context() as patch:
             for name in CALLS:
-                patch.setattr(system, name, failing_at(place, getattr(system, name), calls))
+                patch.setattr(system, name, failing_at(place, getattr(system, name), calls, lasts))
             try:
                 save(location, step, 2 * step, f"second-{step}")
             except CheckpointError as error:

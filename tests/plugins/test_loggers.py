@@ -303,11 +303,13 @@ def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_offline(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom plugins import test_loggers as t\n"
-        "t.run(Path(sys.argv[1]), t.WandbLogger('isotrain', mode='offline'))"
+        "for _ in range(2):\n    t.run(Path(sys.argv[1]), t.WandbLogger('isotrain', mode='offline'))"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=tmp_path)
-    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    assert list(wandb_records(file)) == [
+    files = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    own = (tmp_path / "wandb-run-id").read_text()
+    assert {file.name for file in files} == {f"run-{own}.wandb"}  # a resumed run is the same
+    assert list(wandb_records(files[0])) == [
         {"step": 0, "loss": 2.0, "learning_rate": 0.5},
         {"step": 1, "loss": 1.5, "learning_rate": 0.25},
         {"step": 2, "epoch": 0, "epoch/accuracy": 0.5},
