@@ -20,6 +20,7 @@ from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.running.data_loading import loaded
+from isotrain.core.running.portions import portions
 from isotrain.core.running.targets import form_of, replaced
 from isotrain.core.running.trained import RunLike, Trained
 from isotrain.core.running.weight_sources import stored_weights
@@ -172,7 +173,8 @@ def _take(session: Session, location: str) -> None:
             f"{location}: it has no weights for {len(missing)} of {len(needed)} names of this model,"
             f" {missing[0]!r} first. Was the model changed since the run?"
         )
-    session.write_state({name: stored[name] for name in needed})
+    for portion in portions(needed, lambda name: needed[name].whole_bytes):
+        session.write_state({name: stored[name] for name in portion})
 
 
 def _export(session: Session, weights: str, form: ExportForm, target: str, known: bool) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import SpecError, UnsupportedError, first_of
+from isotrain.core.running.portions import portions
 from isotrain.core.running.weight_sources import Weights, weights_at
 from isotrain.core.running.weights_file import WEIGHTS
 from isotrain.core.spec import references
@@ -104,18 +105,19 @@ def _load(
     _require_counterparts(wanted, lacking, surplus)
     for kind, patterns in (("include", wanted.include), ("exclude", wanted.exclude)):
         _require_fitting(kind, patterns, [*known, *source])
-    state, faults = {}, []
-    for name in present:
-        state[name] = names.to_own(name, source[names.common(name)])
-        if state[name].shape != known[name].shape:
-            faults.append(f"{name}: {state[name].shape}, here {known[name].shape}")
+    faults = []
+    for portion in portions(present, lambda name: known[name].whole_bytes):
+        state = {name: names.to_own(name, source[names.common(name)]) for name in portion}
+        wrong = {name for name in portion if state[name].shape != known[name].shape}
+        faults += [f"{n}: {state[n].shape}, here {known[n].shape}" for n in portion if n in wrong]
+        group.write_state({name: value for name, value in state.items() if name not in wrong})
     if faults:
         raise SpecError(
             f"initial_weights: shapes in {_called(wanted)} are not those of the model: {'; '.join(faults)}."
             " Leave these weights out with `exclude`, or say with `map` how their axes are ordered."
         )
-    group.write_state(state)
-    kept = [name for name in known if name not in state]
+    loaded = set(present)
+    kept = [name for name in known if name not in loaded]
     return LoadReport(_called(wanted), present, kept, left_over, frozen)
 
 

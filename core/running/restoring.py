@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
-from isotrain.core.checkpoints.parts import StoredTensor
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.state import StateInfo
@@ -15,13 +14,12 @@ from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError
 from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.own_sections import own_section, own_sections
+from isotrain.core.running.portions import portions
 from isotrain.core.running.resuming import Saved
 from isotrain.core.running.saver import OWN_STATE, SHARED_STATE
 from isotrain.core.running.translation import LOST, LOST_SLOTS, Translation
 from isotrain.core.running.weights_file import WEIGHTS
 
-PORTION_BYTES = 2**26
-"""Of state that is read at a time; a larger tensor is read by itself."""
 _METRICS = "metrics/"
 _SCALE = "loss-scale/"
 
@@ -121,19 +119,8 @@ def _write_shared(saved: Saved, group: ReplicaGroup) -> list[str]:
 def _write_portions(saved: Saved, group: ReplicaGroup, names: Iterable[str]) -> None:
     """Reads and sets state a portion after the other: it is never here twice as a whole."""
     stored, described = saved.checkpoint.tensors("state"), group.describe_state(SHARED_STATE)
-    for portion in _portions(stored, names):
+    for portion in portions(names, lambda name: stored[name].nbytes):
         _write(saved, group, _read_portion(saved, portion, described))
-
-
-def _portions(stored: Mapping[str, StoredTensor], names: Iterable[str]) -> Iterator[list[str]]:
-    portion, filled = list[str](), 0
-    for name in names:
-        if portion and filled + stored[name].nbytes > PORTION_BYTES:
-            yield portion
-            portion, filled = [], 0
-        portion.append(name)
-        filled += stored[name].nbytes
-    yield portion
 
 
 def _read_portion(

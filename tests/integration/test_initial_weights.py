@@ -19,7 +19,9 @@ from isotrain.adapters.weight_files import weights_in
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
+from isotrain.core.running import portions
 from isotrain.core.running.weight_sources import weights_at
+from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
 
@@ -168,7 +170,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_come_from_runs_checkpoints_and_functions(
     tuned: isotrain.RunResult, tmp_path: Path
 ) -> None:
-    parts = {name: TensorPart(array) for name, array in functions().items()}
+    parts = as_parts(functions())
     slots = {f"optimizer/{name}": part for name, part in parts.items()}
     folder = CheckpointFolder(tmp_path / "checkpoints")
     folder.save(5, sections={"state": parts | slots}, run={})
@@ -179,6 +181,32 @@ def test_weights_come_from_runs_checkpoints_and_functions(
     for run_of in (tuned, tuned.run_directory):
         for name, value in started(run_of).items():
             np.testing.assert_array_equal(value, tuned.weights[name])
+
+
+def test_weights_are_never_here_twice_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A portion is read when the one before is set."""
+    sizes, real = [], ReferenceGroup.write_state
+
+    def noting(group: ReferenceGroup, state: Any, **options: Any) -> None:
+        sizes.append([array.nbytes for array in state.values()])
+        real(group, state, **options)
+
+    write_safetensors(tmp_path / "file.safetensors", as_parts(functions()))
+    monkeypatch.setattr(portions, "PORTION_BYTES", 100)
+    monkeypatch.setattr(ReferenceGroup, "write_state", noting)
+    given = spec(initial_weights="file.safetensors")
+    with isotrain.open_session(given, backend="reference") as session:
+        found = first_state(session)
+    for name, value in functions().items():
+        np.testing.assert_array_equal(found[name], value)
+    assert len(sizes) > 2
+    assert all(len(portion) == 1 or sum(portion) <= 100 for portion in sizes)
+
+
+def as_parts(weights: dict[str, np.ndarray]) -> dict[str, TensorPart]:
+    return {name: TensorPart(array) for name, array in weights.items()}
 
 
 def test_a_resumed_run_does_not_need_the_source(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.plugins.host import plugin_host
-from isotrain.core.running import restoring
+from isotrain.core.running import portions
 from isotrain.core.running.evaluation import Evaluation
 from isotrain.testing.bench import assert_same as assert_same_state
 from isotrain.testing.reference.layers import Dense, Dropout
@@ -445,23 +445,23 @@ def test_in_this_process(tmp_path: Path) -> None:
 
 def test_state_is_not_twice_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A portion is read when the one before is set."""
-    read, portions = Checkpoint.read, []
+    read, found = Checkpoint.read, []
 
     def noting(*given: Any) -> Any:
-        portions.append(read(*given))
-        return portions[-1]
+        found.append(read(*given))
+        return found[-1]
 
     with isotrain.open_session(spec(), backend="reference") as session:
         for batch in session.batches():
             session.step(batch)
         session.save(tmp_path)
         expected = session.read_state(ALL_STATE)
-        monkeypatch.setattr(restoring, "PORTION_BYTES", 300)
+        monkeypatch.setattr(portions, "PORTION_BYTES", 300)
         monkeypatch.setattr(Checkpoint, "read", noting)
         session.write_state({name: np.zeros_like(value) for name, value in expected.items()})
         session.restore(tmp_path)
         assert_same_state(session.read_state(ALL_STATE), expected, "state")
-    sizes = [[value.nbytes for value in portion.values()] for portion in portions]
+    sizes = [[value.nbytes for value in portion.values()] for portion in found]
     assert all(sum(portion) <= 300 for portion in sizes if len(portion) > 1)
     assert sum(len(portion) > 1 for portion in sizes) > 1
 
