@@ -46,6 +46,10 @@ class OpenMPI(Environment):
             told_by=told.told_by,
         )
 
+    def secret(self, variables: Mapping[str, str]) -> str | None:
+        # Up to version 4: 128 random bits for its transports, by which ranks of one job know each other.
+        return variables.get("OMPI_MCA_orte_precondition_transports")
+
 
 def _host_of_mpirun(told: EngineVariables) -> str | None:
     found = _ADDRESS.match(told.text("OMPI_MCA_orte_hnp_uri") or "")

@@ -16,7 +16,8 @@ class HorovodrunLauncher(EngineLauncher):
     """Has horovodrun start the ranks, over SSH on other hosts.
 
     It writes all variables of this process on the command line of `ssh`, where everybody can read them. So
-    it is not told the key where there are other hosts; ranks have one where each host has a key file.
+    where there are other hosts it is told the file that has the key: the user's own where there is one, which
+    each host has then, else one beside the run's other files.
     """
 
     name = "horovodrun"
@@ -59,5 +60,15 @@ class HorovodrunLauncher(EngineLauncher):
         if allocation.hosts:
             size += ["-H", as_text(allocation)]
         run = (sys.executable, "-m", "horovod.runner.launch", f"--{self._controller}", *size)
-        told = meeting(allocation, command)
-        return Submission(((*run, *command.arguments),), told, knows_key=not allocation.hosts)
+        told, files = meeting(allocation, command), {}
+        if allocation.hosts and not _has_own_key(command):
+            files = {"key": command.key}
+            told |= {command.key_file_variable: str(command.spec.with_name("key"))}
+        run = (*run, *command.arguments)
+        return Submission((run,), told, files, knows_key=not allocation.hosts)
+
+
+def _has_own_key(command: RankCommand) -> bool:
+    """Whether hosts are taken to have a key, as this one has."""
+    is_named = command.key_file_variable in command.variables
+    return is_named or os.path.exists(os.path.expanduser(command.key_file))

@@ -46,6 +46,11 @@ class Place:
     port: int | None = None
     restarts: int = 0
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes are known to be on one machine."""
+        return self.local_world_size == self.world_size or len(self.hosts) == 1
+
     def __post_init__(self) -> None:
         """Refuses what cannot be.
 
@@ -81,6 +86,13 @@ class Environment(ABC):
         Raises:
             PlaceError: The variables are half set, or not what they should be.
         """
+
+    def secret(self, variables: Mapping[str, str]) -> str | None:
+        """What the engine has told all processes that it started together, and nobody else; None: nothing.
+
+        Made anew for each of its jobs, of random bits, and on no command line.
+        """
+        return None
 
 
 def _require_below(

@@ -25,6 +25,8 @@ class RankCommand:
         following: Options for a run that is followed from here while it goes on.
         key_variable: The variable in which they are told the key.
         spec_variable: The one in which they are told the spec.
+        key_file_variable: The one that names a file with it, where everybody can read variables.
+        key_file: The person's own, where processes look for one that they are not told of.
     """
 
     name: str
@@ -37,6 +39,8 @@ class RankCommand:
     following: tuple[str, ...] = ()
     key_variable: ClassVar[str] = "ISOTRAIN_KEY"
     spec_variable: ClassVar[str] = "ISOTRAIN_SPEC"
+    key_file_variable: ClassVar[str] = "ISOTRAIN_KEY_FILE"
+    key_file: ClassVar[Path] = Path("~/.config/isotrain/key")
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class Doorstep:
         Raises:
             PlanError: Nobody says where rank 0 is, or there is no such interface.
         """
-        if place.local_world_size == place.world_size or len(place.hosts) == 1:
+        if place.is_on_one_host:
             here = chosen_address(variables) or LOCALHOST
             return cls(here, here)
         called = place.coordinator or next(iter(place.hosts), None)

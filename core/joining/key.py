@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
-from collections.abc import Mapping
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.errors import PlanError
+from isotrain.core.system.file_systems import is_shared
 
-FILE = Path("~/.config/isotrain/key")
+FILE = RankCommand.key_file
 _READABLE_BY_OTHERS = 0o077
+_BYTES = 32
+_MAKE = f"(umask 077; mkdir -p {FILE.parent}; openssl rand -hex {_BYTES} > {FILE})"
 
 
 @dataclass(frozen=True)
 class RunKey:
-    """A key, and where it is from.
+    """A key.
 
     Attributes:
         secret: Known to the processes of one run alone.
-        is_secret: Whether it is made from something that nobody else knows.
     """
 
     secret: bytes
-    is_secret: bool
 
     @classmethod
-    def of(cls, place: Place, variables: Mapping[str, str], number: int) -> RunKey:
+    def of(cls, place: Place, own: bytes, number: int) -> RunKey:
         """Makes the key of a run: the same on all its processes, and another one for every run.
 
         Args:
             place: Of this process.
-            variables: All of it.
+            own: What `secret_of` found.
             number: Of the run among those that this program has joined.
-
-        Raises:
-            PlanError: The key file can be read by others, or not by this process, or is empty.
         """
-        own = variables.get(RankCommand.key_variable, "").encode() or _from_file()
         run = f"{place.engine}\n{place.job}\n{place.world_size}\n{number}"
-        return cls(hmac.digest(own or b"isotrain", run.encode(), "sha256"), bool(own))
+        return cls(hmac.digest(own, run.encode(), "sha256"))
 
     def derived(self, what: str) -> bytes:
         """Another key for another purpose."""
@@ -59,9 +61,91 @@ class RunKey:
         return list(found)
 
 
-def _from_file() -> bytes:
+def secret_of(
+    place: Place, variables: Mapping[str, str], given: str | None, *, is_certified: bool
+) -> bytes:
+    """What the processes of one user share, and nobody else knows.
+
+    Args:
+        place: Of this process.
+        variables: All of it.
+        given: A secret that the engine has told all processes.
+        is_certified: Whether they prove by certificates who they are: then nothing else is needed.
+
+    Raises:
+        PlanError: There is none, and none can be made that all processes would find; or the file that has it
+            can be read by others, or not by this process, or is empty.
+    """
+    told = variables.get(RankCommand.key_variable, "").encode()
+    found = told or _from_named(variables) or _from_file(FILE) or (given or "").encode()
+    if found:
+        return found
+    for file in _places_for_one(place):
+        with contextlib.suppress(OSError):
+            _make(file)
+            return _from_file(file)
+    if is_certified:
+        return b"isotrain"
+    raise PlanError(
+        f"the processes that {place.engine} has started share no secret by which they know each other."
+        f" Make one, once, and copy it to hosts that do not share home directories: {_MAKE}."
+        f" Or set {RankCommand.key_variable} for all of the processes, to what nobody can guess."
+    )
+
+
+def _from_named(variables: Mapping[str, str]) -> bytes:
+    """From the file that a variable names: a path may be seen by everybody."""
+    name = variables.get(RankCommand.key_file_variable, "").strip()
+    if not name:
+        return b""
+    found = _from_file(Path(name))
+    if not found:
+        raise PlanError(
+            f"{RankCommand.key_file_variable}: {socket.gethostname()} does not see {name}, which has the key"
+            f" of this run. Put the same {FILE} on all hosts, and on the one where the run is asked for."
+        )
+    return found
+
+
+def _places_for_one(place: Place) -> Iterator[Path]:
+    """Files that all processes find and that nobody else can read, in which a secret may be made."""
+    with contextlib.suppress(RuntimeError):  # there is no home
+        home = FILE.expanduser()
+        if is_shared(home):
+            yield home
+        elif place.is_on_one_host:
+            yield home.with_name(f"key-of-{socket.gethostname()}")
+    if place.is_on_one_host:
+        yield Path(tempfile.gettempdir()) / f"isotrain-{os.geteuid()}" / "key"
+
+
+def _make(file: Path) -> None:
+    """Makes a secret where there is none; of several processes that do so at once, one does.
+
+    Raises:
+        OSError: It cannot be made there, or somebody else could have made it.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _require_own(file.parent)
+    own = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+    own.touch(0o600, exist_ok=False)
     try:
-        path = FILE.expanduser()
+        own.write_text(f"{secrets.token_hex(_BYTES)}\n", encoding="ascii")
+        with contextlib.suppress(FileExistsError):
+            os.link(own, file)
+    finally:
+        own.unlink()
+    _require_own(file)
+
+
+def _require_own(path: Path) -> None:
+    if path.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{path} is somebody else's")
+
+
+def _from_file(file: Path) -> bytes:
+    try:
+        path = file.expanduser()
         mode, key = path.stat().st_mode, path.read_bytes().strip()
     except (FileNotFoundError, NotADirectoryError, RuntimeError):  # or there is no home
         return b""

@@ -19,14 +19,14 @@ from isotrain.core.joining import address
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.doorstep import Doorstep
 from isotrain.core.joining.facts import Seating, own_facts, plugins_of, require_equal
-from isotrain.core.joining.key import RunKey
+from isotrain.core.joining.key import RunKey, secret_of
 from isotrain.core.joining.meeting import Chair, Facts, Meeting, Member
 from isotrain.core.joining.own_ports import OWN_PORTS
 from isotrain.core.joining.sight import marked, token_of
 from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.launching.ports import PORTS, require_port
 from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.served.terms import TLS_VARIABLE, Terms
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.urls import is_url
@@ -40,10 +40,6 @@ _UNKNOWN_SECONDS = 60.0
 _numbers = itertools.count()
 """Of the runs that this program joins, which it does in the same order on every rank."""
 
-_NO_SECRET = (
-    "the processes know each other by the engine's name for the job, which is no secret: set ISOTRAIN_KEY"
-    " for all of them where others can reach the network"
-)
 _ENCRYPTED = (
     f"events, output and returned values travel encrypted ({TLS_VARIABLE}); the tensors that the backend"
     " exchanges do not"
@@ -202,8 +198,10 @@ def gather(
     """
     if port is not None:
         require_port(port)
-    key = RunKey.of(place, os.environ, next(_numbers))
     terms = Terms.of(os.environ.get(TLS_VARIABLE, ""))
+    given = plugin_host().environment(place.engine).secret(os.environ)
+    own = secret_of(place, os.environ, given, is_certified=bool(terms.folder))
+    key = RunKey.of(place, own, next(_numbers))
     try:
         spec, host = load()
     except IsotrainError as error:
@@ -214,11 +212,11 @@ def gather(
         terms.require_usable()
         asked = {"backend": backend, "replicas": replicas}
         require_equal(meeting, {"asked": asked, **_parts(spec, host, backend)})
-        own = _own_address(meeting)
-        facts = own_facts(place, own, OWN_PORTS.backend(split_backend(backend)[0], own, port))
+        at = _own_address(meeting)
+        facts = own_facts(place, at, OWN_PORTS.backend(split_backend(backend)[0], at, port))
         found = meeting.settle(facts, Seating(_reached_at(meeting)))
     spots = tuple(Spot(seat["host"], seat["local_rank"]) for seat in found["seats"])
-    remarks = tuple(_remarks(key, terms))
+    remarks = () if terms.tls is None else (_ENCRYPTED,)
     layout = Layout(place.engine, spots, found["cores"], found["gpus"], remarks)
     return Party(meeting, Cast(spec, host), layout, found["seats"], port)
 
@@ -231,14 +229,6 @@ def _parts(spec: TrainingSpec, host: PluginHost, backend: str) -> dict[str, Any]
         "plugins": plugins_of(host),
         "versions": {"isotrain": VERSION, **versions(packages)},
     }
-
-
-def _remarks(key: RunKey, terms: Terms) -> Iterator[str]:
-    """On how the processes talk with each other."""
-    if not key.is_secret:
-        yield _NO_SECRET
-    if terms.tls is not None:
-        yield _ENCRYPTED
 
 
 def _open(place: Place, key: RunKey, terms: Terms, seconds: float, port: int | None) -> Meeting:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("unshare", "nsenter", "ip", "tc", "mount", "hostname")
+KEY_FILE = "key"
+"""In the folder that hosts share, which is on no network: by it processes know each other."""
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
@@ -59,7 +61,8 @@ class Host:
     def command(self, command: Sequence[str]) -> list[str]:
         """What runs a command there."""
         enter = ["nsenter", "--target", str(self.init), *NAMESPACES, f"--wdns={self.folder}"]
-        return [*enter, "--", "env", f"PATH={self.path}", *command]
+        key = f"ISOTRAIN_KEY_FILE={self.folder / KEY_FILE}"
+        return [*enter, "--", "env", f"PATH={self.path}", key, *command]
 
     @property
     def path(self) -> str:

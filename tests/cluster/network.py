@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from cluster.hosts import NAMESPACES, Host
+from cluster.hosts import KEY_FILE, NAMESPACES, Host
 
 INTERFACE = "eth0"
 _INIT = Path(__file__).with_name("host_init.sh")
@@ -36,6 +37,8 @@ class Network:
         addresses = {name: f"{_PREFIX}.{number}" for number, name in enumerate(names, start=1)}
         lines = [f"{address} {name}\n" for name, address in addresses.items()]
         (folder / "etc" / "ssh").mkdir(parents=True)
+        (folder / KEY_FILE).touch(0o600)
+        (folder / KEY_FILE).write_text(secrets.token_hex())
         (folder / "etc" / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
         self._holders: list[subprocess.Popen[str]] = []
         try:

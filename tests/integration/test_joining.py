@@ -52,6 +52,8 @@ def slurm(rank: int, size: int, job: str) -> dict[str, str]:
 
 
 ENGINES = {"torchrun": torchrun, "slurm": slurm}
+ALIKE = {"PYTHONUNBUFFERED": "", "ISOTRAIN_KEY": "of this test alone"}
+"""What all processes find set: the first as engines leave it."""
 
 
 class Started:
@@ -86,7 +88,7 @@ class Started:
         with (self.folder / f"out-{rank}").open("w") as out:
             return subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, "PYTHONUNBUFFERED": "", **variables},  # as engines leave it
+                env={**os.environ, **ALIKE, **variables},
                 cwd=self.folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,

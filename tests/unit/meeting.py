@@ -26,8 +26,8 @@ def place(rank: int, size: int, job: str = "job") -> Place:
     return Place("torchrun", ("RANK",), rank, size, job, host=f"n{rank}")
 
 
-def key(job: str = "job", number: int = 0, **variables: str) -> RunKey:
-    return RunKey.of(place(0, 2, job), variables, number)
+def key(job: str = "job", number: int = 0, own: bytes = b"own") -> RunKey:
+    return RunKey.of(place(0, 2, job), own, number)
 
 
 @contextlib.contextmanager

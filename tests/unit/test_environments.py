@@ -65,6 +65,13 @@ def test_every_rank_of_a_real_engine_finds_its_place(file: Path) -> None:
     assert len({place and place.job for place in places}) == 1
 
 
+def test_ranks_of_open_mpi_share_a_secret() -> None:
+    host = PluginHost(entry_points=False)
+    told = json.loads((RECORDED[0].parent / "mpirun.json").read_text())[0]["variables"]
+    assert host.environment("openmpi").secret(told) == "secret"  # in the place of what it was
+    assert host.environment("slurm").secret(told) is None
+
+
 def test_every_recorded_engine_is_known_here() -> None:
     assert {file.stem for file in RECORDED} == {*ENGINES, "sbatch-script"}
 

@@ -80,7 +80,8 @@ def test_key_and_spec_stand_on_no_command_line(
     monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
     found = launcher.submission(COMMAND)
     assert launcher.allocation().slots == 4
-    assert KEY not in json.dumps([found.commands, dict(found.files)])
+    shown = [found.commands, found.variables, found.files.get("job.sh")]
+    assert KEY not in json.dumps(shown)
     assert "m:build" not in json.dumps(found.commands)
 
 
@@ -261,13 +262,21 @@ class TestTorchrun:
             TorchrunLauncher(hosts="a:2,b:1").submission(COMMAND)
 
 
-def test_horovodrun_shows_its_variables_so_it_is_told_no_key() -> None:
+def test_horovodrun_shows_its_variables_so_it_is_told_where_the_key_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankCommand, "key_file", tmp_path / "key")
     found = HorovodrunLauncher(hosts="a:2,b:2").submission(COMMAND)
     (command,) = found.commands
     options = ("--gloo", "-np", "4", "-H", "a:2,b:2")
     assert command[1:] == ("-m", "horovod.runner.launch", *options, *COMMAND.arguments)
     assert not found.knows_key
+    assert found.files == {"key": KEY}
+    assert found.variables["ISOTRAIN_KEY_FILE"] == "/shared/a run/engine/key"
     assert HorovodrunLauncher(processes=2).submission(COMMAND).knows_key
+    (tmp_path / "key").touch()
+    found = HorovodrunLauncher(hosts="a:2,b:2").submission(COMMAND)
+    assert (found.files, "ISOTRAIN_KEY_FILE" in found.variables) == ({}, False)
 
 
 class TestHosts:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +36,7 @@ from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.served import handshake
 from isotrain.core.served.wire import Wire
+from isotrain.core.system import file_systems
 
 
 def test_all_get_what_rank_0_decides_of_what_all_have_told() -> None:
@@ -110,7 +113,7 @@ def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
 def test_who_has_another_key_stays_outside_and_both_say_so() -> None:
     with free_port() as port, contextlib.closing(Welcome(LOCAL, [port], key().secret)) as welcome:
         with pytest.raises(PeerLostError, match="who listens there turned this process away"):
-            reached(LOCAL, [port], key(ISOTRAIN_KEY="other").secret, 1, seconds=0.0)
+            reached(LOCAL, [port], key(own=b"other").secret, 1, seconds=0.0)
         assert welcome.refused
         assert not welcome.arrivals()
 
@@ -229,9 +232,8 @@ def test_what_differs_is_named_with_its_rank() -> None:
 
 def test_keys_are_the_same_for_one_run_and_differ_between_runs() -> None:
     assert key().secret == key().secret
-    others = [key("another"), key(number=1), key(ISOTRAIN_KEY="mine")]
+    others = [key("another"), key(number=1), key(own=b"mine")]
     assert len({each.secret for each in (key(), *others)}) == 4
-    assert [each.is_secret for each in others] == [False, False, True]
     assert key().numbers(8, 1000) == key().numbers(8, 1000)
     assert len({*key().numbers(8, 10)}) == 8
 
@@ -335,19 +337,101 @@ def test_a_key_file_that_is_no_key_is_named(
 ) -> None:
     file = tmp_path / "key"
     monkeypatch.setattr(key_module, "FILE", file)
-    assert not key().is_secret
+    with pytest.raises(PlanError, match=r"torchrun has started share no secret .* rand -hex 32 > "):
+        secret(ON_TWO_HOSTS)
     file.mkdir()
     with pytest.raises(PlanError, match="cannot be read: Is a directory"):
-        key()
+        secret(ON_TWO_HOSTS)
     file.rmdir()
     file.touch(0o600)
     with pytest.raises(PlanError, match="is empty"):
-        key()
+        secret(ON_TWO_HOSTS)
     file.write_text("secret\n")
-    assert key().is_secret
+    assert secret(ON_TWO_HOSTS) == b"secret"
     file.chmod(0o640)
     with pytest.raises(PlanError, match="others can read it"):
-        key()
+        secret(ON_TWO_HOSTS)
+
+
+ON_TWO_HOSTS = Place("torchrun", ("RANK",), 0, 2, "job", local_world_size=1)
+ON_ONE_HOST = Place("torchrun", ("RANK",), 0, 2, "job", local_world_size=2)
+
+
+def secret(
+    where: Place, given: str | None = None, *, is_certified: bool = False, **variables: str
+) -> bytes:
+    return key_module.secret_of(where, variables, given, is_certified=is_certified)
+
+
+def test_a_secret_is_what_a_person_says_or_the_engine_or_what_certificates_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_module, "FILE", tmp_path / "none")
+    named = tmp_path / "named"
+    assert secret(ON_TWO_HOSTS, "the engine's") == b"the engine's"
+    assert secret(ON_TWO_HOSTS, "the engine's", ISOTRAIN_KEY="mine") == b"mine"
+    with pytest.raises(PlanError, match=f"does not see {named}, which has the key of this run"):
+        secret(ON_TWO_HOSTS, "the engine's", ISOTRAIN_KEY_FILE=str(named))
+    named.touch(0o600)
+    named.write_text("of a file\n")
+    assert secret(ON_TWO_HOSTS, ISOTRAIN_KEY_FILE=str(named)) == b"of a file"
+    assert secret(ON_TWO_HOSTS, is_certified=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["named"]
+
+
+def test_processes_of_one_host_make_a_secret_and_those_of_several_where_they_share_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_module, "FILE", tmp_path / "home" / "key")
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(secret, [ON_ONE_HOST] * 8))
+    assert [len(each) for each in made] == [64]
+    (file,) = (tmp_path / "home").iterdir()
+    assert file.name == f"key-of-{socket.gethostname()}"
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(PlanError, match="share no secret"):
+        secret(ON_TWO_HOSTS)
+    monkeypatch.setattr(key_module, "is_shared", lambda path: True)
+    shared = secret(ON_TWO_HOSTS)
+    assert {secret(ON_TWO_HOSTS), secret(ON_ONE_HOST)} == {shared} != made
+    assert (tmp_path / "home" / "key").read_bytes().strip() == shared
+
+
+def test_without_a_home_a_secret_is_made_in_a_folder_that_is_nobody_else_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(key_module, "FILE", tmp_path / "file" / "key")  # no folder can be there
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert secret(ON_ONE_HOST) == secret(ON_ONE_HOST)
+    (folder,) = tmp_path.glob("isotrain-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    folder.rename(tmp_path / f"isotrain-{other}")
+    with pytest.raises(PlanError, match="share no secret"):
+        secret(ON_ONE_HOST)
+
+
+MOUNTS = """\
+22 1 0:20 / / rw - overlay overlay rw
+30 22 0:40 / /home rw,relatime shared:1 - nfs4 server:/home rw
+31 30 0:41 / /home/a\\040b rw - ext4 /dev/sda rw
+32 22 0:42 / /work rw - ext4 /dev/sdb rw
+33 22 0:43 / /work rw - lustre mds:/work rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        *(("/root/.config", "overlay"), ("/home/me/.config/isotrain/key", "nfs4")),
+        *(("/home/a b/key", "ext4"), ("/homes", "overlay"), ("/work/me", "lustre")),
+    ],
+)
+def test_the_kind_of_file_system_is_that_of_the_innermost_and_last(path: str, kind: str) -> None:
+    assert file_systems.kind_of(Path(path), MOUNTS) == kind
+    assert not file_systems.is_shared(Path("/proc/self"))
 
 
 def test_everybody_gets_an_address_that_all_can_reach() -> None:
