@@ -48,6 +48,7 @@ def run(
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
     ranks: Sequence[int] | Literal["all"] = (0,),
+    interface: str | None = None,
 ) -> RunResult:
     """Trains a spec under a backend, in processes of its own on this machine.
 
@@ -64,6 +65,8 @@ def run(
             `auto`: the newest of this very run directory or checkpoint folder, if it has one.
         max_restarts: How often the run may start again from its last checkpoint after a failure.
         ranks: Whose output is shown; that of all is in the run directory.
+        interface: The network interface, by its name or address, over which processes on several hosts
+            talk; left out: `ISOTRAIN_INTERFACE`, else the one over which each host reaches rank 0.
 
     Returns:
         History, metrics, timings, final weights, and where the run's files are.
@@ -85,6 +88,7 @@ def run(
         resume=resume,
         max_restarts=max_restarts,
         ranks=ranks,
+        interface=interface,
     )
     with asked.carried_out(train) as ended:
         result = result_from_dict(
@@ -111,6 +115,7 @@ def launch(
     resume: str | os.PathLike[str] | None = None,
     max_restarts: int = 0,
     ranks: Sequence[int] | Literal["all"] = (0,),
+    interface: str | None = None,
 ) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
@@ -127,6 +132,7 @@ def launch(
         resume: As for `run`: the session has gone on from the checkpoint when `work` gets it.
         max_restarts: As for `run`.
         ranks: As for `run`.
+        interface: As for `run`.
 
     Returns:
         What `work` returned on each process, by rank: numbers, text, NumPy arrays, and lists and
@@ -149,6 +155,7 @@ def launch(
         resume=resume,
         max_restarts=max_restarts,
         ranks=ranks,
+        interface=interface,
     )
     with asked.carried_out(work) as ended:
         return ended.returned
@@ -168,6 +175,7 @@ def resume(
     launcher_options: Mapping[str, Any] | None = None,
     max_restarts: int = 0,
     ranks: Sequence[int] | Literal["all"] = (0,),
+    interface: str | None = None,
 ) -> RunResult:
     """Goes on with a run of `run` in its own directory, from its newest checkpoint.
 
@@ -185,6 +193,7 @@ def resume(
         launcher_options: As for `run`; with the run's own launcher, those of its options that change.
         max_restarts: As for `run`.
         ranks: As for `run`.
+        interface: As for `run`.
 
     Raises:
         SpecError: The spec is wrong, or names what cannot be imported.
@@ -210,6 +219,7 @@ def resume(
         resume=before.newest_folder(own),
         max_restarts=max_restarts,
         ranks=ranks,
+        interface=interface,
     )
 
 

@@ -70,6 +70,7 @@ class AskedRun:
     resume: str | os.PathLike[str] | None
     max_restarts: int
     ranks: Sequence[int] | Literal["all"]
+    interface: str | None = None
 
     def loaded(self) -> tuple[TrainingSpec, PluginHost]:
         """The spec, and the host with its plugins."""
@@ -81,6 +82,7 @@ class AskedRun:
         """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
         place = None if self.launcher.name != LOCAL else place_to_join()
         if place is None:
+            self._require_no_interface()
             with self._launched(work, Cast(*self.loaded()), None) as ended:
                 yield ended
             return
@@ -89,7 +91,12 @@ class AskedRun:
 
         self._require_no_restarts(place)
         party = gather(
-            place, self.loaded, backend=self.backend, replicas=self.replicas, port=self.port
+            place,
+            self.loaded,
+            backend=self.backend,
+            replicas=self.replicas,
+            port=self.port,
+            interface=self.interface,
         )
         if party.rank == 0:
             with (
@@ -109,6 +116,13 @@ class AskedRun:
             raise PlanError(
                 f"max_restarts: this process was started by {place.engine}, which alone can start it again."
                 " Ask it to, and say --resume auto (resume= in Python)."
+            )
+
+    def _require_no_interface(self) -> None:
+        if self.interface is not None and self.launcher.name == LOCAL:
+            raise PlanError(
+                "interface: all processes of this run are on this machine, where they talk over the loopback"
+                " interface. Leave --interface (interface= in Python) out."
             )
 
     @contextlib.contextmanager
@@ -143,7 +157,7 @@ class AskedRun:
                 restarts = Restarts(
                     self.max_restarts, folder, checkpoint, records, given.min_replicas, replan
                 )
-                attempt = _Attempt(work, cast, directory, self.port, party)
+                attempt = _Attempt(work, cast, directory, self.port, self.interface, party)
                 returned = restarts.run(attempt, resolved)
             yield Ended(returned, directory, audience, restarts.made)
 
@@ -189,6 +203,7 @@ class _Attempt:
     cast: Cast
     directory: RunDirectory
     port: int | None
+    interface: str | None
     party: Party | None
 
     def __call__(self, plan: Plan, start: str | None, on_event: OnEvent) -> list[Any]:
@@ -206,6 +221,7 @@ class _Attempt:
             on_event=on_event,
             resume=start,
             first_port=self.port,
+            interface=self.interface,
             launcher=launcher,
         )
 

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> None:
             resume=options.resume,
             max_restarts=options.max_restarts,
             ranks=options.ranks,
+            interface=options.interface,
         ),
     )
 
@@ -76,6 +77,7 @@ def resume(options: argparse.Namespace) -> None:
             launcher_options=dict(options.launcher_option),
             max_restarts=options.max_restarts,
             ranks=options.ranks,
+            interface=options.interface,
         ),
     )
 

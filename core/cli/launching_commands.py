@@ -74,7 +74,8 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
         )
     with held_directory(spec, options.run_dir, options.resume) as given:
         resume = _resume(spec, given, options.resume)
-        found = _submission(spec, plan, given.path.absolute(), resume)
+        where = given.path.absolute()
+        found = _submission(spec, plan, where, resume, interface=options.interface)
         files = driving.write(*found)
     shown = _plain(launcher.submission(replace(found[1], key="KEY")), found[1])
     if options.json:
@@ -131,6 +132,7 @@ def _submission(
     directory: Path,
     resume: str | None = None,
     key: str | None = None,
+    interface: str | None = None,
 ) -> tuple[Submission, RankCommand]:
     from dataclasses import replace
 
@@ -139,7 +141,7 @@ def _submission(
     launcher = _engine(spec, plan)
     assert launcher is not None
     plugins = asked.for_workers(asked.current())
-    command = rank_command(spec, plan, plugins, directory, resume)
+    command = rank_command(spec, plan, plugins, directory, resume, interface)
     command = command if key is None else replace(command, key=key)
     return launcher.submission(command), command
 

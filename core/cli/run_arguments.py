@@ -83,6 +83,12 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
         help="use this port and those after it (default: free ones)",
     )
     command.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="network interface, by name or address, over which processes on several hosts talk (default: the"
+        " one of ISOTRAIN_INTERFACE, else that over which each host reaches rank 0)",
+    )
+    command.add_argument(
         "--max-restarts",
         type=count_or_zero,
         default=0,

@@ -26,6 +26,7 @@ class Job:
         plugins: Those that were asked for where the run was.
         resume: The checkpoint to go on from: its folder or URL.
         usual_lines: Of the backend's logs; see `Adapter`.
+        interface: The network interface over which its processes talk, where they are on several hosts.
     """
 
     work: Work
@@ -35,3 +36,4 @@ class Job:
     plugins: PluginChoice
     resume: str | None = None
     usual_lines: tuple[str, ...] = ()
+    interface: str | None = None

@@ -14,13 +14,20 @@ VARIABLE = "ISOTRAIN_INTERFACE"
 processes meet that are on one host."""
 
 
-def chosen_address(variables: Mapping[str, str]) -> str | None:
+def asked_interface(interface: str | None, variables: Mapping[str, str]) -> str:
+    """What was asked for: as an option, else by the variable; empty where nothing was."""
+    return (variables.get(VARIABLE, "") if interface is None else interface).strip()
+
+
+def chosen_address(asked: str) -> str | None:
     """The address of the interface that was asked for; None where none was.
+
+    Args:
+        asked: What `asked_interface` found.
 
     Raises:
         PlanError: This machine has no such interface.
     """
-    asked = variables.get(VARIABLE, "").strip()
     if not asked:
         return None
     found = {
@@ -33,7 +40,7 @@ def chosen_address(variables: Mapping[str, str]) -> str | None:
         return asked
     known = "; ".join(f"{name}: {', '.join(each)}" for name, each in found.items() if each)
     raise PlanError(
-        f"{VARIABLE}: expected the name or address of a network interface of {socket.gethostname()},"
+        f"interface (or {VARIABLE}): expected the name or address of one of {socket.gethostname()},"
         f" received {asked!r}. It has {known}."
     )
 

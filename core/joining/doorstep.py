@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isotrain.core.contracts.environment import Place
@@ -30,18 +29,18 @@ class Doorstep:
     listening: str
 
     @classmethod
-    def of(cls, place: Place, variables: Mapping[str, str]) -> Doorstep:
+    def of(cls, place: Place, interface: str) -> Doorstep:
         """The same for all processes of a run, but for what only rank 0 needs.
 
         Args:
             place: Of this process.
-            variables: All of it.
+            interface: That was asked for, if one was.
 
         Raises:
             PlanError: Nobody says where rank 0 is, or there is no such interface.
         """
         if place.is_on_one_host:
-            here = chosen_address(variables) or LOCALHOST
+            here = chosen_address(interface) or LOCALHOST
             return cls(here, here)
         called = place.coordinator or next(iter(place.hosts), None)
         if called is None:

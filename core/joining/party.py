@@ -182,7 +182,13 @@ def _blind(told: Sequence[Facts]) -> dict[str, Any]:
 
 
 def gather(
-    place: Place, load: Load, *, backend: str, replicas: int | None, port: int | None
+    place: Place,
+    load: Load,
+    *,
+    backend: str,
+    replicas: int | None,
+    port: int | None,
+    interface: str | None = None,
 ) -> Party:
     """Meets the other processes of this one's run, and sees that all were told the same.
 
@@ -192,6 +198,7 @@ def gather(
         backend: As for `run`.
         replicas: As for `run`.
         port: As for `run`: where rank 0 lets the others in; those after it are for the backend.
+        interface: As for `run`.
 
     Raises:
         IsotrainError: On every process the same: one of them has failed, or did not come, or differs.
@@ -202,19 +209,21 @@ def gather(
     given = plugin_host().environment(place.engine).secret(os.environ)
     own = secret_of(place, os.environ, given, is_certified=bool(terms.folder))
     key = RunKey.of(place, own, next(_numbers))
+    over = address.asked_interface(interface, os.environ)
+    doorstep = Doorstep.of(place, over)
     try:
         spec, host = load()
     except IsotrainError as error:
-        _open(place, key, terms, _UNKNOWN_SECONDS, port).fail(error)
+        _open(place, key, terms, doorstep, _UNKNOWN_SECONDS, port).fail(error)
         raise
-    meeting = _open(place, key, terms, spec.timeouts.start, port)
+    meeting = _open(place, key, terms, doorstep, spec.timeouts.start, port)
     with meeting.telling():
         terms.require_usable()
         asked = {"backend": backend, "replicas": replicas}
         require_equal(meeting, {"asked": asked, **_parts(spec, host, backend)})
-        at = _own_address(meeting)
+        at = _own_address(meeting, over)
         facts = own_facts(place, at, OWN_PORTS.backend(split_backend(backend)[0], at, port))
-        found = meeting.settle(facts, Seating(_reached_at(meeting)))
+        found = meeting.settle(facts, Seating(_reached_at(meeting, over)))
     spots = tuple(Spot(seat["host"], seat["local_rank"]) for seat in found["seats"])
     remarks = () if terms.tls is None else (_ENCRYPTED,)
     layout = Layout(place.engine, spots, found["cores"], found["gpus"], remarks)
@@ -231,9 +240,10 @@ def _parts(spec: TrainingSpec, host: PluginHost, backend: str) -> dict[str, Any]
     }
 
 
-def _open(place: Place, key: RunKey, terms: Terms, seconds: float, port: int | None) -> Meeting:
+def _open(
+    place: Place, key: RunKey, terms: Terms, doorstep: Doorstep, seconds: float, port: int | None
+) -> Meeting:
     Chair.close_earlier()
-    doorstep = Doorstep.of(place, os.environ)
     told = place.port if port is None else port
     drawn = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]
     ports = drawn if told is None else [told]
@@ -243,18 +253,18 @@ def _open(place: Place, key: RunKey, terms: Terms, seconds: float, port: int | N
     return Member(place, key, seconds, Channel(wire))
 
 
-def _own_address(meeting: Meeting) -> str:
-    chosen = address.chosen_address(os.environ)
+def _own_address(meeting: Meeting, interface: str) -> str:
+    chosen = address.chosen_address(interface)
     if chosen is not None:
         return chosen
     return meeting.channel.here if isinstance(meeting, Member) else ""
 
 
-def _reached_at(meeting: Meeting) -> Callable[[Sequence[Facts]], str]:
+def _reached_at(meeting: Meeting, interface: str) -> Callable[[Sequence[Facts]], str]:
     """How rank 0 finds its own address out: by those who have called it."""
 
     def own(told: Sequence[Facts]) -> str:
         assert isinstance(meeting, Chair)
-        return _own_address(meeting) or meeting.reached_at(told)
+        return _own_address(meeting, interface) or meeting.reached_at(told)
 
     return own

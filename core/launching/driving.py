@@ -73,7 +73,7 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
             f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
             " it with the engine itself: its isotrain.launch joins the others."
         )
-    command = rank_command(job.spec, job.plan, job.plugins, directory, job.resume)
+    command = rank_command(job.spec, job.plan, job.plugins, directory, job.resume, job.interface)
     submission = submit(command)
     write(submission, command)
     if not submission.commands:
@@ -99,7 +99,12 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
 
 
 def rank_command(
-    spec: TrainingSpec, plan: Plan, plugins: PluginChoice, directory: Path, resume: str | None
+    spec: TrainingSpec,
+    plan: Plan,
+    plugins: PluginChoice,
+    directory: Path,
+    resume: str | None,
+    interface: str | None = None,
 ) -> RankCommand:
     """What an engine is to start on every rank.
 
@@ -109,6 +114,7 @@ def rank_command(
         plugins: Those that were asked for.
         directory: Of the run.
         resume: The checkpoint to go on from.
+        interface: That was asked for, if one was.
 
     Raises:
         PlanError: The spec holds what cannot be told by name.
@@ -120,6 +126,8 @@ def rank_command(
         len(plan.processes) == 1
     ):  # who is alone joins nobody that would say how many replicas there are
         options += ["--replicas", str(plan.replicas)]
+    elif interface is not None:
+        options += ["--interface", interface]
     if resume is not None:
         options += ["--resume", resume]
     for where in plugins.asked:

@@ -44,6 +44,7 @@ def run_job(
     on_event: OnEvent = _ignored,
     first_port: int | None = None,
     resume: str | None = None,
+    interface: str | None = None,
     launcher: Starting | None = None,
 ) -> list[Any]:
     """Runs `work` on every process of a plan; none of them is left when this returns.
@@ -57,6 +58,7 @@ def run_job(
         on_event: Called here with every event, as it arrives.
         first_port: Use this port and those after it.
         resume: A checkpoint that every session goes on from.
+        interface: The network interface that an engine's ranks are told to use.
         launcher: What has started the processes, where it is not the one of the plan that is to start them.
 
     Returns:
@@ -69,7 +71,9 @@ def run_job(
     """
     plugins = asked.for_workers(asked.current())
     usual_lines = host.backend(plan.backend).usual_lines
-    job = Job(work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, usual_lines)
+    job = Job(
+        work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, usual_lines, interface
+    )
 
     def record(event: Event) -> None:
         _keep(event, directory)

@@ -227,6 +227,11 @@ def test_an_engine_one_of_whose_commands_fails_is_ended(
 def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(isotrain.PlanError, match="model: given as an object"):
         run(tmp_path, model=lambda: None)
+    with pytest.raises(
+        isotrain.PlanError, match="interface: all processes of this run are on this"
+    ):
+        isotrain.run(SPEC, backend="reference", run_directory=tmp_path / "b", interface="lo")
+    assert not (tmp_path / "b").exists()
     with pytest.raises(isotrain.PlanError, match="your own loop"):
         isotrain.launch(
             print, SPEC, backend="reference", launcher="engine", run_directory=tmp_path / "a"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ SPEC = driven_job.SPEC | {"name": "found", "timeouts": {"start": 30.0}}
 _SRUN = ("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1")
 
 
-def trained(bed: Bed, name: str, *how: str, **variables: str) -> str:
+def trained(bed: Bed, name: str, *how: str, interface: str = "") -> str:
     """What a run on the first host says; `how` is what stands before the command, or options of it."""
     folder = bed.folder / f"found-{name}"
     folder.mkdir()
@@ -23,8 +22,9 @@ def trained(bed: Bed, name: str, *how: str, **variables: str) -> str:
     options = [part for part in how if how[0] != "srun"]
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", "reference"]
     where = ["--run-dir", str(folder / "run")]
-    told: Mapping[str, str] = {**bed.with_ssh.slurm.variables, **variables}
-    done = bed.first.run([*engine, *run, *where, *options], told)
+    over = ["--interface", interface] if interface else []
+    told = bed.with_ssh.slurm.variables
+    done = bed.first.run([*engine, *run, *where, *over, *options], told)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -41,7 +41,7 @@ def test_the_own_name_of_a_host_may_be_its_loopback_address(bed: Bed, interface:
     hosts.write_text("127.0.1.1 node1\n" + Path(bed.folder / "etc" / "hosts").read_text())
     bed.first.check(["mount", "--bind", str(hosts), "/etc/hosts"])
     try:
-        said = trained(bed, f"debian-{interface}", *_SRUN, ISOTRAIN_INTERFACE=interface)
+        said = trained(bed, f"debian-{interface}", *_SRUN, interface=interface)
     finally:
         bed.first.check(["umount", "/etc/hosts"])
     assert said.count("final loss") == 1

@@ -47,6 +47,8 @@ def test_its_lines_have_the_mark_that_is_looked_for_also_with_plugins_left_out(
     assert command.options[command.options.index("--mark") + 1] == command.name
     assert command.options[-4:] == ("--block-plugin", "one", "--block-plugin", "two")
     assert "--replicas" not in command.options  # they are as many as the engine starts
+    told = rank_command(spec(), plan, PluginChoice(), tmp_path, None, "ib0").options
+    assert told[-2:] == ("--interface", "ib0")
 
 
 def test_that_this_process_stands_alone_is_not_said_of_the_ranks(

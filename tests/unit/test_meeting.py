@@ -23,7 +23,7 @@ from unit.meeting import LOCAL, LONG, free_port, key, meet, opened, settling
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
-from isotrain.core.joining import doorstep, party
+from isotrain.core.joining import address, doorstep, party
 from isotrain.core.joining import key as key_module
 from isotrain.core.joining.doorstep import Doorstep
 from isotrain.core.joining.facts import Facts, Seating, require_equal
@@ -263,21 +263,35 @@ def test_rank_0_listens_where_the_others_call(
 
     monkeypatch.setattr(doorstep.socket, "gethostbyname", resolve)
     there = Place("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
-    for variables in ({}, {"ISOTRAIN_INTERFACE": "lo"}):  # which is for what comes after the door
-        assert Doorstep.of(there, variables) == Doorstep(coordinator, listening)
+    for interface in ("", "lo"):  # which is for what comes after the door
+        assert Doorstep.of(there, interface) == Doorstep(coordinator, listening)
 
 
 @pytest.mark.parametrize("told", [{"hosts": ("n1",)}, {"local_world_size": 2}])
 def test_on_one_host_all_use_the_same_address_whatever_it_is_called(told: dict[str, Any]) -> None:
-    for variables, expected in (({}, LOCAL), ({"ISOTRAIN_INTERFACE": "127.0.0.9"}, "127.0.0.9")):
+    for interface, expected in (("", LOCAL), ("127.0.0.9", "127.0.0.9")):
         for rank in (0, 1):
             there = Place("mpich", ("PMI_RANK",), rank, 2, "job", coordinator="n1", **told)
-            assert Doorstep.of(there, variables) == Doorstep(expected, expected)
+            assert Doorstep.of(there, interface) == Doorstep(expected, expected)
+
+
+def test_an_interface_is_chosen_by_option_or_variable_and_has_to_be_there() -> None:
+    variables = {"ISOTRAIN_INTERFACE": " eth7 "}
+    assert address.asked_interface(None, variables) == "eth7"
+    assert address.asked_interface("lo", variables) == "lo"
+    assert address.asked_interface(None, {}) == ""
+    assert [address.chosen_address(each) for each in ("", "lo", "127.0.0.9")] == [
+        *(None, LOCAL, "127.0.0.9")
+    ]
+    with pytest.raises(
+        PlanError, match=r"interface \(or ISOTRAIN_INTERFACE\): .* 'no0'\. It has .*lo: "
+    ):
+        address.chosen_address("no0")
 
 
 def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
     with pytest.raises(PlanError, match="Set ISOTRAIN_COORDINATOR"):
-        Doorstep.of(Place("mpich", ("PMI_RANK",), 1, 2, "job"), {})
+        Doorstep.of(Place("mpich", ("PMI_RANK",), 1, 2, "job"), "")
 
 
 def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
