@@ -138,7 +138,9 @@ def mean_over_samples(loss: Any) -> torch.Tensor:
     Raises:
         SpecError: It gave no tensor.
     """
-    given: torch.Tensor = called.require_tensor(loss, "the loss or objective")
+    if not isinstance(loss, torch.Tensor):
+        loss = called.require_tensor(loss, "the loss or objective")
+    given: torch.Tensor = loss
     return given if given.dim() == 0 else given.mean()
 
 

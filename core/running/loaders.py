@@ -31,6 +31,7 @@ class Loaders:
     def __init__(self, spec: TrainingSpec, plan: Plan, group: ReplicaGroup, data: DataSet) -> None:
         self.data = data
         self._spec = spec
+        self._floats = np.dtype("float64" if spec.precision == "float64" else "float32")
         self._global_batch = plan.global_batch
         self._shares_cores = plan.setting.device == "cpu"
         self._group = group
@@ -90,7 +91,6 @@ class Loaders:
 
     def _as_precision(self, array: np.ndarray) -> np.ndarray:
         """Gives floating-point data the width the model computes in; other types stay."""
-        wanted = np.float64 if self._spec.precision == "float64" else np.float32
-        if array.dtype.kind == "f" and array.dtype != wanted:
-            return array.astype(wanted)
+        if array.dtype.kind == "f" and array.dtype != self._floats:
+            return array.astype(self._floats)
         return array

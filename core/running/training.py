@@ -75,11 +75,12 @@ class Training:
         loss = self._strategy.step(group, batch, rate)
         course.last_loss = loss
         course.steps_done, course.mark = batch.step + 1, batch.mark
-        pause = batch.is_last_of_epoch or course.is_done
+        is_done = course.is_done
+        pause = batch.is_last_of_epoch or is_done
         if pause or course.steps_done == 1:
             group.synchronise_device()
         self._stopwatch.step_done(batch.size, pause=pause)
-        if course.is_done:
+        if is_done:
             self.finish(group)
         self.reports.add(batch, loss, rate)
         reporter.enter(BETWEEN_CALLS)
