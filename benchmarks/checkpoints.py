@@ -3,17 +3,19 @@
     python -m benchmarks.checkpoints                        # 100 M parameters
     python -m benchmarks.checkpoints --slots 2 --rounds 10  # and two slots for each, as Adam has
 
-Each contender saves the same float32 tensors in a program of its own, three times, of which the last
-counts, and loads them in another; contenders come in an order drawn anew for every round. Seconds are of the
-training thread (`stall`), until all is on the disk, with an fsync where the contender makes none (`on
-disk`), and to read it back, which the system still has in memory (`load`); and of the processor, which all
-threads together take for that (`processor to load`). Memory is what the program takes at most besides what it
-had before, as a multiple of the state. Reported are medians with 95 % bootstrap intervals.
+Each contender saves the same float32 tensors (`isotrain, a run` as the weights of a model that it trains)
+in a program of its own, three times, of which the last counts, and loads them in another; contenders come in
+an order drawn anew for every round. Seconds are of the training thread (`stall`), until all is on the disk,
+with an fsync where the contender makes none (`on disk`), and to read it back, which the system still has in
+memory (`load`); and of the processor, which all threads together take for that (`processor to load`). Memory
+is what the program takes at most besides what it had before, as a multiple of the state: of a run, and of
+Keras, the model's own is there before. Reported are medians with 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -21,13 +23,14 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+import isotrain
 from benchmarks import statistics
 from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.checkpoints.folder import CheckpointFolder
@@ -77,6 +80,61 @@ class Isotrain(Contender):
 
     def load(self, state: Any, folder: Path) -> Mapping[str, Any]:
         return checkpoint_at(folder).read("state")
+
+
+class Run(Contender):
+    """A run on torch, with its model in memory, that saves and goes on from there."""
+
+    def prepare(self, arrays: Mapping[str, np.ndarray]) -> Any:
+        samples = np.zeros((1, _WIDTH), np.float32)
+        spec = {
+            "model": {"torch": _network},
+            "model_args": {"count": len(arrays)},
+            "data": (samples, samples),
+            "loss": "mean_squared_error",
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "global_batch": 1,
+            "steps": 1,
+        }
+        session = isotrain.open_session(spec, backend="torch-ddp", replicas=1)
+        session.write_state({f"{n}.weight": a for n, a in enumerate(arrays.values())})
+        return session
+
+    def save(self, state: Any, folder: Path) -> Finish:
+        state.save(folder)
+        return _nothing
+
+    def load(self, state: Any, folder: Path) -> Mapping[str, Any]:
+        state.restore(folder)
+        return _Weights(state)
+
+
+def _network(count: int) -> Any:
+    import torch
+
+    layers = [torch.nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(count)]
+    return torch.nn.Sequential(*layers)
+
+
+class _Weights(Mapping[str, Any]):
+    """Those of a session, copied when the first is asked for."""
+
+    def __init__(self, session: isotrain.Session) -> None:
+        self._session = session
+
+    @functools.cached_property
+    def _copied(self) -> Mapping[str, np.ndarray]:
+        found = self._session.read_state(("trainable",))
+        return {f"w{name.partition('.')[0]}": array for name, array in found.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._copied[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._copied)
+
+    def __len__(self) -> int:
+        return len(self._copied)
 
 
 class TorchSave(Contender):
@@ -153,6 +211,7 @@ class Keras(Contender):
 
 CONTENDERS: Mapping[str, type[Contender]] = {
     "isotrain": Isotrain,
+    "isotrain, a run": Run,
     "torch.save": TorchSave,
     "distributed.checkpoint": DistributedCheckpoint,
     "distributed.checkpoint, async": AsyncDistributedCheckpoint,

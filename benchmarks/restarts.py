@@ -22,7 +22,7 @@ import numpy as np
 
 import isotrain
 from benchmarks import statistics
-from benchmarks.kills import DISTURBED, REPLICAS, training
+from benchmarks.kills import REPLICAS, disturbed, training
 
 _STEPS = 60
 
@@ -67,7 +67,7 @@ def timed(backend: str, victim: int) -> list[float]:
     with TemporaryDirectory() as folder:
         watch = Watch(victim)
         isotrain.run(
-            {**training(_STEPS), **DISTURBED},
+            {**training(_STEPS), **disturbed()},
             backend=backend,
             replicas=REPLICAS,
             max_restarts=1,

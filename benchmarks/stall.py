@@ -1,11 +1,12 @@
-"""How long checkpoints hold up the training of a model with 100 M parameters, beside a loop by hand.
+"""How long checkpoints hold up the training of a model with 100 M parameters, beside what people use instead.
 
-`python -m benchmarks.stall [--every N] [--saves N] [--samples N] [--rounds N]`: one replica on torch, a
-checkpoint every N steps: by isotrain, and in a loop by hand with `torch.distributed.checkpoint.async_save`,
-each in a program of its own, in turn. Printed are the medians of the steps while nothing is written; of how
-long the loop waits in the call that saves; and by how much all steps from one checkpoint to the next take
-longer than as many undisturbed ones, with what the writing beside them takes of the processor. The last two
-as parts of a step, and of all steps from one checkpoint to the next.
+`python -m benchmarks.stall [--every N] [--saves N] [--samples N] [--rounds N] [--width N] [--way NAME ...]`:
+one replica on torch, a checkpoint every N steps: by isotrain, in a loop by hand with `torch.save`, in one
+with `torch.distributed.checkpoint.async_save`, and of a Keras model by `ModelCheckpoint`; each in a program
+of its own, in an order drawn anew for every round. Printed are the seconds of a step while nothing is
+written; of the call that saves, which training waits for, and as a part of a step; and by how much all steps
+from one checkpoint to the next take longer than as many undisturbed ones, with what the writing beside them
+takes of the processor. They are medians with their 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +29,10 @@ from typing import Any
 import numpy as np
 
 import isotrain
-from benchmarks.checkpoints import AsyncDistributedCheckpoint, Finish
+from benchmarks import statistics
+from benchmarks.checkpoints import AsyncDistributedCheckpoint, Contender, Finish, TorchSave
 
-_WIDTH, _LAYERS = 2000, 25
+_LAYERS = 25
 _WARM = 3
 """Steps at the start that are not counted."""
 _FREE = 5
@@ -37,28 +41,52 @@ Loop = tuple[Callable[[], float], Callable[[], Any]]
 """Takes a step, and gives its loss; and saves a checkpoint, while training goes on."""
 
 
-def network() -> Any:
+@dataclass(frozen=True)
+class Work:
+    """What each program does.
+
+    Attributes:
+        every: Steps from one checkpoint to the next.
+        saves: Checkpoints that are counted.
+        samples: In the one batch of every step.
+        width: Of the layers, which have its square as parameters.
+    """
+
+    every: int = 50
+    saves: int = 3
+    samples: int = 64
+    width: int = 2000
+
+    @property
+    def steps(self) -> int:
+        """Of the whole program."""
+        return _WARM + _FREE + self.every * (self.saves + 1)
+
+    def batch(self) -> np.ndarray:
+        """Inputs, which are the targets too."""
+        drawn = np.random.default_rng(0).standard_normal((self.samples, self.width))
+        return drawn.astype(np.float32)
+
+
+def network(width: int) -> Any:
     import torch
 
-    layers = [torch.nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(_LAYERS)]
+    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(_LAYERS)]
     return torch.nn.Sequential(*layers)
 
 
-def samples(count: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((count, _WIDTH)).astype(np.float32)
-
-
 @contextmanager
-def by_isotrain(count: int, steps: int, folder: Path) -> Iterator[Loop]:
+def by_isotrain(work: Work, folder: Path) -> Iterator[Loop]:
     """A session's own loop."""
-    inputs = samples(count)
+    inputs = work.batch()
     spec = {
         "model": {"torch": network},
+        "model_args": {"width": work.width},
         "data": (inputs, inputs),
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.001},
-        "global_batch": count,
-        "steps": steps,
+        "global_batch": work.samples,
+        "steps": work.steps + 1,
         "checkpoint": {"keep_last": 1, "folder": str(folder)},
     }
     with isotrain.open_session(spec, backend="torch-ddp", replicas=1) as session:
@@ -72,13 +100,13 @@ def by_isotrain(count: int, steps: int, folder: Path) -> Iterator[Loop]:
 
 
 @contextmanager
-def by_hand(count: int, steps: int, folder: Path) -> Iterator[Loop]:
+def by_hand(work: Work, folder: Path, way: Callable[[], Contender]) -> Iterator[Loop]:
     """What people write, who wait for the checkpoint before to be there when they begin the next one."""
     import torch
 
-    way = AsyncDistributedCheckpoint()
-    way.prepare({})
-    inputs, model = torch.from_numpy(samples(count)), network()
+    contender = way()
+    contender.prepare({})
+    inputs, model = torch.from_numpy(work.batch()), network(work.width)
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
     under_way: list[Finish] = []
     folders = (folder / str(number) for number in itertools.count())
@@ -93,73 +121,109 @@ def by_hand(count: int, steps: int, folder: Path) -> Iterator[Loop]:
     def save() -> None:
         while under_way:
             under_way.pop()()
+        place = next(folders)
+        place.mkdir()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        under_way.append(way.save(state, next(folders)))
+        under_way.append(contender.save(state, place))
 
     yield step, save
     under_way.pop()()
 
 
-WAYS = {"isotrain": by_isotrain, "by hand, distributed.checkpoint async": by_hand}
-PARTS = ("steps", "calls", "intervals")
+@contextmanager
+def by_keras(work: Work, folder: Path) -> Iterator[Loop]:
+    """`ModelCheckpoint`, told after a batch as `fit` tells it."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    layers = [keras.layers.Dense(work.width, use_bias=False) for _ in range(_LAYERS)]
+    model = keras.Sequential([keras.Input((work.width,)), *layers])
+    model.compile(optimizer=keras.optimizers.SGD(0.001), loss="mean_squared_error")
+    callback = keras.callbacks.ModelCheckpoint(folder / "newest.keras", save_freq=1)
+    callback.set_model(model)
+    callback.on_epoch_begin(0)
+    inputs, done = work.batch(), itertools.count()
+    yield (
+        lambda: float(model.train_on_batch(inputs, inputs)),
+        lambda: callback.on_train_batch_end(next(done), {}),
+    )
 
 
-def timed(name: str, every: int, saves: int, count: int) -> dict[str, list[float]]:
-    """Seconds of undisturbed steps, of calls that save, and from each of these to the next."""
-    found: dict[str, list[float]] = {part: [] for part in PARTS}
-    steps = _WARM + _FREE + every * (saves + 1)
-    with TemporaryDirectory(dir=".") as folder, WAYS[name](count, steps + 1, Path(folder)) as loop:
+WAYS: Mapping[str, Callable[[Work, Path], AbstractContextManager[Loop]]] = {
+    "isotrain": by_isotrain,
+    "by hand, torch.save": partial(by_hand, way=TorchSave),
+    "by hand, distributed.checkpoint async": partial(by_hand, way=AsyncDistributedCheckpoint),
+    "Keras ModelCheckpoint": by_keras,
+}
+
+
+def timed(name: str, work: Work) -> dict[str, list[float]]:
+    """What one program measures: of each save, but for the first, which copies to new memory.
+
+    Returns:
+        By column of the table: seconds, and parts of the program's own undisturbed step.
+    """
+    steps, calls, intervals = list[float](), list[float](), list[float]()
+    with TemporaryDirectory(dir=".") as folder, WAYS[name](work, Path(folder)) as loop:
         step, save = loop
         began = time.perf_counter()
-        for done in range(1 - _WARM, 1 + steps - _WARM):
+        for done in range(1 - _WARM, 1 + work.steps - _WARM):
             before = time.perf_counter()
             step()
             now = time.perf_counter()
             if 0 < done <= _FREE:
-                found["steps"].append(now - before)
-            if done >= _FREE and (done - _FREE) % every == 0:
-                found["intervals"].append(now - began)
+                steps.append(now - before)
+            if done >= _FREE and (done - _FREE) % work.every == 0:
+                intervals.append(now - began)
                 began = now
                 save()
-                found["calls"].append(time.perf_counter() - now)
-    found["calls"] = found["calls"][1:]  # the first copy goes to new memory
-    found["intervals"] = found["intervals"][2:]
-    return found
+                calls.append(time.perf_counter() - now)
+    usual = float(np.median(steps))
+    more = [each - work.every * usual for each in intervals[2:]]
+    parts = [each / usual for each in calls[1:]], [each / usual / work.every for each in more]
+    return dict(zip(COLUMNS, ([usual], calls[1:], parts[0], more, parts[1]), strict=True))
 
 
-def told(name: str, found: dict[str, list[float]], every: int) -> str:
-    """What was found, as people read it."""
-    step, call, interval = (statistics.median(found[part]) for part in PARTS)
-    more = interval - every * step
-    lines = [f"{name}: step {step:.3f} s; a checkpoint every {every} steps"]
-    for what, seconds in (("the loop waits", call), ("all steps together take longer", more)):
-        part = f"{seconds / step:.0%} of a step, {seconds / step / every:.1%} of {every} steps"
-        lines.append(f"    {what}: {seconds:.3f} s, {part}")
-    return "\n".join(lines)
+COLUMNS = ("step", "saving", "of a step", "longer", "of all steps")
+_UNITS = (" s", " s", "", " s", "")
 
 
 def main(given: argparse.Namespace) -> None:
     """Measures each way in turn, and prints."""
-    if given.way:
-        print(json.dumps(timed(given.way, given.every, given.saves, given.samples)))
+    work = Work(given.every, given.saves, given.samples, given.width)
+    if given.alone:
+        print(json.dumps(timed(given.alone, work)))
         return
-    found = {name: {part: list[float]() for part in PARTS} for name in WAYS}
-    for name in [*WAYS] * given.rounds:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stall", "--way", name]
-        for option in ("every", "saves", "samples"):
-            command += [f"--{option}", str(getattr(given, option))]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        for part, seconds in json.loads(done.stdout.splitlines()[-1]).items():
-            found[name][part] += seconds
+    order = np.random.default_rng(0)
+    found = {name: {column: list[float]() for column in COLUMNS} for name in given.way}
+    for _ in range(given.rounds):
+        for name in map(str, order.permutation(given.way)):
+            for column, values in _in_a_program(name, work).items():
+                found[name][column] += values
+    print(f"a checkpoint every {work.every} steps")
+    print(f"| way | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
     for name, own in found.items():
-        print(told(name, own, given.every))
+        cells = [
+            statistics.median(np.array(own[column])).text(unit)
+            for column, unit in zip(COLUMNS, _UNITS, strict=True)
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _in_a_program(name: str, work: Work) -> dict[str, list[float]]:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stall", "--alone", name]
+    for option, value in asdict(work).items():
+        command += [f"--{option}", str(value)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=50)
-    parser.add_argument("--saves", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=64)
+    for option, value in asdict(Work()).items():
+        parser.add_argument(f"--{option}", type=int, default=value)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)  # of the programs
+    parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--alone", choices=WAYS, help=argparse.SUPPRESS)  # of the programs
     main(parser.parse_args())

@@ -70,6 +70,8 @@ class RunCheckpoints:
     def save_if_due(self, best: bool, beside_step: bool, notes: Mapping[str, Any]) -> bool:
         """Begins to save one if the spec or a signal asks for it, or the weights are the best so far.
 
+        Where the spec lets training wait for it, it is complete on return, or was warned about.
+
         Args:
             best: Whether they are.
             beside_step: Whether the copy may be finished beside the next step.
@@ -81,7 +83,8 @@ class RunCheckpoints:
         Raises:
             EndedError: The run was asked to end; its checkpoint is saved.
         """
-        if self._equipment.spec.checkpoint is None:
+        policy = self._equipment.spec.checkpoint
+        if policy is None:
             return False
         course = self._course
         wishes = self._saver.wishes(course.steps_done)
@@ -91,7 +94,9 @@ class RunCheckpoints:
         if not (due or best or wishes.save):
             return False
         with self._reporter.doing("save checkpoint"):
-            self._saver.save_once(self._position(notes), beside_step)
+            self._saver.save_once(self._position(notes), beside_step and policy.background)
+            if not policy.background:
+                self._saver.wait()
         if wishes.end and not course.is_done:
             self._end_as_asked()
         return True

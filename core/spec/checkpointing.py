@@ -95,6 +95,11 @@ class CheckpointPolicy(SpecModel):
     every_steps: Count | None = Field(default=None, description="Interval in steps.")
     every_epochs: Count | None = Field(default=None, description="Interval in epochs.")
     every_minutes: Positive | None = Field(default=None, description="Interval in minutes.")
+    background: Switch = Field(
+        default=True,
+        description="Whether training goes on while a checkpoint is written; false: it waits until that is "
+        "complete, so that a kill costs no more steps than the interval.",
+    )
     keep_last: Count | None = Field(
         default=2, description="How many of the newest are kept; null for all."
     )

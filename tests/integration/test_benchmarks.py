@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 from in_process import script
 
-from benchmarks import batches, checkpoints, kills, restarts, steps
+from benchmarks import batches, checkpoints, kills, restarts, stall, steps
 from benchmarks.peers import __main__ as program
 from benchmarks.peers import goals, table
 from benchmarks.peers.contenders import CONTENDERS, Command, Contender
@@ -26,10 +26,8 @@ from benchmarks.peers.rounds import measure, see_that_losses_agree
 from benchmarks.peers.run import Cell, ContenderError, Measured
 
 ROOT = Path(__file__).parents[2]
-WAYS = [
-    name for name in checkpoints.CONTENDERS if name not in ("distributed.checkpoint", "isotrain")
-]
-"""To save: the asynchronous one loads as that one does, and isotrain's is tried as programs of their own."""
+WAYS = ["torch.save", "distributed.checkpoint, async", "Keras save_weights"]
+"""To save. The one that is not asynchronous loads as this; isotrain's is tried in programs of its own."""
 PLANTED = """
 import os
 from benchmarks.peers.job import Clock, Job
@@ -272,6 +270,16 @@ def require_figures(found: Mapping[str, float]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["isotrain", "by hand, torch.save"])
+def test_training_goes_on_beside_what_is_saved(name: str, trying: Executor) -> None:
+    """The first save is not counted, nor how much longer its steps took."""
+    work = stall.Work(every=2, saves=1, samples=1, width=8)
+    found = trying.submit(stall.timed, name, work).result()
+    assert [len(found[column]) for column in stall.COLUMNS] == [1, 2, 2, 1, 1]
+    assert min(found["step"] + found["saving"]) > 0
+
+
+@pytest.mark.slow
 def test_saving_and_loading_are_programs_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +290,11 @@ def test_saving_and_loading_are_programs_of_their_own(
 
 @pytest.mark.slow
 def test_runs_that_are_killed() -> None:
-    """Once at some moment, and once when a checkpoint is there."""
-    assert not list(kills.drill("reference", kills=1, steps=100, seed=0).faults())
+    """Once at some moment, where training waits for checkpoints, and once when a checkpoint is there."""
+    strategy = {"name": "local-sgd", "options": {"every": 4}}
+    done = kills.drill("reference", 1, steps=100, seed=0, strategy=strategy, background=False)
+    assert done.most == 10
+    assert not list(done.faults())
     start, again = restarts.timed("reference", victim=1)
     assert min(start, again) > 0
 

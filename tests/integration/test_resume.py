@@ -695,9 +695,9 @@ def test_batches_go_on_where_a_restored_session_is(tmp_path: Path) -> None:
     assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
 
 
-def test_what_is_gone_back_to_is_written_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def slowly_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints take a while until they are complete."""
     commit = CheckpointFolder.commit
 
     def late(*args: Any, **options: Any) -> Any:
@@ -705,12 +705,28 @@ def test_what_is_gone_back_to_is_written_first(
         return commit(*args, **options)
 
     monkeypatch.setattr(CheckpointFolder, "commit", late)
+
+
+@pytest.mark.usefixtures("slowly_completed")
+def test_what_is_gone_back_to_is_written_first(tmp_path: Path) -> None:
     policy = {"every_steps": 1, "folder": str(tmp_path)}
     with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
         session.step(next(session.batches()))
         assert session.save_if_due()
         session.restore()
         assert session.steps_done == 1
+
+
+@pytest.mark.usefixtures("slowly_completed")
+def test_training_waits_for_checkpoints_that_are_not_written_in_the_background(
+    tmp_path: Path,
+) -> None:
+    policy = {"every_steps": 1, "folder": str(tmp_path), "background": False}
+    with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
+        session.step(next(session.batches()))
+        assert session.save_if_due(beside_step=True)
+        assert checkpoint_at(tmp_path).step == 1
+        session.stop()
 
 
 def test_another_metric_to_follow_begins_anew(tmp_path: Path) -> None:
