@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
+from typing import TypeVar
 
 import pytest
 from cluster import hosts
 from cluster.bed import Bed, two_hosts
 
 REQUIRED_VARIABLE = "ISOTRAIN_ENGINES_REQUIRED"
-"""Where it is set, lacking an engine or the right to make hosts fails the tests."""
+"""Where it is set, no test may be skipped: neither for want of an engine or of a right, nor otherwise."""
 PROGRAMS = ("srun", "slurmctld", "munged", "mpirun", "mpiexec.mpich", "sshd")
-MODULES = ("torch", "horovod", "ray")
+MODULES = ("torch", "horovod", "ray", "kubernetes_validate")
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 def missing() -> str | None:
@@ -27,10 +30,29 @@ def missing() -> str | None:
     return hosts.why_not()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes a failure of a test that is skipped where none may be."""
+    return _required((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same of a whole file."""
+    return _required((yield))
+
+
+def _required(report: Report) -> Report:
+    if report.skipped and os.environ.get(REQUIRED_VARIABLE):
+        report.outcome = "failed"
+        report.longrepr = f"{REQUIRED_VARIABLE} is set, and this was skipped: {report.longrepr}"
+    return report
+
+
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Bed]:
     """Two hosts, and the engines on them."""
     if reason := missing():
-        (pytest.fail if os.environ.get(REQUIRED_VARIABLE) else pytest.skip)(reason)
+        pytest.skip(reason)
     with two_hosts() as made:
         yield made

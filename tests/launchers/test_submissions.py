@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from cluster.bed import Bed
+from cluster.jobset import validate
 from cluster.launchers import KEY, LAUNCHERS, Instead, instead, start
+from jsonschema import ValidationError
 
 from isotrain.launchers.kubernetes import KubernetesLauncher
 from isotrain.launchers.slurm import SlurmLauncher
@@ -65,23 +67,38 @@ def test_sbatch_takes_the_script(bed: Bed, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_manifests_are_as_the_schemas_of_kubernetes_want_them(tmp_path: Path, kind: Any) -> None:
-    validate = pytest.importorskip("kubernetes_validate")
     options = {"image": "me/train:1", "volume": "kept", "tls": "certificates"}
     launcher = KubernetesLauncher(pods=4, gpus=1, kind=kind, **options)
     text = launcher.submission(a_command(tmp_path)).files["job.yaml"]
-    for part in map(_as_plain_job, yaml.safe_load_all(text)):
-        validate.validate(part, validate.latest_version(), strict=True)
+    for part in yaml.safe_load_all(text):
+        validate(part)
         part["spec" if "spec" in part else "data"] = "no table"
-        with pytest.raises(validate.ValidationError):
-            validate.validate(part, validate.latest_version(), strict=True)
+        with pytest.raises(ValidationError):
+            validate(part)
 
 
-def _as_plain_job(part: dict[str, Any]) -> dict[str, Any]:
-    """A JobSet is no kind of Kubernetes itself; the Job in it is."""
-    if part["kind"] != "JobSet":
-        return part
-    (job,) = part["spec"]["replicatedJobs"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **job["template"]}
+WRONG = {
+    "version": lambda part: part.update(apiVersion="jobset.x-k8s.io/v1"),
+    "network": lambda part: part["spec"]["network"].update(enableDnsHostnames=True),
+    "restarts": lambda part: part["spec"]["failurePolicy"].update(maxRestarts="0"),
+    "policy": lambda part: part["spec"].update(failurePolicies={}),
+    "jobs": lambda part: part["spec"]["replicatedJobs"][0].pop("name"),
+    "pods": lambda part: part["spec"]["replicatedJobs"][0]["template"]["spec"].update(pods=4),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_jobset_with_something_wrong_is_refused(tmp_path: Path, what: str) -> None:
+    launcher = KubernetesLauncher(image="me/train:1", pods=4, kind="jobset")
+    (part,) = (
+        part
+        for part in yaml.safe_load_all(launcher.submission(a_command(tmp_path)).files["job.yaml"])
+        if part["kind"] == "JobSet"
+    )
+    validate(part)
+    WRONG[what](part)
+    with pytest.raises(ValidationError):
+        validate(part)
 
 
 def test_what_a_launcher_needs_is_here(bed: Bed) -> None:
