@@ -1,9 +1,10 @@
 """What it costs rank 0 to watch the other ranks of a joined run, by their number.
 
-`python -m benchmarks.watching`: a second process says over as many connections what ranks that train say:
-that they have started and are ready, and where they are as often as ranks of a run of that size do. Printed
-are, of rank 0, which hears all of it, judges who lives, and lets all of them hear of itself: the processor
-time for each second of the run, the memory that it comes to use, and the bytes that it hears each second.
+`python -m benchmarks.watching`: what ranks of a real run of a few processes say is recorded. A second process
+says it again, over as many connections, in the names of many ranks, and tells where they are as often as
+ranks of a run of that size do. Printed are, of rank 0, which hears all of it, judges who lives, and lets all
+of them hear of itself: the processor time for each second of the run, the memory that it comes to use, and
+the bytes that it hears each second.
 
 `--processes N`: so many real processes instead, of the reference backend, which train for a while.
 """
@@ -11,6 +12,8 @@ time for each second of the run, the memory that it comes to use, and the bytes 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import socket
 import statistics
@@ -19,15 +22,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
 import isotrain
-from isotrain.core.contracts.events import Finished, ProcessEvent, Ready, Started
 from isotrain.core.contracts.process import Peer
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.first import beating
@@ -42,7 +45,8 @@ from isotrain.testing.reference.network import Network
 
 _SILENCE = 10.0
 _LIMITS = {"silence": _SILENCE, "start": 600.0, "progress": 600.0}
-_LEAST_SECONDS = 0.1
+_RECORDED = 3
+"""Processes of the run of which all but the first are recorded."""
 _HEAD = "ranks  of one core  of that, a rank  memory, a rank  heard of a rank"
 
 
@@ -61,22 +65,30 @@ class Cost:
     heard: float | None = None
 
 
+Stream = Sequence[tuple[float, Mapping[str, Any]]]
+"""What a rank has said, and at which second of its own."""
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="64,512,4096")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--processes", type=int)
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--say", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.say is not None:
-        _say_all(given.say, int(given.ranks), given.seconds)
+        _say_all(given.say, int(given.ranks), _recorded_in(given.record))
     elif given.processes is not None:
-        _run_processes(given.processes, given.seconds)
+        _run_processes(given.processes, given.seconds, given.record)
     else:
-        print(_HEAD)
-        for ranks in map(int, given.ranks.split(",")):
-            _report(ranks, _watched(ranks, given.seconds))
+        with tempfile.TemporaryDirectory() as folder:
+            record = Path(folder)
+            _run_processes(_RECORDED, given.seconds, record)
+            print(_HEAD)
+            for ranks in map(int, given.ranks.split(",")):
+                _report(ranks, _watched(ranks, record))
 
 
 def _report(ranks: int, cost: Cost) -> None:
@@ -85,12 +97,12 @@ def _report(ranks: int, cost: Cost) -> None:
     print(f"{ranks:5}{cost.share:12.1%}{share:13.0f} ppm{memory:12.1f} KiB{heard}", flush=True)
 
 
-def _watched(ranks: int, seconds: float) -> Cost:
-    before = _memory()
+def _watched(ranks: int, record: Path) -> Cost:
+    before, seconds = _memory(), max(stream[-1][0] for stream in _recorded_in(record))
     with socket.create_server(("127.0.0.1", 0), backlog=ranks) as door:
         port = str(door.getsockname()[1])
         command = [sys.executable, "-m", "benchmarks.watching", "--say", port]
-        with subprocess.Popen([*command, "--ranks", str(ranks), "--seconds", str(seconds)]):
+        with subprocess.Popen([*command, "--ranks", str(ranks), "--record", str(record)]):
             channels = [_channel(door.accept()[0], is_caller=False) for _ in range(ranks)]
             share, heard = (each / seconds for each in _heard(channels))
             return Cost(share, _memory() - before, heard)
@@ -126,37 +138,70 @@ def _heard(channels: list[Channel]) -> tuple[float, int]:
     return took, heard
 
 
-def _say_all(port: int, ranks: int, seconds: float) -> None:
+def _say_all(port: int, ranks: int, streams: Sequence[Stream]) -> None:
     """The part of all other ranks."""
     door = "127.0.0.1", port
     channels = [_channel(socket.create_connection(door), is_caller=True) for _ in range(ranks)]
     threading.Thread(target=_drop, args=(channels,), daemon=True).start()
-    period = max(_LEAST_SECONDS, Pace.of(ranks, _SILENCE).news)
+    pace = Pace.of(ranks, _SILENCE).news
     sayings = sorted(
-        (moment + rank / ranks * period, rank, told)
-        for rank in range(ranks)
-        for moment, told in _of_a_rank(period, seconds)
+        (
+            (moment, rank, told)
+            for rank in range(ranks)
+            for moment, told in _of(rank, streams, pace)
+        ),
+        key=lambda saying: saying[:2],
     )
     began = time.monotonic()
     for moment, rank, told in sayings:
-        time.sleep(max(0.0, began + moment - time.monotonic()))
-        channels[rank].send(_told(told, rank))
+        time.sleep(max(0.0, began + moment + rank / ranks * pace - time.monotonic()))
+        channels[rank].send(_in_the_name_of(rank, told))
     time.sleep(1.0)
 
 
-def _of_a_rank(period: float, seconds: float) -> Iterator[tuple[float, str]]:
-    """When it says what."""
-    yield 0.0, "started"
-    yield 0.001, "ready"
-    yield from ((number * period, "status") for number in range(1, int(seconds / period)))
-    yield seconds, "finished"
+def _of(rank: int, streams: Sequence[Stream], pace: float) -> Iterator[tuple[float, Any]]:
+    """What a rank says, and when: where it is only as often as in a run of that size."""
+    last = -pace
+    for moment, told in streams[rank % len(streams)]:
+        if "status" in told and "event" not in told:
+            if moment - last < pace:
+                continue
+            last = moment
+        yield moment, told
 
 
-def _told(what: str, rank: int) -> dict[str, Any]:
-    status = {"status": [1, 0.0, "step"], "clock": time.time()}
-    kinds = {"started": Started(pid=1), "ready": Ready(samples=1)}
-    event: ProcessEvent | None = {**kinds, "finished": Finished()}.get(what)
-    return status if event is None else {"event": event.to_line().decode().strip(), **status}
+def _in_the_name_of(rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, as this rank would say it now."""
+    said = dict(told)
+    if "clock" in said:
+        said["clock"] = time.time()
+    if "event" in said:
+        event = {**json.loads(said["event"]), "rank": rank, "time": time.time()}
+        said["event"] = json.dumps(event)
+    return said
+
+
+def _recorded_in(folder: Path) -> list[Stream]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+
+
+@contextlib.contextmanager
+def _recording(folder: Path | None) -> Iterator[None]:
+    """Within it, what this process tells rank 0 of itself is kept, and written at the end."""
+    said: list[tuple[float, Any]] = []
+    send, began = Channel.send, time.monotonic()
+
+    def heard(channel: Channel, header: Mapping[str, Any], *arrays: Any) -> None:
+        if {"status", "event", "output"} & {*header}:
+            said.append((time.monotonic() - began, dict(header)))
+        send(channel, header, *arrays)
+
+    with mock.patch.object(Channel, "send", heard):
+        yield
+    if folder is not None and said:
+        first = said[0][0]
+        stream = [(moment - first, header) for moment, header in said]
+        (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(stream))
 
 
 def _drop(channels: list[Channel]) -> None:
@@ -170,10 +215,13 @@ def _model() -> Network:
     return Network([Dense(4, 2)])
 
 
-def _run_processes(count: int, seconds: float) -> None:
+def _run_processes(count: int, seconds: float, record: Path | None) -> None:
     """Starts them as an engine does, each with its place in its variables."""
     if "RANK" in os.environ:
-        _take_part(seconds)
+        with _recording(record):
+            found = _take_part(seconds)
+        if os.environ["RANK"] == "0" and record is None:
+            _report_all(found)
         return
     job = f"watching-{os.getpid()}"
     told: dict[str, Any] = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
@@ -181,6 +229,7 @@ def _run_processes(count: int, seconds: float) -> None:
     told |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": 1}
     common = {**os.environ, **{name: str(value) for name, value in told.items()}}
     again = [sys.executable, "-m", "benchmarks.watching", "--processes", str(count)]
+    again += ["--record", str(record)] if record is not None else []
     ranks = [
         subprocess.Popen(
             [*again, "--seconds", str(seconds)],
@@ -192,7 +241,8 @@ def _run_processes(count: int, seconds: float) -> None:
     assert not any(codes), codes
 
 
-def _take_part(seconds: float) -> None:
+def _take_part(seconds: float) -> list[Any]:
+    """Trains for a while; gives processor time of a second and memory of each process."""
     import numpy as np
 
     inputs = np.zeros((1024, 4))
@@ -211,18 +261,20 @@ def _take_part(seconds: float) -> None:
         return [(_of_the_watcher() - before) / (time.monotonic() - end + seconds), _memory()]
 
     with tempfile.TemporaryDirectory() as folder:
-        found = isotrain.launch(
+        return isotrain.launch(
             work,
             spec,
             backend="reference",
             run_directory=Path(folder) / "run",
             on_event=lambda event: None,
         )
-    if os.environ["RANK"] == "0":
-        (share, memory), *others = found
-        more = memory - statistics.median(each for _, each in others)
-        print(_HEAD)
-        _report(len(found), Cost(share, more))
+
+
+def _report_all(found: Sequence[Any]) -> None:
+    (share, memory), *others = found
+    more = memory - statistics.median(each for _, each in others)
+    print(_HEAD)
+    _report(len(found), Cost(share, more))
 
 
 def _of_the_watcher() -> float:

@@ -335,3 +335,14 @@ def test_parts_of_a_step(
     steps.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in lines[-7:]] == list(steps.PARTS)
+
+
+@pytest.mark.slow
+def test_what_watching_costs_is_measured_on_what_real_ranks_have_said() -> None:
+    command = [sys.executable, "-m", "benchmarks.watching", "--ranks", "8", "--seconds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ranks, share, _, _, _, _, heard, _ = done.stdout.splitlines()[1].split()
+    assert ranks == "8"
+    assert 0 < float(share.rstrip("%")) < 90
+    assert 200 < int(heard) < 10_000  # of each rank in a second

@@ -8,29 +8,58 @@ from pathlib import Path
 
 import pytest
 from cluster.bed import Bed
+from cluster.hosts import end
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = _ROOT / "docs" / "launching"
-PAGES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes", "tls")
-SECONDS = 120.0
+ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes", "tls")
+PAGES = (*ENGINES, "README", "joined")
+SECONDS = 250.0
+_SCRIPT = """\
+import isotrain
+
+if __name__ == "__main__":
+    isotrain.run("digits.yaml", backend="torch-ddp", on_event=lambda event: None)
+"""
+_EVERYBODY_IS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str) -> list[str]:
-    text = (_PAGES / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    """What can be pasted; lines of general pages that stand on those of engines too are left to these."""
+    found = _BLOCK.findall((_PAGES / f"{page}.md").read_text(encoding="utf-8"))
+    if page in ENGINES:
+        return found
+    known = {line for engine in ENGINES for block in blocks(engine) for line in block.splitlines()}
+    left = ([line for line in block.splitlines() if line not in known] for block in found)
+    return ["\n".join(lines) for lines in left if lines]
 
 
 @pytest.mark.parametrize(
     ("page", "number"), [(page, n) for page in PAGES for n in range(len(blocks(page)))]
 )
 def test_a_command_can_be_pasted(bed: Bed, page: str, number: int) -> None:
-    folder = bed.folder / f"{page}-{number}"
+    folder, text = bed.folder / f"{page}-{number}", blocks(page)[number]
     folder.mkdir()
     for name in ("digits.yaml", "digits.py"):
         shutil.copy(_ROOT / "examples" / name, folder)
+    (folder / "train.py").write_text(_SCRIPT)
     assert page != "ray" or bed.ray
-    pasted = f"set -e; cd {folder}\n{blocks(page)[number]}"
-    done = bed.with_ssh.first.run(["bash", "-c", pasted], bed.slurm.variables, SECONDS)
-    assert done.returncode == 0, done.stdout
-    if number == 0:
-        assert done.stdout.count("final loss") == 1, done.stdout
+    pasted = ["bash", "-c", f"set -e; cd {folder}\n{text}"]
+    variables = bed.with_ssh.slurm.variables | _EVERYBODY_IS_ROOT
+    others = bed.network.hosts[1:] if "--nnodes 2 " in text else ()
+    log = folder / "others.log"
+    started = [host.start(pasted, log, variables) for host in others]
+    try:
+        said = bed.first.check(pasted, variables, SECONDS)
+        assert not any(other.wait(SECONDS) for other in started), log.read_text()
+    finally:
+        for other in started:
+            end(other)
+    said += log.read_text() if others else ""
+    if page in ENGINES and (number == 0 or others):
+        assert said.count("final loss") == 1, said
+
+
+def test_no_page_is_left_out() -> None:
+    assert {page.stem for page in _PAGES.glob("*.md")} == {*PAGES}
