@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,28 @@ def bounds(names: Sequence[str], first: Sequence[str], chunks: int) -> list[int]
     if len(first) + 1 != chunks:
         raise SpecError(f"pipeline: {len(first) + 1} chunks by `cut`; expected {chunks}.")
     return [0, *sorted(names.index(name) for name in first), len(names)]
+
+
+def listed(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that patterns fit, in the order of these; of what is inside of such a module, none.
+
+    Args:
+        names: Of a model's modules, in its order.
+        patterns: `*` stands for any text.
+
+    Raises:
+        SpecError: A pattern fits no name.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not fitting:
+            raise SpecError(
+                f"pipeline: modules: {pattern!r} fits none of the model's, which are {', '.join(names)}."
+            )
+        inside = tuple(f"{name}." for name in fitting)
+        found += [name for name in fitting if not name.startswith(inside)]
+    return found
 
 
 def own_weights(homes: Mapping[int, int], trainable: Sequence[Any], stage: int) -> list[int]:

@@ -63,6 +63,7 @@ class Pipeline(Strategy):
         chunks: int = 1,
         cut: Sequence[str] = (),
         gigabits: float = 10.0,
+        modules: Sequence[str] = (),
     ) -> None:
         """Checks the options.
 
@@ -72,12 +73,15 @@ class Pipeline(Strategy):
             chunks: Of the model on each stage; `interleaved` has several.
             cut: The names of the layers with which the chunks after the first begin; none to balance them.
             gigabits: A second, between processes: what the plan weighs sending by.
+            modules: Of a native model with a `forward` of its own, the names, or patterns of names, of the
+                modules that it applies one after the other; none where the model says so itself.
         """
         self._stages = options.whole(self.name, "stages", stages, 1)
         self._chunks = options.whole(self.name, "chunks", chunks, 1)
         self._schedule = schedule
-        given = (cut,) if isinstance(cut, str) else tuple(cut)
-        self.placement = Staged(stages, ModelCut(stages * chunks, given))
+        self._modules = _names(modules)
+        model_cut = ModelCut(stages * chunks, _names(cut), self._modules)
+        self.placement = Staged(stages, model_cut)
         self._bandwidth = options.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
@@ -93,6 +97,11 @@ class Pipeline(Strategy):
         for field, why in _REFUSED.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
+        if self._modules and not isinstance(spec.model, Mapping):
+            raise UnsupportedError(
+                f"strategy {self.name}: modules: the model is a portable one, whose graph has its layers;"
+                " leave them out."
+            )
         shape = PipelineShape(self._stages, spec.accumulate, self._chunks)
         self._orders = stage_orders(self._schedule, shape)
         self._actions = stage_actions(self._orders)
@@ -129,6 +138,11 @@ class Pipeline(Strategy):
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Of gradients, by an optimal all-reduce over the replicas of a stage; the plan adds activations."""
         return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """A single name is one without brackets on the command line."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _is_recorded(spec: TrainingSpec, plan: Plan) -> bool:

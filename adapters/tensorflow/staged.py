@@ -27,6 +27,7 @@ from isotrain.plugin import (
     StateInfo,
     StateKind,
     TrainingSpec,
+    UnsupportedError,
     execute_stage,
 )
 
@@ -47,6 +48,11 @@ class StagedGroup(TensorFlowReplicaGroup):
         super().__init__(spec, tf.distribute.get_strategy(), exchange)
         program, stage = self._program, exchange.stage
         require_ready(program.measures.late)
+        if cut.modules:
+            raise UnsupportedError(
+                "strategy pipeline: modules: TensorFlow's models are cut by the graph of their layers; leave"
+                " them out."
+            )
         model = StagedModel(program.model, cut.chunks, cut.first)
         loss = StageLoss(spec, model, program.losses["train"])
         self._stages = Stages(model, exchange, loss, program)

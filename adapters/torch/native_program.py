@@ -131,19 +131,19 @@ class NativeProgram(Program):
         return model_traits(self.model)
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        with self._evaluating():
+        with self.evaluating():
             return self._compute(inputs, targets)
 
     def predict(self, inputs: Any) -> Any:
-        with self._evaluating():
+        with self.evaluating():
             return self._forward(inputs)
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
-        with self._evaluating():
+        with self.evaluating():
             exports.write(self.model, form, target, inputs)
 
     @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Has the model in evaluation mode, and computes no gradients."""
         self.model.eval()
         try:

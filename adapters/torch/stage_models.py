@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -60,8 +60,12 @@ class StageLosses(Protocol):
 
 def cut_model(
     program: Program, spec: TrainingSpec, cut: ModelCut
-) -> tuple[StageModel, StageLosses]:
+) -> tuple[StageModel, StageLosses, Callable[[Any], None]]:
     """Cuts the model of a program.
+
+    Returns:
+        It, its losses, and what is told the inputs of a slice while all weights are here: it refuses a model
+        that does not compute what its chunks do.
 
     Raises:
         SpecError: It cannot be cut so.
@@ -71,10 +75,14 @@ def cut_model(
         from isotrain.adapters.torch.stage_modules import StagedModules
 
         modules = StagedModules(program, cut)
-        return modules, modules
+        return modules, modules, modules.compare
     from isotrain.adapters.keras_stages import StagedModel, StageLoss
     from isotrain.adapters.torch.keras_program import KerasProgram
 
     assert isinstance(program, KerasProgram), "a program is of one kind or the other"
     model = StagedModel(program.model, cut.chunks, cut.first)
-    return model, StageLoss(spec, model, program.losses["train"])
+    return model, StageLoss(spec, model, program.losses["train"]), _by_its_graph
+
+
+def _by_its_graph(given: Any) -> None:
+    """A portable model computes what its graph says, and that is what is cut."""

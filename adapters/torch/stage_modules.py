@@ -1,4 +1,4 @@
-"""A native model that is a sequence of modules, cut into chunks between them."""
+"""A native model that applies modules one after the other, cut into chunks between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from isotrain.adapters.stage_profile import LayerCall
-from isotrain.adapters.stage_rules import MASKED_LOSS, bounds, require_apart
+from isotrain.adapters.stage_rules import MASKED_LOSS, bounds, listed, require_apart
 from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.plugin import (
     LayerCost,
@@ -69,7 +69,7 @@ class ModuleChunk:
 
 
 class StagedModules:
-    """A `torch.nn.Sequential`, cut; and its losses.
+    """Modules that a model applies one after the other, cut; and its losses.
 
     Attributes:
         chunks: Of it, from the inputs on.
@@ -79,18 +79,10 @@ class StagedModules:
         """Cuts a model.
 
         Raises:
-            SpecError: There are no such modules, or too few.
+            SpecError: There are no such modules, too few, or they do not have all weights.
             UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
         """
-        model = program.model
-        if type(model).forward is not nn.Sequential.forward:
-            raise UnsupportedError(
-                f"strategy pipeline: the model is a {type(model).__name__}, whose modules Python calls;"
-                " a native model is cut between the modules of a torch.nn.Sequential. Build it as one,"
-                " or as a portable (Keras) model."
-            )
-        every = model.named_modules(remove_duplicate=False)
-        named = [(name, module) for name, module in every if name and "." not in name]
+        named = _in_turn(program.model, cut.modules)
         names = [name for name, _ in named]
         if cut.first:
             ends = bounds(names, cut.first, cut.chunks)
@@ -100,6 +92,7 @@ class StagedModules:
         require_apart([_variables(part) for part in parts])
         last = len(parts) - 1
         self._program = program
+        self._is_sequence = type(program.model).forward is nn.Sequential.forward
         self.chunks = [ModuleChunk(n, part, n == last, program) for n, part in enumerate(parts)]
 
     def inputs(self, given: Any) -> dict[int, torch.Tensor]:
@@ -110,10 +103,41 @@ class StagedModules:
         """
         if not isinstance(given, torch.Tensor):
             raise SpecError(
-                f"data: the inputs are a {type(given).__name__}, and the model is a torch.nn.Sequential,"
-                " which takes one array."
+                f"data: the inputs are a {type(given).__name__}, and the first module of a pipeline takes"
+                " one array."
             )
         return {0: given}
+
+    def compare(self, given: Any) -> None:
+        """Looks once, on all weights, whether the modules one after the other compute what the model does.
+
+        Raises:
+            SpecError: They do not.
+        """
+        if self._is_sequence:
+            return
+        self._is_sequence = True
+        with self._program.evaluating():
+            whole, in_turn = self._program.with_autocast(self._both)(given)
+        same = isinstance(whole, torch.Tensor) and isinstance(in_turn, torch.Tensor)
+        if (
+            not same
+            or whole.shape != in_turn.shape
+            or not torch.allclose(whole, in_turn, equal_nan=True)
+        ):
+            names = ", ".join(name for chunk in self.chunks for name, _ in chunk.modules)
+            raise SpecError(
+                f"pipeline: the modules {names}, one after the other, do not compute what the model"
+                f" ({type(self._program.model).__name__}) does."
+            )
+
+    def _both(self, given: Any) -> tuple[Any, Any]:
+        """What the model gives for a slice, and what its modules do."""
+        (found,) = self.inputs(given).values()
+        for chunk in self.chunks:
+            for _, module in chunk.modules:
+                found = module(found)
+        return self._program.model(given), found
 
     def homes(self, stages: int) -> dict[int, int]:
         """The stage of each parameter and buffer, by its identity."""
@@ -154,6 +178,43 @@ class StagedModules:
         if found.dim():
             raise UnsupportedError(MASKED_LOSS)
         return found, predictions
+
+
+def _in_turn(model: nn.Module, patterns: Sequence[str]) -> Modules:
+    """The modules that a model applies one after the other.
+
+    Args:
+        model: A sequence, or one that names them by a method `pipeline_modules`.
+        patterns: Of their names, if the spec has some.
+
+    Raises:
+        SpecError: There are none of these names, or weights besides.
+        UnsupportedError: Nobody says which they are.
+    """
+    every = [each for each in model.named_modules(remove_duplicate=False) if each[0]]
+    if patterns:
+        known = dict(every)
+        found = [(name, known[name]) for name in listed([name for name, _ in every], patterns)]
+    elif callable(given := getattr(model, "pipeline_modules", None)):
+        names = {id(module): name for name, module in reversed(every)}
+        found = [(names.get(id(module), type(module).__name__), module) for module in given()]
+    elif type(model).forward is nn.Sequential.forward:
+        return [(name, module) for name, module in every if "." not in name]
+    else:
+        raise UnsupportedError(
+            f"strategy pipeline: the model is a {type(model).__name__}, whose modules Python calls; a"
+            " native model is cut between modules that are applied one after the other. Build it as a"
+            " torch.nn.Sequential, give it a method `pipeline_modules` that returns them, or name them by"
+            " the strategy's option `modules`."
+        )
+    held = {identity for _, identity in _variables(found)}
+    left = [name for name, each in model.named_parameters() if id(each) not in held]
+    if left:
+        raise SpecError(
+            f"pipeline: the modules {', '.join(name for name, _ in found)} are to be the whole model, and"
+            f" {', '.join(left)} is in none of them."
+        )
+    return found
 
 
 def _balanced(modules: Modules, chunks: int) -> list[int]:

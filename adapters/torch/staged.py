@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ class StagedGroup(TorchReplicaGroup):
         program = self.program
         late = [metric.name for metric in self._measures.training if metric.is_late]
         require_ready(late)
-        model, loss = cut_model(program, spec, cut)
+        model, loss, self._compare = cut_model(program, spec, cut)
         self._stages = Stages(model, self.exchange, loss)
         self._homes = model.homes(self.exchange.stages)
         trainable = list(program.trainable.values())
@@ -83,8 +84,11 @@ class StagedGroup(TorchReplicaGroup):
     ) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         self.program.zero_gradients()
-        self.part_stages()
         pieces, stage = batch.slices[0], self.exchange.stage
+        if self._is_joined:
+            for piece in itertools.islice((each for each in pieces if each.count), 1):
+                self._compare(piece.inputs)
+        self.part_stages()
         still = functools.partial(kept, self.statistics)
         work = TorchStageWork(self._stages, pieces, still, self._measures.train)
         self._taken = execute_stage(actions[stage], stage, work)

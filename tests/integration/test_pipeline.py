@@ -21,6 +21,7 @@ from isotrain.core.comparison.records import Span
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.running.loop import fit
 from isotrain.core.running.weights_file import WEIGHTS
+from isotrain.core.stages.cut import ModelCut
 from isotrain.testing.bench import assert_same
 from isotrain.testing.launching import attempt
 from isotrain.testing.native import train
@@ -85,6 +86,33 @@ def modules() -> Any:
     )
 
 
+def written(names_them: bool = False) -> Any:
+    """Modules that a `forward` of its own applies, one after the other."""
+    from torch import Tensor, nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 8)
+            self.bend = nn.Tanh()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(2)
+            )
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs = self.bend(self.first(inputs))
+            for block in self.blocks:
+                outputs = block(outputs)
+            return self.head(outputs)
+
+    class Naming(Net):
+        def pipeline_modules(self) -> list[nn.Module]:
+            return [self.first, self.bend, *self.blocks, self.head]
+
+    return Naming() if names_them else Net()
+
+
 def shared() -> Any:
     from keras import Input, Model, layers
 
@@ -119,6 +147,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "one micro-batch": {"accumulate": 1},
     "native": {"model": {"torch": modules}},
+    "written": {"model": {"torch": written}},
     "nothing dropped": {"model_args": {"dropped": 0.0}},
 }
 PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -129,14 +158,18 @@ PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "sequential": ("sequential", {}),
     "one micro-batch": ("one micro-batch", {}),
     "native": ("native", {}),
-    "native, interleaved": (
-        "native",
-        {"schedule": "interleaved", "chunks": 2, "cut": ["1", "2", "4"]},
+    "listed, interleaved": (
+        "written",
+        {
+            "schedule": "interleaved",
+            "chunks": 2,
+            "cut": ["bend", "blocks.0", "head"],
+            "modules": ["first", "bend", "blocks.*", "head"],
+        },
     ),
+    "named": ("written", {}),
 }
-
-
-RECOMPUTED = ("cut", "native, interleaved")
+RECOMPUTED = ("cut", "listed, interleaved")
 """Pipelines whose layers are computed again in the backward pass, with the same dropped."""
 
 
@@ -288,6 +321,7 @@ def staged(folder: Path) -> Sequence[dict[str, Any]]:
         n: ({**BASE, **CASES[case], **under(o), "recompute": again(n)}, followed)
         for n, (case, o) in PIPELINES.items()
     }
+    tasks["named"][0]["model_args"] = {"names_them": True}
     tasks |= {
         f"saved/{case}": ({**BASE, **CASES[case], **under({})}, partial(saving, folder=folder))
         for case in SAVED
@@ -547,30 +581,40 @@ def test_plan_tells_places_and_waiting() -> None:
     assert any("2 stages, 4 micro-batches" in remark and "20%" in remark for remark in plan.remarks)
 
 
-def tied() -> Any:
-    from torch import nn
-
-    twice = nn.Linear(6, 6)
-    return nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(6, 4))
-
-
-def called() -> Any:
-    from torch import nn
-
-    return nn.Linear(6, 4)
-
-
-UNCUT: dict[str, tuple[Any, str]] = {
-    "shared": (shared, "twice is called on both sides of a cut"),
-    "tied": ({"torch": tied}, "2 is called on both sides of a cut"),
-    "called": ({"torch": called}, "the model is a Linear, whose modules Python calls"),
-}
-
-
-@pytest.mark.parametrize("name", UNCUT)
-def test_what_cannot_be_cut_is_refused(name: str) -> None:
-    model, told = UNCUT[name]
-    run = attempt(followed, {**BASE, "model": model, **under({})}, "torch-ddp", 1)
+def test_what_cannot_be_cut_is_refused() -> None:
+    run = attempt(followed, {**BASE, "model": shared, **under({})}, "torch-ddp", 1)
     assert run.failure is not None
-    assert told in run.failure
+    assert "twice is called on both sides of a cut" in run.failure
     run.forget()
+
+
+def cut_into(model: Any, *names: str, chunks: int = 2) -> Any:
+    """Modules of a native model, cut; the rest of a program is not asked."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    from isotrain.adapters.torch.stage_modules import StagedModules
+
+    program: Any = SimpleNamespace(
+        model=model, with_autocast=lambda function: function, evaluating=nullcontext
+    )
+    return StagedModules(program, ModelCut(chunks, modules=names))
+
+
+def test_modules_that_are_not_the_model_are_refused() -> None:
+    import torch
+    from torch import nn
+
+    twice, model = nn.Linear(6, 6), written()
+    with pytest.raises(isotrain.UnsupportedError, match="2 is called on both sides of a cut"):
+        cut_into(nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(6, 4)))
+    with pytest.raises(isotrain.UnsupportedError, match="is a Linear, whose modules Python calls"):
+        cut_into(nn.Linear(6, 4))
+    with pytest.raises(isotrain.SpecError, match=r"'block' fits none .* blocks\.0\.0, "):
+        cut_into(model, "first", "block")
+    with pytest.raises(isotrain.SpecError, match=r"first\.weight, first\.bias is in none of them"):
+        cut_into(model, "bend", "blocks.*", "head")
+    found = cut_into(model, "first", "blocks.*", "head")
+    with pytest.raises(isotrain.SpecError, match=r"first, blocks\.0, blocks\.1, head, one after"):
+        found.compare(torch.ones(2, 6))
+    cut_into(model.eval(), "first", "bend", "blocks.*", "head").compare(torch.ones(2, 6))
