@@ -14,9 +14,10 @@ from typing import Any
 import jax_aside
 import numpy as np
 import pytest
+from alone import alone
 from conformance import check_strategies, runs, variety
 from conformance.nearness import EXACT, assert_equal_runs, distance
-from integration import sharded_cases
+from integration import sharded_cases, test_exporting
 from plugins import example_backend_runs, example_sharded_runs
 
 import isotrain
@@ -82,14 +83,24 @@ def own_tests(variables: Variables, package: str, *options: str) -> str:
     return python(variables, "-m", "pytest", *told, str(folder), *options, str(folder / "tests"))
 
 
+def exported(session: isotrain.Session, *, folder: Path, samples: np.ndarray) -> Any:
+    """Writes Keras' own files; gives what is to be predicted by who opens them."""
+    session.group.export("keras", folder / "model.keras", None)
+    session.group.export("keras-weights", folder / "model.weights.h5", None)
+    return session.predict((samples,))
+
+
 @pytest.fixture(scope="module")
 def found(with_jax: Variables, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What runs on the backend found."""
+    """What runs on the backend found; and Keras on its framework, of what another one has exported."""
     folder = tmp_path_factory.mktemp("found")
+    np.save(folder / example_backend_runs.SAMPLES, test_exporting.IMAGES)
+    work = functools.partial(exported, folder=folder, samples=test_exporting.IMAGES)
+    inside = alone(work, test_exporting.spec(), "torch-ddp", folder / "exporting")
     python(with_jax, "-m", "plugins.example_backend_runs", "jax-mesh", str(folder))
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     with np.load(folder / "weights.npz") as weights:
-        return {**found, "weights": dict(weights), "folder": folder}
+        return {**found, "weights": dict(weights), "folder": folder, "inside": inside}
 
 
 LISTING = """
@@ -218,6 +229,11 @@ def test_each_device_has_a_third_of_weights_and_slots(found: dict[str, Any]) -> 
 def test_processes_are_forked_from_one_without_threads(found: dict[str, Any]) -> None:
     """Those that JAX starts with its devices would not survive."""
     assert found["threads of imports"] == 0
+
+
+def test_keras_opens_what_another_framework_has_exported(found: dict[str, Any]) -> None:
+    for opened in found["opened"]:
+        np.testing.assert_allclose(opened, found["inside"], rtol=1e-4, atol=1e-5)
 
 
 def test_losses_of_layers_count(found: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 from conformance import check_strategies, runs, strategy_bench, variety
-from integration import sharded_cases
+from integration import exported_models, sharded_cases
 from plugins import example_sharded_runs
 
 import isotrain
@@ -31,6 +31,8 @@ VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
 EPOCH = digits.spec(count=70, epochs=1)
 PENALTIES = (0.0, 0.25)
+SAMPLES = "samples.npy"
+"""To be predicted for by the exported models beside it."""
 
 
 def threads_of_imports(backend: str) -> int | None:
@@ -164,6 +166,9 @@ def main() -> None:
     found["traits"] = traits(backend)
     found["epochs"] = [first["epoch"], served_epoch(backend, folder / "served")]
     save_varied(backend, folder)
+    samples = np.load(folder / SAMPLES)
+    opened = exported_models.by_keras, exported_models.by_keras_weights
+    found["opened"] = [by_keras(folder, samples) for by_keras in opened]
     (folder / "found.json").write_text(
         json.dumps(found, default=np.ndarray.tolist), encoding="utf-8"
     )
