@@ -63,8 +63,8 @@ def _describe_finished(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--spec",
         metavar="SPEC",
-        help="what was run; needed for a checkpoint, which may come from anywhere, and where the run"
-        " directory cannot say which function made the model",
+        help="what was run, or the directory of that run; needed for a checkpoint, which may come from"
+        " anywhere, and where the run directory cannot say which function made the model",
     )
 
 

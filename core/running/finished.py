@@ -46,8 +46,8 @@ def predict(
         run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
         data: What to predict for, in any form that a spec's `data` has; of a `DataSet` its validation part
             if it has one. Targets are ignored.
-        spec: What was run; needed for a checkpoint, which may come from anywhere, and where the run
-            directory cannot say which function made the model.
+        spec: What was run, or the directory of that run; needed for a checkpoint, which may come from
+            anywhere, and where the run directory cannot say which function made the model.
         backend: `NAME` or `NAME:COLLECTIVE`; left out: the run's.
         replicas: How many; left out: one per usable GPU, or one. The result is the same.
 

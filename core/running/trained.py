@@ -19,6 +19,7 @@ from isotrain.core.errors import CheckpointError, IsotrainError, SpecError
 from isotrain.core.launching.run_directory import (
     PLAN_FILE,
     SPEC_FILE,
+    RunDirectory,
     has_checkpoints_itself,
     read_fields,
 )
@@ -48,9 +49,6 @@ RunLike = str | os.PathLike[str] | HasRunDirectory | Checkpoint
 """A run: its result, or its directory; or a checkpoint: its folder or URL, or a folder of them."""
 
 
-_Table = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Trained:
     """A trained model: its weights, and what is known of the code that makes it.
@@ -74,35 +72,26 @@ class Trained:
 
         Args:
             run: Which has finished, or left a checkpoint.
-            spec: What was trained, where it has not been written down by a run that the person names.
+            spec: What was trained, where it has not been written down by a run that the person names; also
+                the directory of a run.
 
         Raises:
             IsotrainError: There is neither a run with weights nor a checkpoint, or a file of it is damaged.
         """
-        given = None if spec is None else load_spec(spec)
         location = _location(run)
         if not _is_of_a_run(run, location):
             checkpoint = run if isinstance(run, Checkpoint) else _checkpoint(location)
-            return cls._of_checkpoint(checkpoint, given)
+            where = f"{checkpoint.location}: run.json: plan"
+            plan = value(dict[str, Any], checkpoint.run.get("plan"), where)
+            fields, batch = (None, None) if spec is None else _named(spec)
+            return cls(checkpoint.location, *_told(plan, where, batch), fields)
         folder = Path(location)
-        plan, written = (read_fields(folder, name) for name in (PLAN_FILE, SPEC_FILE))
-        evaluation = value(
-            _Table | None, written.get("evaluation"), f"{folder / SPEC_FILE}: evaluation"
-        )
-        told = _told(plan, str(folder / PLAN_FILE), (evaluation or {}).get("batch"))
+        plan = read_fields(folder, PLAN_FILE)
+        fields, batch = _written(folder) if spec is None else _named(spec)
+        told = _told(plan, str(folder / PLAN_FILE), batch)
         if not (folder / WEIGHTS_FILE).is_file():
             location = _checkpoint(location).location
-        return cls(location, *told, written if given is None else _fields(given))
-
-    @classmethod
-    def _of_checkpoint(cls, checkpoint: Checkpoint, given: TrainingSpec | None) -> Trained:
-        """Takes from the checkpoint a backend's name, and from the person what names code."""
-        where = f"{checkpoint.location}: run.json: plan"
-        plan = value(_Table, checkpoint.run.get("plan"), where)
-        if given is None:
-            return cls(checkpoint.location, *_told(plan, where, None), None)
-        told = _told(plan, where, given.evaluation.batch or given.global_batch)
-        return cls(checkpoint.location, *told, _fields(given))
+        return cls(location, *told, fields)
 
     @property
     def model(self) -> Any:
@@ -131,8 +120,7 @@ class Trained:
             raise SpecError(
                 f"{self.location}: a checkpoint is not taken at its word for the code that makes its model:"
                 " it may come from anywhere. Pass the spec that was run, as spec=..., or --spec on the"
-                " command line: your file, or the spec.json of the run's directory. Or name that directory"
-                " instead, if the run is yours."
+                " command line: your file, or the directory of the run if that is yours."
             )
         return self.fields
 
@@ -193,20 +181,33 @@ def _checkpoint(location: str) -> Checkpoint:
         ) from error
 
 
-def _fields(spec: TrainingSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.model_fields_set}
+def _named(spec: SpecLike) -> tuple[Mapping[str, Any], int | None]:
+    """The fields of a spec that a person passes, or names by the directory of its run; and its batch."""
+    if isinstance(spec, str | os.PathLike) and Path(spec).expanduser().is_dir():
+        return _written(RunDirectory.reopen(Path(spec).expanduser()).path)
+    given = load_spec(spec)
+    fields = {name: getattr(given, name) for name in given.model_fields_set}
+    return fields, given.evaluation.batch or given.global_batch
 
 
-def _told(plan: Mapping[str, Any], where: str, batch: Any) -> tuple[str, int]:
+def _written(folder: Path) -> tuple[Mapping[str, Any], int | None]:
+    """The same of a run, as it has written them down."""
+    fields, where = read_fields(folder, SPEC_FILE), folder / SPEC_FILE
+    evaluation = value(dict[str, Any] | None, fields.get("evaluation"), f"{where}: evaluation")
+    batch = (evaluation or {}).get("batch") or fields.get("global_batch")
+    return fields, value(int | None, batch, f"{where}: batch")
+
+
+def _told(plan: Mapping[str, Any], where: str, batch: int | None) -> tuple[str, int]:
     """Backend and batch by what a plan says; `batch` goes before that.
 
     Raises:
         IsotrainError: It says nothing of the kind.
     """
     backend = value(str, plan.get("backend"), f"{where}: backend")
-    count = value(int, plan.get("global_batch", 1) if batch is None else batch, f"{where}: batch")
+    count = batch or value(int, plan.get("global_batch", 1), f"{where}: global_batch")
     if count < 1:
-        raise IsotrainError(f"{where}: batch: expected at least 1, received {count}.")
+        raise IsotrainError(f"{where}: expected a batch of at least 1, received {count}.")
     return backend, count
 
 

@@ -114,7 +114,7 @@ def objective(network: Network, batch: Any) -> Any:
 def test_a_session_predicts_batch_by_batch(tmp_path: Path) -> None:
     (found, _) = isotrain.launch(
         predictions_in_a_loop,
-        spec(),
+        spec(checkpoint={}),
         backend="reference",
         replicas=2,
         run_directory=tmp_path / "run",
@@ -125,11 +125,14 @@ def test_a_session_predicts_batch_by_batch(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         found["at once"], expected(found["weights"], SAMPLES), rtol=1e-13, atol=1e-13
     )
+    afterwards = isotrain.predict(tmp_path / "run", SAMPLES)  # of its checkpoint, by its own spec
+    np.testing.assert_allclose(afterwards, found["at once"], rtol=1e-13, atol=1e-13)
 
 
 def predictions_in_a_loop(session: isotrain.Session) -> dict[str, Any]:
     for batch in session.batches():
         session.step(batch)
+    session.save()
     parts = list(session.predictions())
     return {
         "sizes": [len(part) for part in parts],
@@ -182,8 +185,9 @@ def test_a_checkpoint_predicts_as_the_run_did_then(
         7, sections={"state": parts | slots}, run={"spec": told, "plan": result.plan}
     )
     wanted = expected(then, SAMPLES)
-    for source in (tmp_path, checkpoint.location, checkpoint):
-        found = isotrain.predict(source, SAMPLES, spec=spec(), replicas=2)
+    own = result.run_directory
+    for source, given in ((tmp_path, own), (checkpoint.location, str(own)), (checkpoint, spec())):
+        found = isotrain.predict(source, SAMPLES, spec=given, replicas=2)
         np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
     isotrain.export(checkpoint, tmp_path / "then.safetensors")
     kept = SafetensorsFile(tmp_path / "then.safetensors").read_all()

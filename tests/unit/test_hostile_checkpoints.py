@@ -126,6 +126,8 @@ def test_a_directory_of_a_run_is_no_spec_for_what_lies_below_it(
     for run in (planted.location, Path(planted.location).parent):
         with pytest.raises(SpecError, match="is not taken at its word"):
             isotrain.predict(run, SAMPLES)
+        with pytest.raises(PlanError, match="no run directory"):
+            isotrain.predict(around, SAMPLES, spec=run)
     assert unharmed()
 
 
