@@ -20,6 +20,7 @@ from isotrain.core.running.saver import OWN_STATE, SHARED_STATE
 from isotrain.core.running.translation import LOST, LOST_SLOTS, Translation
 from isotrain.core.running.weights_file import WEIGHTS
 
+_FIRST = own_section(0, 0)
 _METRICS = "metrics/"
 _SCALE = "loss-scale/"
 
@@ -137,10 +138,13 @@ def _read_portion(
 
 def _write_mean(saved: Saved, group: ReplicaGroup) -> list[str]:
     """Sets the mean of replicas that differed."""
-    state = _mean_state(saved)
-    _require_all_weights(saved, group, state)
-    unknown = _unknown_scales(state, group)
-    _write(saved, group, {name: array for name, array in state.items() if name not in unknown})
+    stored = saved.checkpoint.tensors(_FIRST)
+    names = [name for name in stored if not _is_own(name)]
+    _require_all_weights(saved, group, names)
+    unknown = _unknown_scales(names, group)
+    here = [name for name in names if name not in unknown]
+    for portion in portions(here, lambda name: stored[name].nbytes):
+        _write(saved, group, _mean_state(saved, portion))
     return [_not_here(name) for name in unknown]
 
 
@@ -245,13 +249,16 @@ def _layout(replicas: int, stages: int) -> str:
     return f"{replicas} replica{plural}" + (f" in {stages} stages" if stages > 1 else "")
 
 
-def _mean_state(saved: Saved) -> dict[str, np.ndarray]:
-    """The mean of the replicas' weights and slots; of whole numbers, those of the first."""
-    first = {
-        name: array
-        for name, array in saved.checkpoint.read("replica-0").items()
-        if not _is_own(name)
-    }
+def _mean_state(saved: Saved, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """The mean of the replicas' weights and slots; of whole numbers, those of the first.
+
+    Args:
+        saved: Where they are.
+        names: Of which; None: of all.
+    """
+    if names is None:
+        names = [name for name in saved.checkpoint.tensors(_FIRST) if not _is_own(name)]
+    first = saved.checkpoint.read(_FIRST, names)
     floating = [name for name, array in first.items() if array.dtype.kind == "f"]
     sums = {name: first[name].astype(np.float64) for name in floating}
     for replica in range(1, saved.plan.replicas):

@@ -176,7 +176,11 @@ def at_the_start(session: isotrain.Session) -> Any:
     ids=["replicas", "strategy"],
 )
 def test_what_a_strategy_cannot_take_along_is_told(
-    tmp_path: Path, strategy: Any, replicas: int, lost: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: Any,
+    replicas: int,
+    lost: str,
 ) -> None:
     """Replicas that had weights of their own go on from the mean of them."""
     policy = {"every_steps": 3, "keep_last": None}
@@ -205,6 +209,20 @@ def test_what_a_strategy_cannot_take_along_is_told(
         assert not np.allclose(parts[0][name], mean, atol=1e-9)
         for weights in found:
             np.testing.assert_allclose(weights[name], mean, atol=1e-14)
+    read, sizes = Checkpoint.read, []
+
+    def noting(*given: Any) -> Any:
+        arrays = read(*given)
+        sizes.append([array.nbytes for array in arrays.values()])
+        return arrays
+
+    monkeypatch.setattr(portions, "PORTION_BYTES", 100)
+    monkeypatch.setattr(Checkpoint, "read", noting)
+    with isotrain.open_session(spec(strategy=strategy), backend="reference") as session:
+        session.restore(saved)
+        for name, weight in session.read_state(("trainable",)).items():
+            np.testing.assert_array_equal(weight, found[0][name])
+    assert all(len(portion) <= 1 or sum(portion) <= 100 for portion in sizes)
 
 
 @dataclasses.dataclass
