@@ -71,6 +71,23 @@ def test_private_parts_of_libraries_are_used_in_one_place_each() -> None:
             assert at_home or not (used or named), f"{path}: {private}"
 
 
+def test_example_plugins_come_in_by_the_door() -> None:
+    """Authors copy them: what they import of isotrain, in code or on their pages, is promised."""
+    doors = r"isotrain(\.(plugin|testing)\b.*)?$"
+    for folder in sorted((ROOT / "examples").glob("plugin_*")):
+        for path in modules(f"examples/{folder.name}"):
+            names = {name for name in imported(path) if re.match(r"isotrain(\.|$)", name)}
+            behind = {name for name in names if not re.match(doors, name)} - exported()
+            assert not behind, f"{path}: {behind}"
+        page = (folder / "README.md").read_text(encoding="utf-8")
+        assert not re.search(r"isotrain\.(core|adapters)\b", page), folder
+
+
+def exported() -> set[str]:
+    """What `isotrain` itself exports, by name."""
+    return {f"isotrain.{name}" for name in isotrain.__all__}
+
+
 PRIVATE_HOMES = {"private.py", "keras_private"}
 ASKING = {"getattr", "hasattr", "setattr", "delattr"}
 PUBLIC_ALL_THE_SAME = {
@@ -128,7 +145,10 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "folder",
-    ["core", "adapters", "strategies", "environments", "launchers", "testing", "examples", "tests"],
+    [
+        *("core", "adapters", "strategies", "environments", "launchers", "testing"),
+        *("examples", "tests", "benchmarks", "tools"),
+    ],
 )
 def test_nobody_asks_for_private_attributes_of_others(folder: str) -> None:
     """Those of libraries are asked for at their homes, which have tests of themselves."""

@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -49,9 +50,16 @@ def described(name: str, value: Any) -> Iterator[str]:
 
 
 def own_names(module: Any) -> list[str]:
-    """What a module without `__all__` defines itself."""
+    """What a module without `__all__` defines itself: functions, classes and constants."""
     own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-    return [name for name in own if not name.startswith("_")]
+    return [name for name in {*own, *constants(module)} if not name.startswith("_")]
+
+
+def constants(module: Any) -> Iterator[str]:
+    """Names that a module gives a value to, in capitals."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (each.id for each in targets if isinstance(each, ast.Name) and each.id.isupper())
 
 
 def signature(value: Any) -> str:
