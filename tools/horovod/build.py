@@ -118,7 +118,7 @@ def _facts(flags: Mapping[str, str]) -> dict[str, object]:
     return {
         "horovod": VERSION,
         "source": hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest(),
-        "patch": hashlib.sha256(PATCH.read_bytes()).hexdigest(),
+        "patch": hashlib.sha256(repr(_hunks()).encode()).hexdigest(),
         "python": sysconfig.get_config_var("SOABI"),
         "machine": f"{sys.platform} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
@@ -128,6 +128,11 @@ def _facts(flags: Mapping[str, str]) -> dict[str, object]:
         "tensorflow": _installed(*TENSORFLOW_NAMES),
         "flags": dict(sorted(flags.items())),
     }
+
+
+def _hunks() -> list[unified_patch.Hunk]:
+    """What the patch changes, whatever it says about that."""
+    return unified_patch.parse(PATCH.read_text(encoding="utf-8"))
 
 
 def _key(facts: Mapping[str, object]) -> str:

@@ -82,7 +82,7 @@ def apply(text: str, root: Path) -> int:
     hunks = parse(text)
     if not hunks:
         raise PatchError("the patch contains no hunk")
-    for hunk in hunks:
+    for hunk in reversed(hunks):  # from the last line up: the others keep their numbers
         _apply_hunk(hunk, root / hunk.path)
     return len(hunks)
 
