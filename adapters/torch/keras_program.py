@@ -252,8 +252,8 @@ class KerasProgram(Program):
 
 
 def _moved(state: torch.Tensor, shift: int) -> torch.Tensor:
-    """The state of a seed generator with its seed moved."""
-    if not shift:
+    """The state of a seed generator with its seed moved; as it is where another stage alone has it."""
+    if not shift or not state.untyped_storage().nbytes():
         return state
     moved = state.detach().clone()
     moved[0] = (int(moved[0]) + shift) & 0x7FFFFFFF
