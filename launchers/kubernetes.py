@@ -80,6 +80,11 @@ class KubernetesLauncher(EngineLauncher):
     def allocation(self) -> Allocation:
         return Allocation((Share(1, devices=self._gpus),) * self._pods)
 
+    def without(self, host: str) -> Mapping[str, Any]:
+        if self._pods == 1:
+            raise PlanError(f"kubernetes: no pod is left without {host}.")
+        return {"pods": self._pods - 1}  # which are placed anew: a pod is not tied to its host
+
     def submission(self, command: RankCommand) -> Submission:
         if not self._image:
             raise PlanError("kubernetes: image: name the image that the pods are made of.")

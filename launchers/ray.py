@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from isotrain.plugin import (
     Allocation,
@@ -73,6 +73,14 @@ class RayLauncher(EngineLauncher):
         if self._placement == "STRICT_PACK":
             return Allocation((Share(self._workers, devices=self._workers * self._gpus),))
         return Allocation((Share(1, devices=self._gpus),) * self._workers)
+
+    def without(self, host: str) -> Mapping[str, Any]:
+        if self._placement != "STRICT_SPREAD" or self._workers == 1:
+            raise PlanError(
+                f"ray: workers: only with placement=STRICT_SPREAD, which puts each on its own host, is it"
+                f" known how many are left without {host}; received {self._workers} with {self._placement}."
+            )
+        return {"workers": self._workers - 1}
 
     def submission(self, command: RankCommand) -> Submission:
         bundle = ("--bundle", json.dumps(self._bundle))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -143,6 +144,10 @@ class SlurmLauncher(EngineLauncher):
         run = shlex.join([*step, *command.arguments])
         if self._requeue:
             signal = f"--signal=TERM@{self._requeue}"
+            if fewest := _fewest_nodes(self.allocation(), command):
+                nodes, *others = options
+                options = (nodes.replace("=", f"={fewest}-"), *others)
+                step = [part for part in step if part != nodes]  # srun takes those that there are
             options = (*options, "--requeue", "--open-mode=append", signal)
             again = shlex.join([*step, *_going_on(command).arguments])
             events = shlex.quote(str(command.run_directory / "events.jsonl"))
@@ -165,6 +170,15 @@ class SlurmLauncher(EngineLauncher):
     def _asked(self) -> list[str]:
         named = [f"--{name}={value}" for name, value in self._wanted.items() if value]
         return [*named, *self._further]
+
+
+def _fewest_nodes(allocation: Allocation, command: RankCommand) -> int | None:
+    """On how few nodes a job may start anew; None: on no fewer than it began."""
+    fewest = json.loads(command.spec_text).get("min_replicas")
+    if fewest is None:
+        return None
+    nodes = math.ceil(fewest / allocation.shares[0].slots)
+    return nodes if nodes < len(allocation.shares) else None
 
 
 def _going_on(command: RankCommand) -> RankCommand:

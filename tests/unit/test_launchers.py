@@ -143,11 +143,24 @@ class TestSlurm:
             assert f"#SBATCH {option}\n" in script
         (run,) = (line for line in script.splitlines() if line.startswith("srun "))
         assert shlex.split(run)[-4:-2] == ["--resume", "auto"]
+        assert "#SBATCH --nodes=2\n" in script
+        assert "--nodes=2" in run
         with pytest.raises(PlanError, match="the spec asks for none"):
             launcher.submission(COMMAND)
         resuming = dataclasses.replace(saving, options=(*saving.options, "--resume", "a/run"))
         with pytest.raises(PlanError, match="leave --resume out"):
             launcher.submission(resuming)
+
+    def test_it_starts_anew_with_as_few_nodes_as_make_the_fewest_replicas(self) -> None:
+        spec = '{"checkpoint": {"every_steps": 10}, "min_replicas": 5}'
+        saving = dataclasses.replace(COMMAND, spec_text=spec)
+        launcher = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90)
+        script = launcher.submission(saving).files["job.sh"]
+        assert "#SBATCH --nodes=3-4\n" in script
+        (run,) = (line for line in script.splitlines() if line.startswith("srun "))
+        assert run.startswith("srun --ntasks-per-node=2 --kill-on-bad-exit=1 ")
+        least = SlurmLauncher(nodes=3, tasks_per_node=2, requeue=90).submission(saving)
+        assert "#SBATCH --nodes=3\n" in least.files["job.sh"]
 
     @pytest.mark.parametrize(("error", "again"), [("EndedError", True), ("E", False)])
     def test_a_job_is_started_anew_only_where_its_run_ended_as_asked(
@@ -354,6 +367,12 @@ class TestRay:
         handed_on = (*(part for name in names for part in ("-x", name)), "--", *COMMAND.arguments)
         assert command[11:] == handed_on
 
+    def test_a_host_is_left_out_where_it_has_one_worker(self) -> None:
+        assert RayLauncher(3, placement="STRICT_SPREAD").without("b") == {"workers": 2}
+        for few in (RayLauncher(3), RayLauncher(1, placement="STRICT_SPREAD")):
+            with pytest.raises(PlanError, match="only with placement=STRICT_SPREAD"):
+                few.without("b")
+
     def test_all_on_one_host_is_known_before(self) -> None:
         assert RayLauncher(4, gpus=1).allocation().shares == (Share(1, devices=1),) * 4
         packed = RayLauncher(4, gpus=1, placement="STRICT_PACK").allocation()
@@ -399,6 +418,11 @@ class TestKubernetes:
             "run",
             "/isotrain/spec.json",
         ]
+
+    def test_a_pod_that_was_lost_is_left_out(self) -> None:
+        assert KubernetesLauncher("me/train:1", pods=4).without("a-pod") == {"pods": 3}
+        with pytest.raises(PlanError, match="no pod is left without a-pod"):
+            KubernetesLauncher("me/train:1").without("a-pod")
 
     def test_a_job_set_names_its_first_pod(self) -> None:
         found = self.manifest(kind="jobset", volume="kept")
