@@ -130,14 +130,43 @@ class Pipeline(Strategy):
         group.join_stages()
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
-        """Of a stage, where all have as much: at its most it has all weights, which it is evaluated with."""
-        whole = model.replicated
-        shares = (-(-part // self._stages) for part in (whole.gradients, whole.slots))
-        return StateBytes(whole.weights, *shares)
+        """Of the stage that has most, where the cuts leave that as little as weights in their order allow.
+
+        At its most a process has all weights, with which the model is evaluated.
+        """
+        most = self._largest_share(model.weights)
+        return StateBytes(model.replicated.weights, most, most * model.slots)
+
+    def _largest_share(self, weights: Sequence[int]) -> int:
+        """Of the stages, in bytes of weights."""
+        parts = _parts(weights, self._stages * self._chunks)
+        return max(sum(parts[stage :: self._stages]) for stage in range(self._stages))
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Of gradients, by an optimal all-reduce over the replicas of a stage; the plan adds activations."""
         return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
+
+
+def _parts(sizes: Sequence[int], count: int) -> list[int]:
+    """At most so many sums of sizes that follow each other, of which the largest is as small as it can be."""
+    least, most = max(sizes, default=0), sum(sizes)
+    while least < most:
+        limit = (least + most) // 2
+        if len(_filled(sizes, limit)) > count:
+            least = limit + 1
+        else:
+            most = limit
+    return _filled(sizes, least)
+
+
+def _filled(sizes: Sequence[int], limit: int) -> list[int]:
+    """Sums of sizes that follow each other, each filled up to a limit that no size exceeds."""
+    parts = [0]
+    for size in sizes:
+        if parts[-1] + size > limit:
+            parts.append(0)
+        parts[-1] += size
+    return parts
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.contracts.strategy_state import StrategyState
@@ -19,7 +20,7 @@ from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
-from isotrain.testing import probe
+from isotrain.testing import digits, probe
 from isotrain.testing.launching import SpecFields
 from isotrain.testing.series import launched_in_turn
 
@@ -79,7 +80,14 @@ def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFi
     host = plugin_host()
     adapter = host.backend(split_backend(backend)[0])
     chosen = {"name": name, "options": dict(options)}
-    seats = host.strategy(name, dict(options)).placement.seats(adapter, REPLICAS)
+    placement = host.strategy(name, dict(options)).placement
+    if (
+        STAGE in placement.mesh(REPLICAS).sizes
+    ):  # of which none calls the whole model, as the probe's loss does
+        momentum = {"name": "sgd", "lr": digits.RATE, "momentum": 0.5}
+        count = 3 * digits.GLOBAL_BATCH + 1
+        return digits.spec(count, adapter=adapter, strategy=chosen, optimizer=momentum, epochs=2)
+    seats = placement.seats(adapter, REPLICAS)
     has_workers = any(seat.role == "worker" for seat in seats)
     data = probe.data if has_workers else noisy_data  # what workers draw is their own
     return probe.spec(adapter, data=data, strategy=chosen)

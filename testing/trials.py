@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.mesh import DATA
 from isotrain.core.contracts.state import MODEL_STATE
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.plugins.host import plugin_host
@@ -56,15 +58,14 @@ def one_image(session: Session) -> Found:
     start = _weights(session)
     losses = [float(session.step(batch)) for batch in session.batches()]
     held = {kind: session.group.describe_state((kind,)) for kind in MODEL_STATE}
+    parts = _parts(session)
     planned = session.plan.state_bytes
     return {
         "start": start,
         "losses": losses,
         "weights": _weights(session),
         "held": {kind: sum(i.nbytes for i in infos.values()) for kind, infos in held.items()},
-        "parts": [
-            name for infos in held.values() for name, i in infos.items() if i.offset is not None
-        ],
+        "parts": parts,
         "planned": None if planned is None else asdict(planned),
     }
 
@@ -97,7 +98,20 @@ def steady_gradient(session: Session) -> Found:
 
 
 def _weights(session: Session) -> dict[str, np.ndarray]:
-    return session.read_state(("trainable",))
+    """All of them, brought together where they lie in parts. Called by every process."""
+    described = session.group.describe_state(("trainable",)).values()
+    in_parts = any(info.offset is not None for info in described)
+    together = session.strategy.evaluating(session.group) if in_parts else nullcontext()
+    with together:
+        return session.read_state(("trainable",))
+
+
+def _parts(session: Session) -> list[str]:
+    """What this process alone has of the state, of those that are to have other parts."""
+    described = session.group.describe_state(MODEL_STATE).items()
+    held = [f"{name} from {info.offset}" for name, info in described if info.offset is not None]
+    copy = session.plan.mesh.coordinates(session.rank).get(DATA, 0) if held else 0
+    return [f"{name}, copy {copy}" for name in held]
 
 
 def _fingerprints(session: Session) -> list[str]:

@@ -117,6 +117,16 @@ def test_exactly_the_expected_checks_fail(backend: str, name: str) -> None:
     assert others == {"passed", "not asked"}
 
 
+@pytest.mark.slow
+def test_pipelines_keep_what_they_promise() -> None:
+    """In runs of their own: each replica has two processes."""
+    card = strategy.check_strategy("pipeline", backend="torch-ddp")
+    failed = {each.check: each.reason for each in card.outcomes if each.verdict == "failed"}
+    assert not failed
+    asked = {each.check for each in card.outcomes if each.verdict == "passed"}
+    assert {"holds_what_it_says", "strategy_goes_on", "equals_data_parallel"} <= asked
+
+
 def test_every_check_is_seen_to_fail() -> None:
     assert set.union(*EXPECTED.values()) == {check.name for check in strategy.CHECKS}
     assert (

@@ -11,6 +11,7 @@ import pytest
 
 from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
@@ -393,3 +394,21 @@ def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:
     replica: Any = SimpleNamespace(ops=NumpyFunctions(), all_reduce=lambda squares: squares)
     norm = norm_of_all(replica, [np.array([3.0], np.float32), np.array([[4.0]], np.float32)])
     assert (norm.dtype, float(norm)) == (np.float64, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"stages": 2}, 8),  # 8 | 1 3 2 2
+        ({"stages": 3}, 8),
+        ({"stages": 5}, 8),
+        ({"stages": 2, "chunks": 2, "schedule": "interleaved"}, 8),
+        ({"stages": 1}, 16),
+    ],
+)
+def test_a_stage_holds_what_the_cuts_leave_it(
+    host: PluginHost, options: dict[str, Any], most: int
+) -> None:
+    strategy = host.strategy("pipeline", options)
+    found = strategy.state_bytes(ModelBytes((8, 1, 3, 2, 2), fixed=4, slots=2), 2)
+    assert found == StateBytes(20, most, 2 * most), "all weights are there for an evaluation"
