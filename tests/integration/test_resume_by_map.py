@@ -110,11 +110,11 @@ def wrong_specs() -> dict[str, dict[str, Any]]:
 
 
 def test_one_model_for_all_frameworks_is_not_translated() -> None:
-    before = {"framework": "torch", "backend": "torch-ddp"}
+    there = "torch-ddp", "torch"
     plan = isotrain.plan(spec(), backend="tf-mirrored")
 
     def between(model: Any) -> Translation | None:
-        return Translation.between(before, plan, TrainingSpec.model_validate(spec(model=model)))
+        return Translation.between(there, plan, TrainingSpec.model_validate(spec(model=model)))
 
     assert between(of_tensorflow) is None
     assert between({"torch": of_torch, "tensorflow": of_tensorflow}) is not None
