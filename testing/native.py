@@ -44,12 +44,14 @@ def trained_in_turn(
         replicas: How many.
 
     Raises:
-        AssertionError: The run failed, or its processes end with different weights.
+        AssertionError: The run failed, or its processes have different losses, or end with different weights.
     """
     by_rank = launched_in_turn(specs, _train, backend, replicas)
     found: dict[str, dict[str, Any]] = by_rank[0]
     for rank, other in enumerate(by_rank):
         for name, own in found.items():
+            same = other[name]["loss"] == own["loss"]
+            assert same, f"{name} rank {rank} has other losses".lstrip()
             for weight, value in own["weights"].items():
                 same = np.array_equal(value, other[name]["weights"][weight])
                 assert same, f"{name} rank {rank} differs in {weight}".lstrip()
@@ -61,7 +63,7 @@ def _train(session: Session, name: str) -> dict[str, Any]:
 
 
 class _Noted:
-    """A session that keeps the loss of every step."""
+    """A session that keeps the loss of every step; process 0 alone reads it at once, as anyone may."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -70,6 +72,8 @@ class _Noted:
     def step(self, batch: Batch) -> Tensor:
         """As the session's."""
         self.losses.append(self._session.step(batch))
+        if self._session.is_main:
+            float(self.losses[-1])
         return self.losses[-1]
 
     def __getattr__(self, name: str) -> Any:

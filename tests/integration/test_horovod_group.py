@@ -183,9 +183,13 @@ def work(session: isotrain.Session) -> dict[str, Any]:
         for name, (fields, options, by_hand) in BESIDE[session.plan.backend].items():
             session = trained_both_ways(session, name, fields, options, by_hand, found)
         if session.replicas == 2 and session.plan.backend == "horovod-torch":
-            name, at_once = "native, each by itself", "isotrain.adapters.horovod.torch_exchange"
-            with mock.patch(f"{at_once}.OVERLAP_BYTES", 0), sends_noted() as found["sent"]:
-                session = trained_both_ways(session, name, NATIVE, {}, torch_by_hand, found)
+            at_once = mock.patch("isotrain.adapters.horovod.torch_exchange.OVERLAP_BYTES", 0)
+            found["sent"] = {}
+            for model in ("native", "portable"):
+                fields, options, by_hand = BESIDE["horovod-torch"][model]
+                name = f"{model}, each by itself"
+                with at_once, sends_noted() as found["sent"][model]:
+                    session = trained_both_ways(session, name, fields, options, by_hand, found)
     found["sockets"] = sorted(sockets)
     if session.replicas == 2 and session.plan.backend == "horovod-torch":
         found["refusals"] = refusals(session)
@@ -327,9 +331,10 @@ def test_losses_are_equal_on_every_process(backend: str, replicas: int) -> None:
 def test_the_loss_travels_with_the_last_gradients() -> None:
     """Where each gradient travels as soon as it is there; and it is what it is in one message with all."""
     for rank in ranks("horovod-torch", 2):
-        by_step = "".join(kind[0] for kind in rank["sent"]).split("l")
-        assert by_step[:4] == ["gggg"] * 4
-        assert rank["losses"]["native, each by itself"] == rank["losses"]["native"]
+        for model, sent in rank["sent"].items():
+            by_step = "".join(kind[0] for kind in sent).split("l")
+            assert by_step[:4] == ["gggg"] * 4
+            assert rank["losses"][f"{model}, each by itself"] == rank["losses"][model]
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from integration import sgd_updates
 
 import isotrain
+from isotrain.testing.series import next_session
 
 pytestmark = pytest.mark.slow
 START = [-1.0, -0.5, 0.25, 1.0]
@@ -55,6 +57,12 @@ ALONE: dict[str, dict[str, Any]] = {
     "portable compiled": COMPILED,
 }
 """What one replica trains."""
+OVERLAPPED = {
+    "model_args": {"normalised": True},
+    "drop_remainder": True,
+    "backend_options": {"torch-ddp": {"bucket_cap_mb": 1e-6}},
+}
+"""Every weight has a bucket of its own."""
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -87,6 +95,33 @@ def train(session: isotrain.Session) -> dict[str, Any]:
     }
 
 
+def course_of_steps(session: isotrain.Session) -> list[str]:
+    """In order: Keras calls a layer (k), a bucket leaves (b), the first weight has a gradient (g)."""
+    import keras
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    noted: list[str] = []
+    call = keras.layers.Dense.call
+
+    def called(*given: Any, **options: Any) -> Any:
+        noted.append("k")
+        return call(*given, **options)
+
+    group: Any = session.group
+    group.exchange.module.register_comm_hook(
+        None, lambda state, bucket: noted.append("b") or allreduce_hook(state, bucket)
+    )
+    first = group.model.trainable_variables[0].value
+    first.register_post_accumulate_grad_hook(lambda weight: noted.append("g"))
+    steps = []
+    with mock.patch.object(keras.layers.Dense, "call", called):
+        for batch in session.batches():
+            session.step(batch)
+            steps.append("".join(noted))
+            noted.clear()
+    return steps
+
+
 def compiled_graphs() -> int:
     """How many graphs torch's compiler has made in this process."""
     from torch._dynamo.utils import counters
@@ -97,7 +132,8 @@ def compiled_graphs() -> int:
 def train_all(session: isotrain.Session) -> dict[str, Any]:
     """Trains what three replicas train; then process 0 alone what one does."""
     found = {"split": train(session), "updates": sgd_updates.seen(session.spec)}
-    session.close()
+    with next_session(session, "overlap", spec(**OVERLAPPED)) as session:
+        found["overlap"] = course_of_steps(session)
     for name, fields in ALONE.items() if session.is_main else ():
         with isotrain.open_session(spec(**fields), backend="torch-ddp", replicas=1) as alone:
             found[name] = train(alone)
@@ -140,6 +176,14 @@ def test_losses_of_the_models_own_layers_count_once_on_any_split(found: dict[str
     penalty = 0.25 * np.square(START).sum()
     assert np.isclose(penalised["losses"][0], plain["losses"][0] + penalty, rtol=1e-12)
     np.testing.assert_allclose(found["split"]["losses"], penalised["losses"], rtol=1e-12)
+
+
+def test_gradients_travel_during_the_backward_pass_of_a_record(found: dict[str, Any]) -> None:
+    """Those of the last layer leave before the first has its own, where no Python of Keras runs any more."""
+    first, *_, replayed = found["overlap"]
+    assert first == "kgb"  # of DDP's first step: all in one bucket
+    assert sorted(replayed) == ["b"] * 4 + ["g"]
+    assert replayed.startswith("bb")
 
 
 @pytest.mark.parametrize("kind", ["native", "portable"])
