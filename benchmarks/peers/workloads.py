@@ -107,7 +107,7 @@ WORKLOADS = {
         Workload("mlp-1024", 1024, (64,), 64, 16, 2, 8, 1e-3),
         Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 10, 1e-3),
         Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True, rate=2**-10),
-        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 2e-3, rate=2**-18, rounding_grows=True),
+        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 5e-3, rate=2**-18, rounding_grows=True),
     )
 }
 
