@@ -21,11 +21,11 @@ LATER = {"batch": range(5, 9), "write": range(16, 28)}
 """Moments after a first checkpoint, where one is saved every other step."""
 
 
-def killers(names: Mapping[str, Any], folder: Path) -> None:
-    """Lays down one moment for each; every other is while a checkpoint is written."""
-    for number, name in enumerate(names):
+def killers(names: Mapping[str, Any], folder: Path, seed: int) -> None:
+    """Lays down one moment for each; every other is while a checkpoint is written, of odd seeds the first."""
+    for number, name in enumerate(names, seed):
         kind = ("batch", "write")[number % 2]
-        moment = (kind, random.Random(name).choice(LATER[kind]))
+        moment = (kind, random.Random(f"{name} {seed}").choice(LATER[kind]))
         Killer.at([moment], folder / f"{name}-kills")
 
 
