@@ -1,6 +1,6 @@
 """What it costs rank 0 to watch the other ranks of a joined run, by their number.
 
-`python -m benchmarks.watching`: what ranks of a real run of a few processes say is recorded. A second process
+`python -m benchmarks.watching`: what the other rank of a real run of two says is recorded. A second process
 says it again, over as many connections, in the names of many ranks, and tells where they are as often as
 ranks of a run of that size do. Printed are, of rank 0, which hears all of it, judges who lives, and lets all
 of them hear of itself: the processor time for each second of the run, the memory that it comes to use, and
@@ -45,8 +45,8 @@ from isotrain.testing.reference.network import Network
 
 _SILENCE = 10.0
 _LIMITS = {"silence": _SILENCE, "start": 600.0, "progress": 600.0}
-_RECORDED = 3
-"""Processes of the run of which all but the first are recorded."""
+_RECORDED = 2
+"""Processes of the run whose ranks but for the first are recorded."""
 _HEAD = "ranks  of one core  of that, a rank  memory, a rank  heard of a rank"
 
 

@@ -17,6 +17,9 @@ from cluster import simulated
 
 import isotrain
 
+TOLD = ("ISOTRAIN_KEY", "ISOTRAIN_SPEC", "ISOTRAIN_TOLD")
+"""Variables that ranks write down as they find them."""
+
 
 def model() -> Any:
     import keras
@@ -82,7 +85,9 @@ def main() -> None:
     else:
         found = {backend: losses(folder, backend) for backend in backends}
     own = f"losses-of-{os.getpid()}-{socket.gethostname()}.json"
-    (folder / own).write_text(json.dumps(found))
+    told = {name: os.environ.get(name) for name in TOLD}
+    rank = {"losses": found, "told": told, "host": socket.gethostname()}
+    (folder / own).write_text(json.dumps(rank))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.bed import SLOTS, Bed
 from cluster.engines import HOSTS, Started
@@ -69,3 +70,23 @@ def start(bed: Bed, name: str, command: RankCommand) -> Started:
     host, log = bed.with_ssh.first, folder / "log"
     running = (host.start(each, log, told, submission.stdin) for each in submission.commands)
     return Started(tuple(running), log)
+
+
+def require_told(ranks: Sequence[Mapping[str, Any]], name: str, command: RankCommand) -> None:
+    """Fails where an engine has not started a rank in every place, or has not told each what it must know.
+
+    Args:
+        ranks: Of each its `host`, and in `told` its variables.
+        name: Of the launcher.
+        command: That it was given.
+    """
+    submission = LAUNCHERS[name].submission(command)
+    in_pods = name == "kubernetes"  # each has a name of its own, and the spec in a file
+    if not in_pods:
+        assert sorted(rank["host"] for rank in ranks) == sorted(HOSTS * SLOTS)
+    tells_key = submission.knows_key or submission.stdin or in_pods
+    for rank in ranks:
+        told = rank["told"]
+        assert told.get("ISOTRAIN_KEY") == (KEY if tells_key else None)
+        assert told.get("ISOTRAIN_SPEC") == (None if in_pods else command.told["ISOTRAIN_SPEC"])
+        assert told["ISOTRAIN_TOLD"] == command.variables["ISOTRAIN_TOLD"]

@@ -82,9 +82,10 @@ class Loss:
     missed: float | None = 0.0
 
 
-_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1\d s (at|after) step"
-_KILLED = "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed"
-_GONE = "rank [23] of 4 on node2 is gone: its connection to rank 0 was closed (at|after) step"
+_WHERE = r" (at|after) step \d+, in call '\w"
+_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1\d s" + _WHERE
+_KILLED = "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
+_GONE = "rank [23] of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
 _NEVER = r"rank (\d, )*3 of 4 never came to port .*, in 10 s \(timeouts.start\)"
 _BY_SLURM = 1.5 * MISSED_SECONDS
 LOSSES = {

@@ -10,13 +10,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from cluster import joined_job, simulated
 from cluster.bed import Bed
 from cluster.engines import ENGINES, Started
-from cluster.launchers import LAUNCHERS, instead, start
+from cluster.launchers import LAUNCHERS, instead, require_told, start
 
 from isotrain.core.planning import launchable
 from isotrain.core.plugins.host import plugin_host
@@ -47,8 +48,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return joined_job.losses(tmp_path_factory.mktemp("local"), "torch-ddp", 1)
 
 
-def require_same(started: Started, runs: Sequence[str], local: list[float]) -> None:
-    """Waits until all ranks have made these runs, with the losses of one replica."""
+def same(started: Started, runs: Sequence[str], local: list[float]) -> list[dict[str, Any]]:
+    """What the ranks tell of themselves, once all have made these runs, with the losses of one replica."""
     try:
         statuses = started.wait(SECONDS)
     finally:
@@ -58,9 +59,10 @@ def require_same(started: Started, runs: Sequence[str], local: list[float]) -> N
     ranks = [json.loads(file.read_text()) for file in started.log.parent.glob("losses-of-*.json")]
     assert len(ranks) == 4, said
     for rank in ranks:
-        assert [*rank] == runs
-        for losses in rank.values():
+        assert [*rank["losses"]] == runs
+        for losses in rank["losses"].values():
             np.testing.assert_allclose(losses, local, rtol=1e-12, atol=0)
+    return ranks
 
 
 def engine_of(run: Path) -> str:
@@ -77,8 +79,8 @@ def test_losses_are_those_of_one_machine(
     folder.mkdir()
     backends = FRAMEWORKS[framework] + (OVER_MPI[framework] if name == "mpi" else [])
     command = instead(folder, sys.executable, _JOB, str(folder), ",".join(backends))
-    started = start(bed, name, command)
-    require_same(started, backends, local)
+    ranks = same(start(bed, name, command), backends, local)
+    require_told(ranks, name, command)
     for backend in backends:
         assert engine_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
 
@@ -92,7 +94,7 @@ def test_losses_are_the_same_by_engines_that_cannot_be_had_here(
     backends, engines = FRAMEWORKS[framework], [*simulated.ENGINES]
     job = [bed.python, _JOB, str(folder), ",".join(backends), *engines]
     started = ENGINES["srun"].start(bed, job, folder / "log")
-    require_same(started, [f"{each} {backend}" for each in engines for backend in backends], local)
+    same(started, [f"{each} {backend}" for each in engines for backend in backends], local)
     for engine in engines:
         assert {engine_of(folder / engine / backend) for backend in backends} == {engine}
 
