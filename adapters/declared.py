@@ -18,6 +18,19 @@ OF_WHOLE_REPLICAS = (
     Capability.GRADIENTS_IN_BUCKETS,
 )
 """What needs all weights of a replica in one process."""
+FULLY_SHARDED_GROUP = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONISED_STEP,
+            Capability.NAMED_STATE,
+            Capability.GATHER_WEIGHTS,
+            Capability.WEIGHTS_IN_HOSTS,
+        }
+    ),
+    dict.fromkeys(
+        (*OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
+    ),
+)
 STAGED_GROUP = Capabilities(
     frozenset({Capability.STAGED_STEP, Capability.NAMED_STATE}),
     dict.fromkeys(

@@ -59,17 +59,13 @@ def _recomputed(layer: keras.Layer, recomputed: Recomputed) -> Callable[..., Any
             return block.computed(tensors)
 
         compute.__name__ = layer.name
-        return block.given(recomputed(compute)(*block.tensors))
+        return block.given(recomputed(compute)(*block.tensors()))
 
     return call_or_recompute
 
 
 class _Call:
-    """One call of a layer as a function of tensors.
-
-    Attributes:
-        tensors: What its results are differentiated by: its trainable weights and its inputs.
-    """
+    """One call of a layer as a function of tensors."""
 
     def __init__(self, layer: keras.Layer, call: Callable[..., Any], given: Any) -> None:
         self._layer = layer
@@ -78,16 +74,20 @@ class _Call:
         self._trainable = list(layer.trainable_variables)
         self._others = list(layer.non_trainable_variables)
         with keras_private.uncast():
-            weights = [keras.ops.convert_to_tensor(v.value) for v in self._trainable]
             self._before = [keras.ops.copy(v.value) for v in self._others]
         self._given = given
         self._leaves = keras.tree.flatten(given)
         self._masks = [keras_private.mask_of(leaf) for leaf in self._leaves]
         self._places = [i for i, leaf in enumerate(self._leaves) if _is_differentiable(leaf)]
-        self.tensors = [*weights, *(self._leaves[i] for i in self._places)]
         self._outputs: Any = None
         self._masked: list[int] = []
         self._moved: list[int] = []
+
+    def tensors(self) -> list[Any]:
+        """What its results are differentiated by: trainable weights, which it does not keep, and inputs."""
+        with keras_private.uncast():
+            weights = [keras.ops.convert_to_tensor(v.value) for v in self._trainable]
+        return [*weights, *(self._leaves[i] for i in self._places)]
 
     def computed(self, tensors: Sequence[Any]) -> list[Any]:
         """Calls the layer; gives outputs, their masks, moved variables and added losses in a row."""
@@ -102,6 +102,7 @@ class _Call:
             outputs = self._call(*args, **kwargs)
         after = [scope.get_current_value(variable) for variable in self._others]
         self._require_own(len(scope.state_mapping) - len(variables))
+        keras_private.disown_losses(keras_private.layers_of(self._layer), scope.losses)
         leaves = keras.tree.flatten(outputs)
         masks = [keras_private.mask_of(leaf) for leaf in leaves]
         self._outputs = keras.tree.map_structure(lambda leaf: None, outputs)

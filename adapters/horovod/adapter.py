@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
-from isotrain.adapters.declared import STAGED_GROUP
+from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP
 from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import (
     DEFAULT_BUCKET_BYTES,
@@ -25,6 +25,8 @@ from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
 from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
+    fully_sharded_bytes,
+    parted_remarks,
     torch_changed,
     torch_preload,
     torch_usability,
@@ -81,7 +83,12 @@ _FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which canno
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 
 
-_WHOLE = Capabilities.none("Horovod joins no weights while a pass runs")
+_CAPABILITIES = {
+    "replicated": _REPLICATED,
+    "served": SERVED_GROUP,
+    "sharded": sharded_group(_REPLICATED),
+    "staged": STAGED_GROUP,
+}
 
 
 class _Horovod(ServedOverTcp):
@@ -94,13 +101,7 @@ class _Horovod(ServedOverTcp):
         "nccl": "NVIDIA's collectives, where Horovod was built with NCCL",
     }
     replicas_per_process = "one"
-    capabilities = {
-        "replicated": _REPLICATED,
-        "served": SERVED_GROUP,
-        "sharded": sharded_group(_REPLICATED),
-        "staged": STAGED_GROUP,
-        "fully-sharded": _WHOLE,
-    }
+    capabilities = _CAPABILITIES
     replicated_options = frozenset({"compression", "groups"})
     options = {
         "compression": "none, or fp16: gradients travel as float16",
@@ -111,9 +112,9 @@ class _Horovod(ServedOverTcp):
         " replicas repeatable to the bit",
     }
 
-    def exchanged_bytes(self, plan: Plan) -> float:
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """An optimal all-reduce; with compression, of two bytes per parameter."""
-        exact = super().exchanged_bytes(plan)
+        exact = super().exchanged_bytes(plan, spec)
         if plan.options.get("compression", "none") == "none" or not plan.gradient_bytes:
             return exact
         return exact * _FP16_BYTES * (plan.parameters or 0) / plan.gradient_bytes
@@ -262,6 +263,23 @@ class HorovodTorch(_Horovod):
     compiler = "torch.compile"
     slot_forms = TorchSlotForms()
     summary = "Horovod under PyTorch, one process per replica"
+    capabilities = _CAPABILITIES | {"fully-sharded": FULLY_SHARDED_GROUP}
+
+    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
+        if placement != "fully-sharded":
+            return []
+        if isinstance(spec.model, Mapping):
+            raise UnsupportedError(
+                f"placement {placement}: the model is a native one, of which Horovod joins no weights while a"
+                " pass runs. Give a portable one, take torch-ddp, or `sharded` with stage 1 or 2."
+            )
+        return parted_remarks(spec)
+
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
+        """As any Horovod backend, or what a fully sharded run sends."""
+        if plan.placement == "fully-sharded":
+            return fully_sharded_bytes(plan)
+        return super().exchanged_bytes(plan, spec)
 
     def _framework_usability(self) -> Usability:
         return torch_usability()
@@ -291,6 +309,18 @@ class HorovodTorch(_Horovod):
         device = group.replica_device(setting, context)
         return group.TorchReplicaGroup(spec, setting, device, connect)
 
+    def start_fully_sharded(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        keras_backend.claim("torch")
+        from isotrain.adapters.horovod.torch_exchange import HorovodExchange
+        from isotrain.adapters.torch import parted
+
+        def connect() -> HorovodExchange:
+            return HorovodExchange(context, setting)
+
+        return parted.PartedGroup(spec, setting, context, connect, unit_bytes)
+
     def start_staged(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
     ) -> ReplicaGroup:
@@ -316,6 +346,9 @@ class HorovodTF(_Horovod):
     compiler = "XLA"
     slot_forms = KerasSlotForms()
     summary = "Horovod under TensorFlow, one process per replica"
+    capabilities = _CAPABILITIES | {
+        "fully-sharded": Capabilities.none("a variable of TensorFlow is whole on each replica")
+    }
 
     def _framework_usability(self) -> Usability:
         return tensorflow_usability()

@@ -13,6 +13,7 @@ from isotrain.adapters.horovod import private, runtime
 from isotrain.adapters.torch.exchange import Exchange, Wait
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
+    SHARD,
     CompressionMethod,
     IsotrainError,
     Parts,
@@ -39,9 +40,10 @@ class HorovodExchange(Exchange):
         self.replicas = hvd.size()
         self.rank = hvd.rank()
         self._options = setting.options
+        self._in_parts = SHARD in context.mesh.sizes
 
     def attach(self, program: Program) -> None:
-        """Broadcasts the weights of replica 0 and registers Horovod's hooks."""
+        """Broadcasts the weights of replica 0; registers Horovod's hooks, but where state lies in parts."""
         for name, tensor in (program.trainable | program.frozen).items():
             if not tensor.is_contiguous():
                 raise UnsupportedError(
@@ -50,7 +52,8 @@ class HorovodExchange(Exchange):
                 )
         hvd.broadcast_parameters(program.trainable | program.frozen, root_rank=0)
         self._objective = program.objective
-        self._gradients = _exchange_of(program.trainable, self._options)
+        if not self._in_parts:
+            self._gradients = _exchange_of(program.trainable, self._options)
         self._accumulating = False
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:

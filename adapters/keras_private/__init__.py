@@ -15,7 +15,13 @@ from isotrain.adapters.keras_private import (
     optimizers,
     promotion,
 )
-from isotrain.adapters.keras_private.calls import is_training, layer_of_error, surroundings, uncast
+from isotrain.adapters.keras_private.calls import (
+    as_read,
+    is_training,
+    layer_of_error,
+    surroundings,
+    uncast,
+)
 from isotrain.adapters.keras_private.drawing import (
     draw_unseeded_by,
     initial_draws,
@@ -27,6 +33,7 @@ from isotrain.adapters.keras_private.graphs import is_functional, nodes_of, stan
 from isotrain.adapters.keras_private.layers import (
     add_losses,
     assignments,
+    disown_losses,
     draws_random_numbers,
     hooks_of,
     layers_of,
@@ -60,9 +67,11 @@ __all__ = [
     "PARTS",
     "add_losses",
     "apply_as_given",
+    "as_read",
     "assignments",
     "axis_of_classes",
     "counting_losses",
+    "disown_losses",
     "draw_unseeded_by",
     "draws_random_numbers",
     "hooks_of",

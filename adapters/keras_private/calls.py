@@ -45,12 +45,19 @@ def uncast() -> contextlib.AbstractContextManager[None]:
     return _surrounded({_AUTOCAST: None})
 
 
+def as_read(variable: keras.Variable, value: Any) -> Any:
+    """A value of a variable as it is read here: in mixed precision, inside of a layer, in another type."""
+    return variable._maybe_autocast(value)
+
+
 def _calls_again() -> None:
     class Noting(keras.layers.Layer):
         def call(self, inputs: Any) -> Any:
             with uncast():
-                own = keras.backend.standardize_dtype(self.scale.value.dtype)
-            cast = keras.backend.standardize_dtype(self.scale.value.dtype)
+                value = self.scale.value
+            types = (value, self.scale.value, as_read(self.scale, value))
+            own, cast, read = [keras.backend.standardize_dtype(each.dtype) for each in types]
+            require(read == cast, "a value as it is read")
             seen.append((is_training(), own, cast))
             self.again = surroundings()
             return inputs
@@ -86,6 +93,6 @@ def _names_the_layer_of_an_error() -> None:
 
 
 PARTS = (
-    PrivatePart("Layer._get_call_context and AutocastScope", _calls_again),
+    PrivatePart("Layer._get_call_context, AutocastScope and _maybe_autocast", _calls_again),
     PrivatePart("messages of errors in layers", _names_the_layer_of_an_error),
 )

@@ -76,6 +76,23 @@ def _notices_added_losses() -> None:
     require(add_losses([layer]), "a loss after the call")
 
 
+def disown_losses(layers: Iterable[keras.Layer], losses: Iterable[Any]) -> None:
+    """Has layers forget that losses which they added within a `StatelessScope` are theirs."""
+    added = set(map(id, losses))
+    for layer in layers:
+        layer._loss_ids -= added
+
+
+def _forgets_losses() -> None:
+    layer, first = keras.layers.ActivityRegularization(l2=1.0), keras.ops.ones((1, 2))
+    with keras.StatelessScope(collect_losses=True) as scope:
+        layer.call(first)
+        layer.add_loss(keras.ops.sum(first))
+        require(len(layer.losses) == 1, "a loss that a layer has added")
+        disown_losses([layer], scope.losses)
+        require(not layer.losses, "none once it is disowned")
+
+
 def assignments(note: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:
     """Has `note(variable, value)` called in place of every assignment to a variable, which stays as it is."""
     return replaced(keras.Variable, "assign", note)
@@ -113,6 +130,7 @@ PARTS = (
     PrivatePart("Layer._seed_generators", _knows_who_draws),
     PrivatePart("Layer._non_trainable_variables", _knows_who_moves),
     PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),
+    PrivatePart("Layer._loss_ids by identity", _forgets_losses),
     PrivatePart("Layer.load_own_variables by Variable.assign", _notes_assignments),
     PrivatePart("Layer._forward_hooks", _knows_hooks),
 )

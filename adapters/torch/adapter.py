@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import OF_WHOLE_REPLICAS, STAGED_GROUP
+from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP
 from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
     DATA,
@@ -55,19 +55,6 @@ _REPLICATED = Capabilities(
     ),
     NOT_REPLICATED,
 )
-_FULLY_SHARDED = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONISED_STEP,
-            Capability.NAMED_STATE,
-            Capability.GATHER_WEIGHTS,
-            Capability.WEIGHTS_IN_HOSTS,
-        }
-    ),
-    dict.fromkeys(
-        (*OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
-    ),
-)
 
 
 class TorchDDP(ServedOverTcp):
@@ -93,7 +80,7 @@ class TorchDDP(ServedOverTcp):
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
         "staged": STAGED_GROUP,
-        "fully-sharded": _FULLY_SHARDED,
+        "fully-sharded": FULLY_SHARDED_GROUP,
     }
     replicated_options = frozenset(
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
@@ -137,13 +124,7 @@ class TorchDDP(ServedOverTcp):
         return weight_decay_remarks(spec)
 
     def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        if placement == "fully-sharded" and not isinstance(spec.model, Mapping):
-            raise UnsupportedError(
-                f"placement {placement}: the model is a portable one, whose weights {self.name} does not"
-                " take apart; give a native one (`model: {torch: ...}`), or take `sharded` with stage 1"
-                " or 2."
-            )
-        return []
+        return parted_remarks(spec) if placement == "fully-sharded" else []
 
     def accelerators(self) -> int:
         return visible_gpus() if _is_cuda_build() else 0
@@ -172,19 +153,15 @@ class TorchDDP(ServedOverTcp):
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
 
-    def exchanged_bytes(self, plan: Plan) -> float:
-        """An optimal all-reduce; fully sharded, micro-batches join weights twice, and gradients are summed.
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
+        """An optimal all-reduce, or what a fully sharded run sends.
 
-        Gloo's reduce-scatter moves as much as its all-reduce. Between hosts with the same parts, gradients of
-        these are reduced.
+        Torch sums the gradients of native models: Gloo's reduce-scatter moves as much as its all-reduce.
         """
         if plan.placement != "fully-sharded":
-            return super().exchanged_bytes(plan)
-        parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
-        joined = (parts - 1) / parts
-        scattered = joined * (2 if plan.collective == "gloo" else 1)
-        reduced = 2 * (hosts - 1) / hosts / parts
-        return (2 * plan.accumulate * joined + scattered + reduced) * (plan.gradient_bytes or 0)
+            return super().exchanged_bytes(plan, spec)
+        sums_natively = isinstance(spec.model, Mapping) and plan.collective == "gloo"
+        return fully_sharded_bytes(plan, sums=2 if sums_natively else 1)
 
     def blames_peer(self, error: BaseException) -> bool:
         return torch_blames_peer(error)
@@ -205,6 +182,8 @@ class TorchDDP(ServedOverTcp):
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
         keras_backend.claim("torch")
+        if not isinstance(spec.model, Mapping):
+            return self._start_parted(spec, setting, context, unit_bytes)
         from isotrain.adapters.torch import fully_sharded, group
 
         def connect() -> fully_sharded.FullyShardedExchange:
@@ -212,6 +191,17 @@ class TorchDDP(ServedOverTcp):
 
         device = group.replica_device(setting, context)
         return fully_sharded.FullyShardedGroup(spec, setting, device, connect)
+
+    def _start_parted(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        """Starts a fully sharded process with a portable model."""
+        from isotrain.adapters.torch import ddp, parted
+
+        def connect() -> ddp.DDPExchange:
+            return ddp.DDPExchange(setting, context)
+
+        return parted.PartedGroup(spec, setting, context, connect, unit_bytes)
 
     def start_staged(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
@@ -224,6 +214,32 @@ class TorchDDP(ServedOverTcp):
 
         device = group.replica_device(setting, context)
         return staged.StagedGroup(spec, setting, device, connect, cut)
+
+
+def fully_sharded_bytes(plan: Plan, sums: int = 1) -> float:
+    """What a replica of a fully sharded run sends per step.
+
+    Micro-batches join weights twice, and gradients are summed; between hosts with the same parts, these are
+    reduced.
+
+    Args:
+        plan: With the measures of the model.
+        sums: How much the sum of gradients moves, to an optimal one.
+    """
+    parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
+    joined = (2 * plan.accumulate + sums) * (parts - 1) / parts
+    reduced = 2 * (hosts - 1) / hosts / parts
+    return (joined + reduced) * (plan.gradient_bytes or 0)
+
+
+def parted_remarks(spec: TrainingSpec) -> list[str]:
+    """Says so where steps are not replayed because weights lie in parts."""
+    if isinstance(spec.model, Mapping) or not spec.record:
+        return []
+    return [
+        "record: of a portable model whose weights lie in parts nothing is recorded: Keras computes each"
+        " step, and they are joined as it reads them"
+    ]
 
 
 def torch_blames_peer(error: BaseException) -> bool:

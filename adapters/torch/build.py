@@ -5,7 +5,7 @@ from __future__ import annotations
 import random as python_random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,31 @@ from isotrain.adapters.torch.native_program import NativeProgram
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import SpecError, TrainingSpec
 
+if TYPE_CHECKING:
+    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+
+
+def build_parted(spec: TrainingSpec, device: torch.device) -> PartedKerasProgram:
+    """Builds the spec's portable model on this process's device, to be taken apart.
+
+    Raises:
+        SpecError: The model function returned something else.
+    """
+    model = _built(spec, device)
+    if not keras_backend.is_a(model, "Layer"):
+        raise SpecError(
+            f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded takes"
+            " Keras models, and those that are said to be torch's own: `model: {torch: ...}`."
+        )
+    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+
+    return PartedKerasProgram(spec, model)
+
+
+def _built(spec: TrainingSpec, device: torch.device) -> Any:
+    """What the model function returns."""
+    return _seeded(spec, device, chosen.select(spec.model, "torch", "model"))
+
 
 def build_program(spec: TrainingSpec, device: torch.device) -> Program:
     """Builds the spec's model on this process's device.
@@ -22,7 +47,7 @@ def build_program(spec: TrainingSpec, device: torch.device) -> Program:
     Raises:
         SpecError: The model function returned something that torch cannot train.
     """
-    model = _seeded(spec, device, chosen.select(spec.model, "torch", "model"))
+    model = _built(spec, device)
     if keras_backend.is_a(model, "Layer"):
         from isotrain.adapters.torch.keras_program import KerasProgram
 

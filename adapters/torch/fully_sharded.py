@@ -26,6 +26,7 @@ from isotrain.plugin import (
     Parts,
     ProcessContext,
     Setting,
+    SpecError,
     StateKind,
 )
 
@@ -66,7 +67,11 @@ class FullyShardedExchange(DDPExchange):
         return next(group for group, part in zip(made, parts, strict=True) if self.rank in part)
 
     def attach(self, program: Program) -> None:
-        assert isinstance(program, NativeProgram), "TorchDDP.check_placed refuses all others"
+        if not isinstance(program, NativeProgram):
+            raise SpecError(
+                "model: {torch: ...} is for torch's own models, and the function returned one of Keras. Give"
+                " it as the model of every framework: `model: module:function`."
+            )
         self._share_weights(program)
         whole = {
             parameter for parameter in program.model.parameters() if not parameter.requires_grad

@@ -18,6 +18,7 @@ from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.hold import Hold
 from isotrain.adapters.torch.measures import Measures
+from isotrain.adapters.torch.program import Program
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import Shares
 from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators, unmoved
@@ -80,7 +81,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._spec = spec
         self._device = device
         self._is_cpu = device.type == "cpu"
-        self.program = build_program(spec, device)
+        self.program = self._build(spec, device)
         self.exchange = connect()
         self.exchange.attach(self.program)
         self.program.distinguish(self.exchange.rank)
@@ -95,6 +96,10 @@ class TorchReplicaGroup(ReplicaGroup):
         self._random = generators(device, self.program.generators())
         self._hold = Hold()
         self._state = NamedState(self._sections(), self._hold)
+
+    def _build(self, spec: TrainingSpec, device: torch.device) -> Program:
+        """Makes the replica."""
+        return build_program(spec, device)
 
     def _sections(self) -> dict[StateKind, Section]:
         """The state by its kinds."""

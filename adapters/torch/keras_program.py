@@ -74,12 +74,16 @@ class KerasProgram(Program):
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer of the variables that are updated here."""
+        self.optimizer, self.own_rates = portable.build_optimizer(self._spec, "torch", name)
+        self._shared_slots = set(portable.canonical_names(self.optimizer.variables))
+        self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._make_slots()
+
+    def _make_slots(self) -> None:
+        """Gives the optimizer slots for the variables that are updated here."""
         spec, variables = self._spec, self._updated_variables
         self.updated = [variable.value for variable in variables]
-        self.optimizer, self.own_rates = portable.build_optimizer(spec, "torch", name)
-        self._shared_slots = set(portable.canonical_names(self.optimizer.variables))
         self.optimizer.build(variables)
-        self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         self.update = keras_update(spec, self.optimizer, variables) if spec.record else None
 
     def keep_slots_of(self, places: Sequence[int]) -> None:
@@ -107,8 +111,7 @@ class KerasProgram(Program):
         return keras_traits.model_traits(self.model, self._spec.precision)
 
     def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
-        compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
-        self.losses["train" if training else "evaluation"] = compute.losses
+        compute = self._computer(spec, training)
         phase = "training" if training else "evaluation"
         if not spec.record and spec.compile:
             raise SpecError(
@@ -119,6 +122,12 @@ class KerasProgram(Program):
         if not is_recorded:
             return compute
         return Replayed(compute, self.model, phase, spec.compile, compute.callables)
+
+    def _computer(self, spec: TrainingSpec, training: bool) -> portable.LossComputer:
+        """What Keras computes in a phase."""
+        compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
+        self.losses["train" if training else "evaluation"] = compute.losses
+        return compute
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         replays = self._replays().values()

@@ -18,6 +18,8 @@ _NUMBERS: dict[torch.dtype, type[np.floating[Any]]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
+Norms = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Gives the norm of each of some tensors."""
 _LATE = 1e9
 """A step at which torch's own bias correction is 1: Keras' correction is part of the rate."""
 
@@ -34,6 +36,7 @@ class _Step:
         number: The type that Keras computes rates in.
         rate: Of this update.
         count: Of this update, from 1 on.
+        norms: Gives those of tensors that lie as the weights do.
     """
 
     options: Any
@@ -43,6 +46,7 @@ class _Step:
     number: type[np.floating[Any]]
     rate: float
     count: int
+    norms: Norms
 
     def corrections(self) -> tuple[Any, Any]:
         """1 less the powers of both betas, in Keras' type."""
@@ -54,16 +58,24 @@ class _Step:
 class KerasUpdate:
     """Updates weights and slots of a Keras optimizer as its `apply` does."""
 
-    def __init__(self, spec: TrainingSpec, optimizer: Any, weights: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        optimizer: Any,
+        weights: list[torch.Tensor],
+        norms: Norms = private.foreach_norm,
+    ) -> None:
         """Takes over the optimizer's own slots.
 
         Args:
             spec: Names the optimizer.
             optimizer: Built on the weights.
             weights: All of one type.
+            norms: Gives those of tensors that lie as the weights do.
         """
         self._kernel = _KERNELS[spec.optimizer.name]
         self._options = optimizer
+        self._norms = norms
         self._weights = weights
         self._slots = {
             kind: [variable.value for variable in variables]
@@ -85,7 +97,8 @@ class KerasUpdate:
         self._done += 1
         rate = self._number(self.rate)
         decay = self._options.weight_decay
-        clipped = _clipped([gradient.contiguous() for gradient in gradients], self._options)
+        given = [gradient.contiguous() for gradient in gradients]
+        clipped = _clipped(given, self._options, self._norms)
         if decay:
             private.foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
         self._kernel(
@@ -97,18 +110,28 @@ class KerasUpdate:
                 self._number,
                 float(rate),
                 self._done,
+                self._norms,
             )
         )
         self._iterations.add_(1)
 
 
 def keras_update(
-    spec: TrainingSpec, optimizer: Any, variables: Sequence[Any]
+    spec: TrainingSpec,
+    optimizer: Any,
+    variables: Sequence[Any],
+    norms: Norms = private.foreach_norm,
 ) -> KerasUpdate | None:
     """The update for a spec's optimizer; None where only Keras' own `apply` does what it says.
 
     That is so for optimizers of one's own, with loss scaling, and for weights that have constraints, types
     of their own or strides of their own.
+
+    Args:
+        spec: Names the optimizer.
+        optimizer: Built on the variables.
+        variables: To update.
+        norms: Gives those of tensors that lie as their values do.
     """
     weights = [variable.value for variable in variables]
     if isinstance(spec.optimizer, CustomOptimizer) or not weights:
@@ -119,17 +142,17 @@ def keras_update(
     strided = not all(weight.is_contiguous() for weight in weights)
     if scaled or constrained or strided or len(types) > 1 or not types <= set(_NUMBERS):
         return None
-    return KerasUpdate(spec, optimizer, weights)
+    return KerasUpdate(spec, optimizer, weights, norms)
 
 
-def _clipped(gradients: list[torch.Tensor], options: Any) -> list[torch.Tensor]:
+def _clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[torch.Tensor]:
     """Gradients as Keras clips them: each by its norm, all by their global norm, or by value."""
     if options.clipnorm:
-        norms = torch.stack(private.foreach_norm(gradients))
-        factors = options.clipnorm / norms.clamp(min=options.clipnorm)
+        found = torch.stack(norms(gradients))
+        factors = options.clipnorm / found.clamp(min=options.clipnorm)
         return list(private.foreach_mul(gradients, list(factors.unbind())))
     if options.global_clipnorm:
-        norm = torch.linalg.vector_norm(torch.stack(private.foreach_norm(gradients)))
+        norm = torch.linalg.vector_norm(torch.stack(norms(gradients)))
         return clipped_by(norm, gradients, options.global_clipnorm)
     if options.clipvalue:
         below = private.foreach_clamp_max(gradients, options.clipvalue)
@@ -216,8 +239,8 @@ def _lamb(step: _Step) -> None:
     private.foreach_add_(scales, options.epsilon)
     private.foreach_mul_(scales, float(first))
     directions = private.foreach_div(means, scales)
-    lengths = torch.stack(private.foreach_norm(step.weights))
-    others = torch.stack(private.foreach_norm(directions))
+    lengths = torch.stack(step.norms(step.weights))
+    others = torch.stack(step.norms(directions))
     ratios = torch.where((lengths > 0) & (others > 0), lengths / others, 1.0)
     private.foreach_mul_(directions, list((ratios * -step.rate).unbind()))
     private.foreach_add_(step.weights, directions)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import autograd, nn
 from torch.fx import GraphModule, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import (
@@ -285,6 +286,23 @@ def _counts_changes() -> None:
     require(changes_of(tensor) == before + 2, "a change by each that writes")
 
 
+def storage_of(tensor: torch.Tensor) -> Hashable:
+    """What tensors that share their memory have alike, and no others as long as it is kept."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _tells_storages_apart() -> None:
+    tensor = torch.zeros(4)
+    kept = storage_of(tensor)
+    require(kept == storage_of(tensor.view(2, 2).t()), "the same of a view")
+    require(hash(kept) == hash(storage_of(tensor[2:])), "the same of a part")
+    others = []
+    for _ in range(8):
+        tensor = torch.zeros(4)  # in whose place the first was
+        others.append(storage_of(tensor))
+    require(kept not in others, "another of other memory, also once the first is gone")
+
+
 PARTS = (
     PrivatePart("_foreach_*", _computes_with_lists),
     PrivatePart("_fused_adam_", _updates_as_adam),
@@ -296,4 +314,5 @@ PARTS = (
     PrivatePart("_C._functorch.peek_interpreter_stack", _knows_what_is_mapped),
     PrivatePart("OpOverload._schema", _describes_operations),
     PrivatePart("Tensor._version", _counts_changes),
+    PrivatePart("multiprocessing.reductions.StorageWeakRef", _tells_storages_apart),
 )

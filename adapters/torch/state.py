@@ -12,7 +12,7 @@ import torch
 
 from isotrain.adapters.torch.hold import Hold
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.tensors import copied, overwrite, own_part, to_numpy, where
+from isotrain.adapters.torch.tensors import Held, copied, overwrite, own_part, to_numpy, where
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 _OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
@@ -29,7 +29,7 @@ class Section:
         write: Sets one of them; raises an IsotrainError where the name or the shape does not fit.
     """
 
-    read: Callable[[], Mapping[str, torch.Tensor]]
+    read: Callable[[], Mapping[str, Held]]
     write: Callable[[str, torch.Tensor], None]
 
 
@@ -70,7 +70,7 @@ class NamedState:
         """Tells what `read` would give."""
         return {name: _described(tensor) for name, tensor in self._tensors(kinds)}
 
-    def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, Held]]:
         for kind, section in self._sections.items():
             if kind in kinds:
                 prefix = "" if kind in _OF_MODEL else f"{kind}/"
@@ -103,7 +103,7 @@ class NamedState:
         return self._sections[self._kinds[prefix]], own
 
 
-def in_place(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Section:
+def in_place(tensors: Mapping[str, Held], prefix: str = "") -> Section:
     """A section of tensors that stay where they are; the prefix is for messages."""
 
     def write(name: str, value: torch.Tensor) -> None:
@@ -166,7 +166,7 @@ def accumulators(metrics: Sequence[Metric]) -> Section:
     return Section(read, write)
 
 
-def _described(tensor: torch.Tensor) -> StateInfo:
+def _described(tensor: Held) -> StateInfo:
     dtype = str(tensor.dtype).removeprefix("torch.")
     own = own_part(tensor)
     info = StateInfo(tuple(tensor.shape), dtype, own.nbytes)

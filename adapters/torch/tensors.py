@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
 import numpy as np
 import torch
 
 from isotrain.plugin import IsotrainError
 
 
-def overwrite(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What this process has of a tensor that lies in parts, where that is no `DTensor`.
+
+    Attributes:
+        own: The part.
+        shape: Of the whole.
+        offset: Where in it the part begins.
+    """
+
+    own: torch.Tensor
+    shape: torch.Size
+    offset: Sequence[int]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers."""
+        return self.own.dtype
+
+    def dim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    def detach(self) -> Part:
+        """The same memory, without gradients."""
+        return replace(self, own=self.own.detach())
+
+
+Held: TypeAlias = torch.Tensor | Part
+"""What a process has of a tensor: all of it, or a part."""
+
+
+def overwrite(name: str, target: Held, value: torch.Tensor) -> None:
     """Copies `value` into `target`, which keeps its dtype and device.
 
     Raises:
@@ -25,16 +61,22 @@ def overwrite(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
     own.copy_(value)
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def own_part(tensor: Held) -> torch.Tensor:
     """What this process has of a tensor: all of it, or the part of a `DTensor`."""
+    if isinstance(tensor, Part):
+        return tensor.own
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def where(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Where in the whole of it this process's part of a `DTensor` is, which `fully_shard` cuts by rows.
+def where(tensor: Held) -> tuple[slice, ...]:
+    """Where in the whole of a tensor this process's part is.
 
-    The last axis of its mesh is that of the parts; along another, all have the same.
+    `fully_shard` cuts by rows. The last axis of the mesh of a `DTensor` is that of the parts; along another,
+    all have the same.
     """
+    if isinstance(tensor, Part):
+        ends = zip(tensor.offset, tensor.own.shape, strict=True)
+        return tuple(slice(start, start + size) for start, size in ends)
     mesh = tensor.device_mesh
     axis = mesh.ndim - 1
     rows, *others = tensor.shape
@@ -42,7 +84,7 @@ def where(tensor: torch.Tensor) -> tuple[slice, ...]:
     return slice(start, start + len(own_part(tensor))), *(slice(0, size) for size in others)
 
 
-def copied(tensor: torch.Tensor, into: np.ndarray | None) -> np.ndarray:
+def copied(tensor: Held, into: np.ndarray | None) -> np.ndarray:
     """As `to_numpy`, in the memory of an array that is there already, where it has the shape and type."""
     tensor = own_part(tensor)
     if into is None or into.shape != tuple(tensor.shape):
@@ -54,7 +96,7 @@ def copied(tensor: torch.Tensor, into: np.ndarray | None) -> np.ndarray:
     return into
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_numpy(tensor: Held) -> np.ndarray:
     """Copies a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     tensor = own_part(tensor.detach())
     if tensor.dtype == torch.bfloat16:

@@ -221,11 +221,12 @@ class Adapter(ABC):
         """
         return False
 
-    def exchanged_bytes(self, plan: Plan) -> float:
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """Bytes each replica sends per synchronised step; an optimal all-reduce unless overridden.
 
         Args:
             plan: With the measures of the model: `parameters` and `gradient_bytes`.
+            spec: What is trained.
         """
         return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
 

@@ -76,7 +76,7 @@ def _exchanged(plan: Plan, cast: Cast, stages: StagedPlan | None) -> float | Non
     if plan.replicas > 1:
         told = cast.strategy.exchanged_bytes(plan.gradient_bytes or 0, plan.replicas)
         backend = cast.host.backend(plan.backend)
-        sent = backend.exchanged_bytes(plan) if told is None else told
+        sent = backend.exchanged_bytes(plan, cast.with_model) if told is None else told
     if STAGE not in plan.mesh.sizes:
         return sent
     return None if stages is None else sent + plan.accumulate * stages.crossing_bytes

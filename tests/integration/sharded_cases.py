@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from conformance import wire
 from integration.checkpoint_reads import restore_own
+from integration.recomputed_models import peak_bytes
 
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
@@ -77,6 +78,17 @@ def native_of_tensorflow() -> Any:
             return inputs
 
     return Net()
+
+
+def portable_model() -> Any:
+    """The same of Keras."""
+    import keras
+
+    layers = [
+        keras.layers.Dense(WIDTH, activation="tanh", use_bias=False, name=f"layer{number}")
+        for number in range(LAYERS)
+    ]
+    return keras.Sequential([keras.Input((WIDTH,)), *layers])
 
 
 def uneven_model() -> Any:
@@ -313,11 +325,68 @@ def _bytes(tensors: Sequence[Any]) -> int:
 
 def trained_and_sent(session: Session, name: str) -> dict[str, Any]:
     """As `trained`; and what another step sends, and what a replica holds of the weights after it."""
+    if name == "portable":
+        return _portable_in_parts(session)
     found = trained(session)
     session.seek(0)
+    return {**found, **_in_parts(session)}
+
+
+def _portable_in_parts(session: Session) -> dict[str, Any]:
+    """What a step sends, what a replica holds when, and what is refused."""
+    found = {**_in_parts(session), "between": _placeholders(session)}
+    session.evaluate()
+    found["evaluated"] = _placeholders(session)
+    session.step(next(session.batches()))
+    found |= {"again": _placeholders(session), "peak": peak_bytes(session)}
+    return {**found, "refusals": _refusals(session)}
+
+
+def _in_parts(session: Session) -> dict[str, Any]:
     session.step(next(session.batches()))
     held = session.group.describe_state(("trainable",)).values()
-    return {**found, **_sent(session), "held": sum(info.nbytes for info in held)}
+    return {**_sent(session), "held": sum(info.nbytes for info in held)}
+
+
+def _placeholders(session: Session) -> int:
+    """What the model's own parameters take."""
+    program: Any = session.group.program  # type: ignore[attr-defined]
+    return _bytes(list(program.trainable.values()))
+
+
+def _refusals(session: Session) -> dict[str, str]:
+    """What is said of weights that are not taken apart, and of a layer that sets its own as it computes."""
+    import keras
+    import torch
+
+    from isotrain.adapters.torch.exchange import SingleReplica
+    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+    from isotrain.plugin import SHARD, IsotrainError, Mesh
+
+    class Setting(keras.layers.Dense):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            self.kernel.assign(self.kernel / 2)
+            return super().call(inputs)
+
+    class Scaling(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(), name="scale")
+
+    made = {
+        "constraint": keras.layers.Dense(2, kernel_constraint="non_neg"),
+        "number": Scaling(),
+        "set": Setting(2),
+    }
+    found = {}
+    for name, layer in made.items():
+        model = keras.Sequential([keras.Input((2,)), layer])
+        program = PartedKerasProgram(session.spec, model)
+        try:
+            program.take_apart(SingleReplica(), Mesh({SHARD: 1}), 1)
+            program.objective(torch.ones(1, 2), torch.ones(1, 2))
+        except IsotrainError as error:
+            found[name] = str(error)
+    return found
 
 
 def _sent(session: Session, steps: int = 3) -> dict[str, Any]:

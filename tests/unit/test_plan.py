@@ -181,8 +181,9 @@ def test_measures_complete_the_plan(host: PluginHost) -> None:
 def test_horovods_compression_halves_the_bytes(host: PluginHost) -> None:
     made = replace(plan(host), parameters=6, gradient_bytes=24, replicas=2)
     compressed = replace(made, options={"compression": "fp16"})
-    assert HorovodTorch().exchanged_bytes(made) == 24
-    assert HorovodTorch().exchanged_bytes(compressed) == 12
+    asked = Cast(spec(), host).with_model
+    assert HorovodTorch().exchanged_bytes(made, asked) == 24
+    assert HorovodTorch().exchanged_bytes(compressed, asked) == 12
 
 
 def test_plans_diff_by_field(host: PluginHost) -> None:

@@ -377,8 +377,10 @@ def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: Plugi
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "the model is a portable one"),
-        ({"backend": "horovod-torch"}, "Horovod joins no weights"),
+        (
+            {"backend": "horovod-torch", "model": {"torch": "builtins:object"}},
+            "of which Horovod joins no weights",
+        ),
         ({"backend": "tf-multiworker"}, "is whole on each replica"),
     ],
 )
@@ -387,6 +389,13 @@ def test_what_weights_in_parts_cannot_honour_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=words):
         plan(host, "sharded", {"stage": 3}, **fields)
+
+
+def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginHost) -> None:
+    told = "of a portable model whose weights lie in parts nothing is recorded"
+    for replicas, backend in ((2, "torch-ddp"), (2, "horovod-torch"), (1, "torch-ddp")):
+        found = plan(host, "sharded", {"stage": 3}, replicas=replicas, backend=backend)
+        assert any(told in remark for remark in found.remarks) == (replicas > 1)
 
 
 def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:

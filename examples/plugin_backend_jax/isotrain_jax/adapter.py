@@ -128,12 +128,12 @@ class JaxMesh(ServedOverTcp):
     def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
         return [_WHOLE_IN_STEPS] if placement == "fully-sharded" else []
 
-    def exchanged_bytes(self, plan: Plan) -> float:
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """In fully sharded runs, weights are joined, and the gradients of each micro-batch are summed.
 
         On CPUs XLA makes one of all the times that a step asks for the same weights.
         """
-        exact = super().exchanged_bytes(plan)
+        exact = super().exchanged_bytes(plan, spec)
         if plan.placement != "fully-sharded":
             return exact
         joined = 1 if plan.device == "cpu" else 2 * plan.accumulate

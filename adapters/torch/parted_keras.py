@@ -1,0 +1,190 @@
+"""A portable model of which each replica keeps a part of every weight and slot."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import torch
+from torch import nn
+
+from isotrain.adapters import keras_private
+from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.keras_program import KerasProgram
+from isotrain.adapters.torch.keras_reading import reading
+from isotrain.adapters.torch.keras_update import keras_update
+from isotrain.adapters.torch.parted_weights import PartedWeights
+from isotrain.adapters.torch.replaying.recording import Compute
+from isotrain.adapters.torch.state import Section, in_place
+from isotrain.adapters.torch.tensors import Held, overwrite
+from isotrain.plugin import IsotrainError, Mesh, SpecError, StateKind, TrainingSpec, unknown_name
+
+
+class PartedKerasProgram(KerasProgram):
+    """Computes as Keras does, with weights that are joined as its layers read them.
+
+    Attributes:
+        weights: They, once they are taken apart.
+    """
+
+    weights: PartedWeights | None = None
+
+    def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
+        self._places: dict[int, int] = {}
+        self._computers: dict[bool, Compute] = {}
+        super().__init__(spec, model)
+
+    def take_apart(self, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
+        """Keeps the own part of each weight from now on, and slots for it alone.
+
+        Args:
+            exchange: Ties this replica to the others, which have the same weights.
+            mesh: How parts lie over the replicas.
+            unit_bytes: Of weights that are joined together, but for layers that have more.
+
+        Raises:
+            SpecError: The model has weights that cannot be.
+        """
+        self._require_apt()
+        parameters = list(self.trainable.values())
+        units = units_of(self._variables, unit_bytes)
+        self.weights = PartedWeights(parameters, units, exchange, mesh)
+        paths = [variable.path for variable in self._variables]
+        self._updated_variables = list(map(_variable, paths, self.weights.parts))
+        self._make_slots()
+
+    def _require_apt(self) -> None:
+        named = dict(zip(self.trainable, self._variables, strict=True))
+        bad = [
+            name for name, each in named.items() if each.constraint is not None or not each.shape
+        ]
+        if bad:
+            raise SpecError(
+                f"strategy sharded: {', '.join(bad)}: stage=3 takes no weight apart that is a single number"
+                " or has a constraint. Take stage 1 or 2."
+            )
+        types = {str(each.dtype) for each in named.values()}
+        if not types <= {"float32", "float64"} or len(types) != 1:
+            raise SpecError(
+                "strategy sharded: stage=3 takes trainable weights of one type, float32 or float64; those of"
+                f" this model are {', '.join(sorted(types)) or 'none'}. Take stage 1 or 2."
+            )
+
+    def _make_slots(self) -> None:
+        """Makes none before the weights are taken apart."""
+        self.updated = []
+        if self.weights is None:
+            return
+        variables = self._updated_variables
+        self.updated = [variable.value for variable in variables]
+        self.optimizer.build(variables)
+        self.update = keras_update(self._spec, self.optimizer, variables, self.weights.norms)
+        assert self.update is not None, "nothing but what `_require_apt` lets pass takes Keras' own"
+        self._places = {
+            id(slot): place
+            for slots in keras_private.slots_of(self.optimizer).values()
+            for place, slot in enumerate(slots)
+        }
+
+    def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
+        """What Keras computes: a record would have all weights when it begins."""
+        self._computers[training] = self._computer(spec, training)
+        return functools.partial(self._computed, self._computers[training])
+
+    def _computed(self, compute: Compute, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        with self._reading():
+            return compute(inputs, targets)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        if self.weights is None or self.weights.is_whole:
+            yield
+            return
+        self.weights.forget()
+        with reading(self.weights, self._variables):
+            yield
+
+    def predict(self, inputs: Any) -> Any:
+        with self._reading():
+            return super().predict(inputs)
+
+    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
+        """Whatever the weights are: of those that are elsewhere it sees none."""
+        with torch.no_grad():
+            loss, _ = self._computers[False](inputs, targets)
+        return bool(loss.dim())
+
+    def remarks(self, inputs: Any, targets: Any) -> list[str]:
+        """None: `parted_remarks` tells in the plan that nothing is recorded."""
+        return []
+
+    def sections(self) -> dict[StateKind, Section]:
+        """The state that it has itself: its parts of weights and slots; all weights, while they are here."""
+        return super().sections() | {
+            "trainable": Section(self._weights_here, self._write_weight),
+            "optimizer": Section(self._slots_here, self.write_optimizer_slot),
+        }
+
+    def _weights_here(self) -> dict[str, Held]:
+        if self.weights is None or self.weights.is_whole:
+            return {**self.trainable}
+        parts = map(self.weights.part, range(len(self.trainable)), self.weights.parts)
+        return dict(zip(self.trainable, parts, strict=True))
+
+    def _write_weight(self, name: str, value: torch.Tensor) -> None:
+        here = self._weights_here()
+        in_place(here).write(name, value)
+        if self.weights is not None and self.weights.is_whole:
+            self.weights.take_over(list(self.trainable).index(name))
+
+    def _slots_here(self) -> dict[str, Held]:
+        return {name: self._slot_here(slot) for name, slot in self._slots().items()}
+
+    def _slot_here(self, slot: keras.Variable) -> Held:
+        place = self._places.get(id(slot))
+        if place is None or self.weights is None:
+            tensor: torch.Tensor = slot.value
+            return tensor
+        return self.weights.part(place, slot.value)
+
+    def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
+        slots = self._slots_here()
+        if name not in slots:
+            raise IsotrainError(unknown_name("optimizer slot", name, slots))
+        overwrite(f"optimizer/{name}", slots[name], value)
+        if self.update is not None:
+            self.update.forget()
+
+
+def units_of(variables: Sequence[keras.Variable], unit_bytes: int) -> list[list[int]]:
+    """The places of weights that are joined together: of layers next to each other, as far as these fit.
+
+    A layer is not divided: it may read its weights in turns.
+    """
+    layers = itertools.groupby(
+        range(len(variables)), lambda place: variables[place].path.rpartition("/")[0]
+    )
+    units: list[list[int]] = []
+    filled = unit_bytes
+    for _, layer in layers:
+        places = list(layer)
+        size = sum(variables[place].value.nbytes for place in places)
+        if filled + size > unit_bytes:
+            units.append([])
+            filled = 0
+        units[-1] += places
+        filled += size
+    return units
+
+
+def _variable(path: str, part: torch.Tensor) -> keras.Variable:
+    """A variable of a part of a weight, under the name of the weight, which slots are named after."""
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as within:
+        for scope in scopes:
+            within.enter_context(keras.name_scope(scope))
+        return keras.Variable(nn.Parameter(part), name=name)

@@ -1,0 +1,209 @@
+"""Weights that lie in parts over the replicas, and are joined unit by unit as they are read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.replica import TorchReplica
+from isotrain.adapters.torch.tensors import Part
+from isotrain.plugin import DATA, SHARD, Mesh, Reduction
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut: along its longest axis, into parts that differ by a row at most.
+
+    Attributes:
+        shape: Of the whole.
+        parts: Into how many.
+    """
+
+    shape: torch.Size
+    parts: int
+
+    @functools.cached_property
+    def axis(self) -> int:
+        """Along which it is cut."""
+        return max(range(len(self.shape)), key=self.shape.__getitem__)
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Of the parts, along the axis."""
+        least, more = divmod(self.shape[self.axis], self.parts)
+        return [least + (place < more) for place in range(self.parts)]
+
+    def parted(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+        """All parts of a tensor."""
+        return whole.split(self.lengths, self.axis)
+
+    def numbers(self, place: int) -> int:
+        """How many are in a part."""
+        return self.shape.numel() // self.shape[self.axis] * self.lengths[place]
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole of parts that are flat."""
+        shapes = [[*self.shape] for _ in parts]
+        for shape, length in zip(shapes, self.lengths, strict=True):
+            shape[self.axis] = length
+        shaped = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return torch.cat(shaped, self.axis)
+
+    def part(self, own: torch.Tensor, place: int) -> Part:
+        """A part of a tensor that is cut so."""
+        offset = [0] * len(self.shape)
+        offset[self.axis] = sum(self.lengths[:place])
+        return Part(own, self.shape, offset)
+
+
+class PartedWeights:
+    """The weights of a replica, which keeps a part of each.
+
+    The parameters of the model keep their shapes, and have numbers only while all weights are here: between,
+    what reads one past `read` meets NaN. All replicas read the same weights in the same order.
+
+    Attributes:
+        parameters: The model's, in order.
+        parts: Of each the own one.
+        reduction: What is to be done with the gradients of a step.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        units: Sequence[Sequence[int]],
+        exchange: Exchange,
+        mesh: Mesh,
+    ) -> None:
+        """Keeps the own part of each weight, and lets all else go.
+
+        Args:
+            weights: The parameters, of one type, equal on all replicas.
+            units: The places of those that are joined together; each is in one of them.
+            exchange: Ties this replica to the others.
+            mesh: How parts lie over the replicas.
+        """
+        groups = mesh.groups(SHARD)
+        members = next(group for group in groups if exchange.rank in group)
+        self._place = members.index(exchange.rank)
+        self._within = groups if len(groups) > 1 else ()
+        self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
+        self._exchange = exchange
+        self.parameters = weights
+        self._cuts = [Cut(weight.shape, len(members)) for weight in weights]
+        self._units = [tuple(unit) for unit in units]
+        self._unit_of = {place: number for number, unit in enumerate(units) for place in unit}
+        self._here: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._unit_here: int | None = None
+        self._is_whole = True
+        self.parts = [
+            cut.parted(weight.detach())[self._place].clone(memory_format=torch.contiguous_format)
+            for cut, weight in zip(self._cuts, weights, strict=True)
+        ]
+        backwards = tuple(reversed(self._units))
+        self.reduction = Reduction(backwards, backwards, self._reduced)
+        self.let_go()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all weights are here."""
+        return self._is_whole
+
+    def part(self, place: int, own: torch.Tensor) -> Part:
+        """What lies as a weight does."""
+        return self._cuts[place].part(own, self._place)
+
+    def take_over(self, place: int) -> None:
+        """Makes the own part what the weight is, which somebody has set while all are here."""
+        with torch.no_grad():
+            whole = self.parameters[place].detach()
+            self.parts[place].copy_(self._cuts[place].parted(whole)[self._place])
+
+    def read(self, place: int, dtype: torch.dtype) -> torch.Tensor:
+        """A weight, without gradients, as it is until the next update. Joins its unit in place of another."""
+        if self._is_whole:
+            return self.parameters[place].detach().to(dtype)
+        unit = self._unit_of[place]
+        if unit != self._unit_here:
+            self.forget()
+            own = self.parts[place].dtype
+            joined = zip(self._units[unit], self._joined(unit), strict=True)
+            self._here = {(each, own): weight for each, weight in joined}
+            self._unit_here = unit
+        if (place, dtype) not in self._here:
+            self._here[place, dtype] = self._here[place, self.parts[place].dtype].to(dtype)
+        return self._here[place, dtype]
+
+    def forget(self) -> None:
+        """Lets the unit go that is here: the next step has other weights."""
+        self._here = {}
+        self._unit_here = None
+
+    def gather(self) -> None:
+        """Has all weights here until `let_go`."""
+        if self._is_whole:
+            return
+        self.forget()
+        for number, unit in enumerate(self._units):
+            for place, whole in zip(unit, self._joined(number), strict=True):
+                self.parameters[place].data = whole
+        self._is_whole = True
+
+    def let_go(self) -> None:
+        """Leaves this replica its parts alone."""
+        if not self._is_whole:
+            return
+        for weight in self.parameters:
+            weight.data = weight.new_full((), torch.nan).expand(weight.shape)
+        self._is_whole = False
+
+    def in_order(self, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What `reduction` has kept, in the order of the weights."""
+        places = [place for unit in self.reduction.buckets for place in unit]
+        found = dict(zip(places, reduced, strict=True))
+        return [found[place] for place in range(len(self.parts))]
+
+    def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The norms of the wholes of tensors of which the replicas have parts."""
+        squares = torch.stack([each.square().sum() for each in tensors])
+        if self._within:
+            total = self._exchange.sum_within(squares, self._within)
+        else:
+            total = self._exchange.all_reduce(squares, "sum")
+        return list(total.sqrt().unbind())
+
+    def _joined(self, unit: int) -> list[torch.Tensor]:
+        places = self._units[unit]
+        own = torch.cat([self.parts[place].detach().reshape(-1) for place in places])
+        sizes = self._sizes(places)
+        whole = self._exchange.join_parts(own, sizes, self._within)
+        of_each = [
+            of_replica.split([self._cuts[place].numbers(replica) for place in places])
+            for replica, of_replica in enumerate(whole.split(sizes))
+        ]
+        pieces = zip(places, zip(*of_each, strict=True), strict=True)
+        return [self._cuts[place].joined(parts) for place, parts in pieces]
+
+    def _sizes(self, places: Sequence[int]) -> list[int]:
+        """How many numbers of a unit each replica has."""
+        replicas = range(self._cuts[places[0]].parts)
+        return [sum(self._cuts[place].numbers(each) for place in places) for each in replicas]
+
+    def _reduced(
+        self, replica: TorchReplica, gradients: list[torch.Tensor], *, static: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """The own parts of the means of the gradients of a unit."""
+        pairs = zip(static, gradients, strict=True)
+        parted = [self._cuts[place].parted(gradient) for place, gradient in pairs]
+        vector = torch.cat(
+            [part.reshape(-1) for each in zip(*parted, strict=True) for part in each]
+        )
+        own = self._exchange.sum_parts(vector, self._sizes(static), self._within)
+        if self._same:
+            own = self._exchange.sum_within(own, self._same)
+        means = (own / replica.replicas).split([self.parts[place].numel() for place in static])
+        return [mean.view_as(self.parts[place]) for place, mean in zip(static, means, strict=True)]
