@@ -1,4 +1,4 @@
-"""Seconds of a step with state whole and in parts, by hand and by isotrain, on two processes of this machine.
+"""Seconds of a step with state whole and in parts, by hand, by isotrain and by Fabric, on two processes here.
 
     python -m benchmarks.sharded --rounds 5
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -23,10 +24,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import isotrain
-from benchmarks.statistics import median
+from benchmarks.peers import environment
+from benchmarks.sharded_work import BATCH, REPLICAS, STEPS, inputs, lines, model, timed
 
-WIDTH, LAYERS, BATCH, REPLICAS = 1024, 6, 128, 2
-WARM, TIMED = 5, 20
+HANDS = ("by hand, DDP", "by hand, fully_shard")
+FABRIC = "Fabric, fully_shard"
 STRATEGIES: dict[str, Any] = {
     "isotrain, data-parallel": "data-parallel",
     **{
@@ -39,26 +41,9 @@ STRATEGIES: dict[str, Any] = {
 }
 
 
-def model() -> nn.Module:
-    """Wide layers: exchanging them takes as long as computing with them."""
-    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
-    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
-
-
 def data() -> isotrain.DataSet:
     """Noise."""
-    inputs = np.random.default_rng(0).standard_normal((8 * BATCH, WIDTH), "float32")
-    return isotrain.DataSet((inputs, inputs))
-
-
-def timed(steps: Iterator[Callable[[], Any]]) -> float:
-    """Seconds of a step, of those after the first few."""
-    for _ in range(WARM):
-        next(steps)()
-    began = time.perf_counter()
-    for _ in range(TIMED):
-        next(steps)()
-    return (time.perf_counter() - began) / TIMED
+    return isotrain.DataSet((inputs(), inputs()))
 
 
 def of_session(session: isotrain.Session) -> float:
@@ -66,15 +51,15 @@ def of_session(session: isotrain.Session) -> float:
     return timed(functools.partial(session.step, batch) for batch in session.batches())
 
 
-def by_isotrain(strategy: Any) -> float:
-    """The slowest process's seconds."""
+def by_isotrain(port: int, strategy: Any) -> float:
+    """The slowest process's seconds; isotrain chooses its ports itself."""
     spec = {
         "model": {"torch": model},
         "data": data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "adam", "lr": 0.001},
         "global_batch": BATCH,
-        "steps": WARM + TIMED,
+        "steps": STEPS,
         "threads": 1,
         "strategy": strategy,
         "evaluation": {"every_epochs": 0},
@@ -84,7 +69,7 @@ def by_isotrain(strategy: Any) -> float:
 
 
 def _wrapped(way: str, made: nn.Module) -> nn.Module:
-    if way == "by hand, DDP":
+    if way == HANDS[0]:
         return DistributedDataParallel(made, gradient_as_bucket_view=True)
     for layer in made.children():
         if isinstance(layer, nn.Linear):
@@ -98,7 +83,7 @@ def _process(rank: int, way: str, port: int, found: Any) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=REPLICAS)
     wrapped = _wrapped(way, model())
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.001)
-    own = torch.from_numpy(data().train[0][rank::REPLICAS])
+    own = torch.from_numpy(inputs()[rank::REPLICAS])
 
     def step(place: int) -> None:
         batch = own[place * BATCH // REPLICAS :][: BATCH // REPLICAS]
@@ -106,7 +91,7 @@ def _process(rank: int, way: str, port: int, found: Any) -> None:
         nn.functional.mse_loss(wrapped(batch), batch).backward()
         optimizer.step()
 
-    found[rank] = timed(functools.partial(step, n % 8) for n in range(WARM + TIMED))
+    found[rank] = timed(functools.partial(step, n % 8) for n in range(STEPS))
     dist.barrier()
 
 
@@ -117,21 +102,34 @@ def by_hand(way: str, port: int) -> float:
     return float(max(found.values()))
 
 
+def by_fabric() -> float:
+    """The slowest process's seconds, in the environment of the peers."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(environment.PYTHON), "-m", "benchmarks.sharded_by_fabric", folder]
+        subprocess.run(command, check=True, capture_output=True)
+        return max(float(file.read_text(encoding="ascii")) for file in Path(folder).iterdir())
+
+
 def main() -> None:
-    """Prints a line for each way."""
+    """Prints a line for each way: of a step its time, and the ratio to that by hand with fully_shard."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=29871)
     given = parser.parse_args()
-    hands = ("by hand, DDP", "by hand, fully_shard")
-    seconds: dict[str, list[float]] = {name: [] for name in (*hands, *STRATEGIES)}
+    ways: dict[str, Callable[[int], float]] = {
+        **{name: functools.partial(by_hand, name) for name in HANDS},
+        **{n: functools.partial(by_isotrain, strategy=s) for n, s in STRATEGIES.items()},
+    }
+    if environment.PYTHON.exists():
+        ways[FABRIC] = lambda port: by_fabric()
+    else:
+        print(f"{FABRIC} is left out: `python -m benchmarks.peers --setup` makes its environment")
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(given.rounds):
-        for place, name in enumerate(hands):
-            seconds[name].append(by_hand(name, given.port + 2 * number + place))
-        for name, strategy in STRATEGIES.items():
-            seconds[name].append(by_isotrain(strategy))
-    for name, found in seconds.items():
-        print(f"{name:30} {median(1e3 * np.array(found)).text(' ms', 1)}")
+        for place, (name, way) in enumerate(ways.items()):
+            seconds[name].append(way(given.port + len(ways) * number + place))
+    for line in lines(seconds, HANDS[1], ("isotrain, sharded, stage 3",)):
+        print(line)
 
 
 if __name__ == "__main__":
