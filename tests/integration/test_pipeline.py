@@ -264,7 +264,18 @@ def profiled_and_sent(session: isotrain.Session, name: str) -> dict[str, Any]:
 
     exchange.send = counting
     session.step(next(session.batches()))
-    return {**found, "sent": sum(sent)}
+    return {**found, "sent": sum(sent), "held": held(session)}
+
+
+def held(session: isotrain.Session) -> list[int]:
+    """Bytes that weights, gradients and slots take on this stage after a step."""
+    program: Any = session.group.program  # type: ignore[attr-defined]
+    weights = list(program.trainable.values())
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    slots = [s for own in program.optimizer.state.values() for s in own.values() if s.dim()]
+    return [
+        sum(t.untyped_storage().nbytes() for t in those) for those in (weights, gradients, slots)
+    ]
 
 
 def profiled(session: isotrain.Session, name: str) -> list[dict[str, Any]]:
@@ -370,7 +381,9 @@ def test_stages_train_as_one_replica(
     assert common <= {"iteration", "learning_rate"}
 
 
-def test_modules_are_timed(staged: Sequence[dict[str, Any]]) -> None:
+def test_modules_are_timed_and_hold_and_send_what_the_plan_says(
+    staged: Sequence[dict[str, Any]],
+) -> None:
     for place in staged:
         layers = place["profile"]["layers"]
         assert [layer["name"] for layer in layers] == ["0", "1", "2", "3", "4"]
@@ -380,9 +393,11 @@ def test_modules_are_timed(staged: Sequence[dict[str, Any]]) -> None:
         assert [layer["activation_bytes"] for layer in layers] == [
             8 * 2 * n for n in (8, 8, 8, 8, 4)
         ]
-        assert place["profile"]["sent"] == 4 * layers[1]["activation_bytes"], (
-            "as many back as forward"
-        )
+        as_many = 4 * layers[1]["activation_bytes"]
+        assert place["profile"]["sent"] == as_many, "activations go forward, and gradients back"
+    for stage, place in enumerate(staged):
+        own = sum(e["weight_bytes"] for e in place["profile"]["layers"] if e["chunk"] == stage)
+        assert place["profile"]["held"] == [own, own, 2 * own], "as the plan says, and no other's"
 
 
 def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[str, Any]]) -> None:
