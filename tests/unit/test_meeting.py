@@ -97,9 +97,10 @@ def test_without_rank_0_the_others_say_where_they_looked() -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
-    asked: bool,
+    asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--port`, and the port of `ISOTRAIN_COORDINATOR` or the engine, which is part of the place."""
+    monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
     spec: Any = SimpleNamespace(timeouts=SimpleNamespace(start=0.0))
     with free_port() as told, free_port() as given:
         there = Place("torchrun", ("RANK",), 1, 2, "job", hosts=("n0",), port=told)
