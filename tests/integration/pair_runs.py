@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 GOES_ON: dict[str, dict[str, str]] = {
     "torch-ddp": {
         "horovod-torch": "adamw",
-        "tf-mirrored": "loss scale",
+        "tf-mirrored": "adamw",
         "tf-multiworker": "adamw",
         "horovod-tf": "adam",
         "jax-mesh": "adamw",
@@ -70,7 +70,7 @@ GOES_ON: dict[str, dict[str, str]] = {
     "horovod-tf": {
         "torch-ddp": "momentum",
         "horovod-torch": "adamw",
-        "tf-mirrored": "loss scale",
+        "tf-mirrored": "adamw",
         "tf-multiworker": "adamw",
         "jax-mesh": "momentum",
     },
