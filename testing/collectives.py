@@ -157,9 +157,9 @@ def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
 
 
 def send_receive(bench: Bench) -> None:
-    """Around the ring in both directions."""
+    """Around the ring in both directions, and each to itself."""
     n = bench.group.replicas
-    _compare(bench, _shift, (1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
+    _compare(bench, _shift, (0, 1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
 
 
 def _exchange(
