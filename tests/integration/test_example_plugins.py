@@ -127,7 +127,7 @@ def test_the_strategy_runs_on_every_backend(with_jax: Variables) -> None:
     pairs = {strategy["name"]: strategy["backends"] for strategy in listed}
     assert all(pair["supported"] for pair in pairs["slow-momentum"].values())
     refused = {name for name, own in pairs.items() if not own["jax-mesh"]["supported"]}
-    assert refused == {"sharded", "pipeline"}
+    assert refused == {"sharded", "sharded,hybrid=true", "pipeline"}
 
 
 def test_the_backend_is_not_usable_without_jax(installed: Variables) -> None:
