@@ -173,6 +173,7 @@ def taken(session: Session) -> Taken:
 
 def given_back(session: Session, state: Taken) -> None:
     """Sets it."""
+    session.group.part_weights()
     for replica, own in state["group"].items():
         session.group.write_state(own, replica=int(replica))
     of_replicas = {int(replica): own for replica, own in state["of_replicas"].items()}

@@ -121,7 +121,7 @@ class StagedGroup(TensorFlowReplicaGroup):
         found = [self._exchange.from_stage(value_of(each), self._home(each)) for each in weights]
         assign_all(weights, found)
 
-    def part_stages(self) -> None:
+    def part_weights(self) -> None:
         self._is_joined = False
 
     def profile_layers(self, batch: Batch) -> ModelProfile:

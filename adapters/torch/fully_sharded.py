@@ -148,11 +148,14 @@ class FullyShardedGroup(TorchReplicaGroup):
     """Whether all weights are here, as after `gather_weights`."""
 
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self.part_weights()
+        return super().synchronised_step(batch, learning_rate)
+
+    def part_weights(self) -> None:
         if self._is_whole:
             self._is_whole = False
             self._hold.let_go()
             self.exchange.part()
-        return super().synchronised_step(batch, learning_rate)
 
     def gather_weights(self) -> None:
         self._is_whole = True

@@ -53,9 +53,7 @@ class PartedGroup(TorchReplicaGroup):
 
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         """Keeps gradients whole from one micro-batch to the next, and takes them over in the last."""
-        if self._weights.is_whole:
-            self._hold.let_go()
-            self._weights.let_go()
+        self.part_weights()
         program, weights = self.program, self._weights
         bucketed = BucketedGradients(program, self._replica, weights.reduction)
         shares = Shares(batch.slices[0], program, self.exchange)
@@ -72,6 +70,11 @@ class PartedGroup(TorchReplicaGroup):
         if self.statistics:
             flat_mean(self.exchange, self.statistics, shares.weight)
         return mean()
+
+    def part_weights(self) -> None:
+        if self._weights.is_whole:
+            self._hold.let_go()
+            self._weights.let_go()
 
     def gather_weights(self) -> None:
         self._weights.gather()

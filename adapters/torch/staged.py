@@ -88,7 +88,7 @@ class StagedGroup(TorchReplicaGroup):
         if self._is_joined:
             for piece in itertools.islice((each for each in pieces if each.count), 1):
                 self._compare(piece.inputs)
-        self.part_stages()
+        self.part_weights()
         still = functools.partial(kept, self.statistics)
         work = TorchStageWork(self._stages, pieces, still, self._measures.train)
         self._taken = execute_stage(actions[stage], stage, work)
@@ -121,7 +121,7 @@ class StagedGroup(TorchReplicaGroup):
                 self.exchange.from_stage(tensor, self._homes.get(id(tensor), 0))
         self._is_joined = True
 
-    def part_stages(self) -> None:
+    def part_weights(self) -> None:
         if self._is_joined:
             self._is_joined = False
             self._hold.let_go()

@@ -40,10 +40,11 @@ class PlacedSteps:
         """Gives every process of a staged run the weights of all stages, as they are."""
         raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
 
-    def part_stages(self) -> None:
-        """Leaves each process of a staged run its own weights alone; nothing in other runs. Local.
+    def part_weights(self) -> None:
+        """Leaves each process of a staged or fully sharded run the weights that it keeps up to date. Local.
 
-        Called on every process before state is read from a checkpoint: `join_stages` gets the others again.
+        It does nothing in other runs. Called on every process before state is read from a checkpoint:
+        `join_stages` and `gather_weights` get the others again.
         """
 
     def last_actions(self) -> Sequence[Taken]:

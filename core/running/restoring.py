@@ -111,7 +111,7 @@ def _write_shared(saved: Saved, group: ReplicaGroup) -> list[str]:
     stored = saved.checkpoint.tensors("state")
     _require_all_weights(saved, group, stored)
     unknown = _unknown_scales(stored, group)
-    group.part_stages()
+    group.part_weights()
     here = [n for n in stored if n not in unknown and not group.lives_elsewhere(n)]
     _write_portions(saved, group, here)
     return [_not_here(name) for name in unknown]

@@ -27,6 +27,7 @@ SOUND: dict[str, Chosen] = {
     "elastic-averaging": ("elastic-averaging", {}),
     "sharded": ("sharded", {"bucket_megabytes": 0.002}),
     "sharded, stage 2": ("sharded", {"stage": 2, "bucket_megabytes": 0.002}),
+    "sharded, stage 3": ("sharded", {"stage": 3, "bucket_megabytes": 0.002}),
     "sharded, hybrid": ("sharded", {"hybrid": True, "host_size": 1, "bucket_megabytes": 0.002}),
 }
 STRATEGIES: dict[str, Chosen] = {

@@ -41,7 +41,7 @@ WITHOUT_CAPABILITY = {
         "add_metrics",
     ),
     *("undisturbed", "keep_gradients", "kept_gradients", "describe_state", "largest"),
-    *("not_carried", "place_of", "lives_elsewhere", "part_stages"),
+    *("not_carried", "place_of", "lives_elsewhere", "part_weights"),
 }
 
 
