@@ -81,9 +81,8 @@ def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFi
     adapter = host.backend(split_backend(backend)[0])
     chosen = {"name": name, "options": dict(options)}
     placement = host.strategy(name, dict(options)).placement
-    if (
-        STAGE in placement.mesh(REPLICAS).sizes
-    ):  # of which none calls the whole model, as the probe's loss does
+    if STAGE in placement.mesh(REPLICAS).sizes:
+        # none of which calls the whole model, as the probe's loss does
         momentum = {"name": "sgd", "lr": digits.RATE, "momentum": 0.5}
         count = 3 * digits.GLOBAL_BATCH + 1
         return digits.spec(count, adapter=adapter, strategy=chosen, optimizer=momentum, epochs=2)

@@ -92,7 +92,7 @@ class StagedModules:
         require_apart([_variables(part) for part in parts])
         last = len(parts) - 1
         self._program = program
-        self._is_sequence = type(program.model).forward is nn.Sequential.forward
+        self._is_compared = type(program.model).forward is nn.Sequential.forward
         self.chunks = [ModuleChunk(n, part, n == last, program) for n, part in enumerate(parts)]
 
     def inputs(self, given: Any) -> dict[int, torch.Tensor]:
@@ -114,9 +114,9 @@ class StagedModules:
         Raises:
             SpecError: They do not.
         """
-        if self._is_sequence:
+        if self._is_compared:
             return
-        self._is_sequence = True
+        self._is_compared = True
         with self._program.evaluating():
             whole, in_turn = self._program.with_autocast(self._both)(given)
         same = isinstance(whole, torch.Tensor) and isinstance(in_turn, torch.Tensor)

@@ -43,8 +43,9 @@ class PlacedSteps:
     def part_weights(self) -> None:
         """Leaves each process of a staged or fully sharded run the weights that it keeps up to date. Local.
 
-        It does nothing in other runs. Called on every process before state is read from a checkpoint:
-        `join_stages` and `gather_weights` get the others again.
+        It does nothing in other runs. Called on every process before a checkpoint is read whose state is the
+        same on all replicas; `join_stages` and `gather_weights` get the others again. Means of replicas and
+        translated state are written whole.
         """
 
     def last_actions(self) -> Sequence[Taken]:

@@ -195,9 +195,8 @@ class Loader:
 
     def _slicer(self, source: Source) -> Callable[[_Share, order.Indices, int], Slices]:
         """From a replica's share of a global batch, these samples of an epoch, to its slices."""
-        if (
-            self._transform is not None or type(source) is not ArraySource
-        ):  # others gather in ways of their own
+        # not by isinstance: a subclass may gather in a way of its own
+        if self._transform is not None or type(source) is not ArraySource:
             return lambda share, rows, epoch: self._cut(
                 share, self._gathered(source, epoch, rows, share)
             )

@@ -20,6 +20,7 @@ from isotrain.core.system.file_systems import is_shared
 
 FILE = RankCommand.key_file
 _READABLE_BY_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
 _BYTES = 32
 _MAKE = f"(umask 077; mkdir -p {FILE.parent}; openssl rand -hex {_BYTES} > {FILE})"
 
@@ -77,13 +78,14 @@ def secret_of(
             can be read by others, or not by this process, or is empty.
     """
     told = variables.get(RankCommand.key_variable, "").encode()
-    found = told or _from_named(variables) or _from_file(FILE) or (given or "").encode()
+    found = told or _from_named(variables) or (given or "").encode() or _from_file(FILE)
     if found:
         return found
     for file in _places_for_one(place):
         with contextlib.suppress(OSError):
             _make(file)
-            return _from_file(file)
+            if made := _from_file(file):
+                return made
     if is_certified:
         return b"isotrain"
     raise PlanError(
@@ -139,8 +141,10 @@ def _make(file: Path) -> None:
 
 
 def _require_own(path: Path) -> None:
-    if path.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{path} is somebody else's")
+    """A link is looked at itself, and what it leads to."""
+    found = path.stat()
+    if {path.lstat().st_uid, found.st_uid} != {os.geteuid()} or found.st_mode & _WRITABLE_BY_OTHERS:
+        raise PermissionError(f"{path} is somebody else's, or others may write to it")
 
 
 def _from_file(file: Path) -> bytes:

@@ -26,12 +26,15 @@ def hand_over(folder: Path, say: OnPlainEvent) -> None:
 
     Args:
         folder: Where rank 0 has kept them.
-        say: Is told of every part, one after the other.
+        say: Is told of every file, as of a part without bytes, and then of every part, one after the other.
     """
-    for path in sorted(filter(Path.is_file, folder.iterdir() if folder.is_dir() else ())):
-        if is_handed_over(path.name):
-            for part in _parts(path):
-                say(part.to_dict())
+    found = sorted(filter(Path.is_file, folder.iterdir() if folder.is_dir() else ()))
+    paths = [path for path in found if is_handed_over(path.name)]
+    for path in paths:  # all names first: who waits then knows of a file though its parts be lost
+        say(FilePart(name=path.name, begin=0, size=path.stat().st_size, data="").to_dict())
+    for path in paths:
+        for part in _parts(path):
+            say(part.to_dict())
 
 
 def is_handed_over(name: str) -> bool:
@@ -67,7 +70,7 @@ class Arriving:
 
     def take(self, part: FilePart) -> None:
         """Keeps a part; one that does not follow on that before it is of a file that has lost another."""
-        if not is_handed_over(part.name) or part.begin != self._there.get(part.name, 0):
+        if not is_handed_over(part.name) or part.begin != self._there.setdefault(part.name, 0):
             return
         try:
             content = base64.b64decode(part.data, validate=True)
@@ -88,7 +91,7 @@ class Arriving:
             warn: Is told of each.
         """
         for name, count in self._there.items():
-            self._partial(name).unlink()
+            self._partial(name).unlink(missing_ok=True)
             warn(f"{name} did not arrive: {count} bytes of it came from the host of rank 0")
 
     def _partial(self, name: str) -> Path:

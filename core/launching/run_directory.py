@@ -73,7 +73,7 @@ class RunDirectory:
         """Takes the directory of a run that has ended, to go on in it.
 
         Raises:
-            PlanError: There is none.
+            PlanError: There is none, or it is a checkpoint, or a folder of them.
         """
         found = Path(path)
         if not (found / SPEC_FILE).is_file():

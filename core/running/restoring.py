@@ -283,8 +283,8 @@ def _load_strategy(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> lis
             strategy.load_state(group, state)
         except (LookupError, TypeError, ValueError) as error:
             raise IsotrainError(
-                f"{saved.checkpoint.location}: what it has of strategy {strategy.name!r} is not what that"
-                f" keeps: {type(error).__name__}: {error}."
+                f"{saved.checkpoint.location}: strategy {strategy.name!r} did not take up what is kept of it"
+                f" there: {type(error).__name__}: {error}. It may have changed since, or have a fault."
             ) from error
     return lost
 

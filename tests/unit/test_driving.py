@@ -78,9 +78,11 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
     (here / "long").write_bytes(b"of a start before")
     parts: list[FilePart] = []
     handed_over.hand_over(there, lambda told: parts.append(cast(FilePart, event_of(told))))
-    assert [part.name for part in parts] == ["empty", *["long"] * 4]
+    names, follow = parts[:2], parts[2:]
+    assert [part.name for part in names] == ["empty", "long"]
+    assert [part.name for part in follow] == ["empty", *["long"] * 4]
     arriving, lost = handed_over.Arriving(here), list[str]()
-    for part in parts[:3] + parts[4:]:
+    for part in [*names, *follow[:3], *follow[4:]]:
         arriving.take(part)
     for name in ("../out", ".lock", "spec.json", "a/b"):
         arriving.take(FilePart(name=name, begin=0, size=1, data="QQ=="))
@@ -90,6 +92,15 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
         "empty": b"",
         "long": b"of a start before",
     }
+    for rest in (
+        names,
+        follow[:1] + follow[2:],
+    ):  # all of its bytes, or the first of them, are lost
+        arriving, lost = handed_over.Arriving(here), []
+        for part in rest:
+            arriving.take(part)
+        arriving.close(lost.append)
+        assert lost == ["long did not arrive: 0 bytes of it came from the host of rank 0"]
     arriving = handed_over.Arriving(here)
     for part in parts:
         arriving.take(part)

@@ -391,6 +391,8 @@ def test_a_secret_is_what_a_person_says_or_the_engine_or_what_certificates_repla
     named.write_text("of a file\n")
     assert secret(ON_TWO_HOSTS, ISOTRAIN_KEY_FILE=str(named)) == b"of a file"
     assert secret(ON_TWO_HOSTS, is_certified=True)
+    monkeypatch.setattr(key_module, "FILE", named)  # which other hosts may not have
+    assert secret(ON_TWO_HOSTS, "the engine's") == b"the engine's"
     assert [each.name for each in tmp_path.iterdir()] == ["named"]
 
 
@@ -421,6 +423,10 @@ def test_without_a_home_a_secret_is_made_in_a_folder_that_is_nobody_else_s(
     assert secret(ON_ONE_HOST) == secret(ON_ONE_HOST)
     (folder,) = tmp_path.glob("isotrain-*")
     assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(PlanError, match="share no secret"):
+        secret(ON_ONE_HOST)
+    folder.chmod(0o700)
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
     folder.rename(tmp_path / f"isotrain-{other}")
