@@ -21,7 +21,7 @@ from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folde
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
 from isotrain.core.loggers.audience import Audience
-from isotrain.core.planning.launchable import require_startable
+from isotrain.core.planning.launchable import require_interface_used, require_startable
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.own_place import place_to_join
 from isotrain.core.plugins import asked
@@ -82,7 +82,6 @@ class AskedRun:
         """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
         place = None if self.launcher.name != LOCAL else place_to_join()
         if place is None:
-            self._require_no_interface()
             with self._launched(work, Cast(*self.loaded()), None) as ended:
                 yield ended
             return
@@ -118,13 +117,6 @@ class AskedRun:
                 " Ask it to, and say --resume auto (resume= in Python)."
             )
 
-    def _require_no_interface(self) -> None:
-        if self.interface is not None and self.launcher.name == LOCAL:
-            raise PlanError(
-                "interface: all processes of this run are on this machine, where they talk over the loopback"
-                " interface. Leave --interface (interface= in Python) out."
-            )
-
     @contextlib.contextmanager
     def _launched(self, work: Work, cast: Cast, party: Party | None) -> Iterator[Ended]:
         """Plans and launches; in the first process of a party, does its part and watches the others."""
@@ -133,6 +125,7 @@ class AskedRun:
         resolved = self._planned(cast, layout, self.replicas)
         ranks = _ranks_of(resolved, self.ranks)
         if party is None:
+            require_interface_used(self.interface, resolved)
             require_startable(host.launcher(resolved.launcher, resolved.launcher_options))
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
         packages = versions(host.backend(resolved.backend).packages)
@@ -230,9 +223,13 @@ def _ranks_of(plan: Plan, asked: Sequence[int] | Literal["all"]) -> Sequence[int
     """Those that were asked for.
 
     Raises:
-        PlanError: The run has not all of them.
+        PlanError: The run has not all of them, or they are given as another text than `all`.
     """
     count = len(plan.processes)
+    if isinstance(asked, str) and asked != "all":
+        raise PlanError(
+            f"ranks: expected 'all' or a sequence of numbers, such as [0, 1]; received {asked!r}."
+        )
     ranks = range(count) if isinstance(asked, str) else asked
     for rank in ranks:
         if not 0 <= rank < count:

@@ -6,17 +6,30 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from isotrain.plugin import Allocation, PlanError, Share, counts_per_host, host_list
+from isotrain.plugin import (
+    Allocation,
+    EngineVariables,
+    PlaceError,
+    PlanError,
+    Share,
+    counts_per_host,
+    host_list,
+)
+
+_OTHERWISE = "Name them with hosts=NODE:SLOTS,..., or say processes=N for this machine alone."
 
 
 def allocated(variables: Mapping[str, str]) -> Allocation | None:
     """What a process with these variables may start others on; None: it is in no such job.
 
     Raises:
-        PlanError: The job's file of hosts is not here, or what is told is no list of hosts.
+        PlanError: The job's file of hosts is not here, or its variables do not say which hosts it has.
     """
     if "SLURM_JOB_ID" in variables:
-        return Allocation(slurm_shares(variables))
+        try:
+            return Allocation(slurm_shares(variables))
+        except PlaceError as error:
+            raise PlanError(f"{error} {_OTHERWISE}") from error
     if "PBS_NODEFILE" in variables:
         return _counted("PBS_NODEFILE", variables["PBS_NODEFILE"])
     if "LSB_DJOB_HOSTFILE" in variables:
@@ -33,15 +46,22 @@ def slurm_shares(
         variables: Of a process in it.
         tasks: On each node; None: as the job says, or one.
         gpus: Of each node; None: as the job says, if it does.
+
+    Raises:
+        PlaceError: The variables are half set, or do not fit each other.
     """
-    hosts = host_list(variables["SLURM_JOB_NODELIST"])
-    told = variables.get("SLURM_TASKS_PER_NODE")
-    if tasks is not None or not told:
-        counts = [tasks or 1] * len(hosts)
-    else:
-        counts = counts_per_host(told)
-    found = variables.get("SLURM_GPUS_ON_NODE")
-    devices = int(found) if gpus is None and found else gpus
+    told = EngineVariables("slurm", variables)
+    job = told.text("SLURM_JOB_ID")
+    hosts = told.required_list("SLURM_JOB_NODELIST", host_list)
+    counts: tuple[int, ...] = (tasks or 1,) * len(hosts)
+    if tasks is None and told.text("SLURM_TASKS_PER_NODE") is not None:
+        counts = told.required_list("SLURM_TASKS_PER_NODE", counts_per_host)
+    if len(counts) != len(hosts):
+        raise PlaceError(
+            f"slurm: SLURM_TASKS_PER_NODE is {variables['SLURM_TASKS_PER_NODE']!r}, for {len(counts)} nodes,"
+            f" and SLURM_JOB_NODELIST is {variables['SLURM_JOB_NODELIST']!r}: job {job} has {len(hosts)}."
+        )
+    devices = told.number("SLURM_GPUS_ON_NODE") if gpus is None else gpus
     return tuple(Share(slots, host, devices) for host, slots in zip(hosts, counts, strict=True))
 
 
@@ -51,8 +71,8 @@ def _counted(variable: str, file: str) -> Allocation:
         lines = Path(file).read_text(encoding="utf-8").split()
     except OSError as error:
         raise PlanError(
-            f"{variable}: {file} has the hosts of this job, and cannot be read: {error.strerror}. Name them"
-            " with hosts=NODE:SLOTS,..., or say processes=N for this machine alone."
+            f"{variable}: {file} has the hosts of this job, and cannot be read: {error.strerror}."
+            f" {_OTHERWISE}"
         ) from error
     if not lines:
         raise PlanError(f"{variable}: {file} has the hosts of this job, and names none.")

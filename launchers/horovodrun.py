@@ -15,9 +15,9 @@ from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Submission,
 class HorovodrunLauncher(EngineLauncher):
     """Has horovodrun start the ranks, over SSH on other hosts.
 
-    It writes all variables of this process on the command line of `ssh`, where everybody can read them. So
-    where there are other hosts it is told the file that has the key: the user's own where there is one, which
-    each host has then, else one beside the run's other files.
+    It writes all variables of this process on the command lines of `ssh`, and of the shells that start ranks
+    here, where everybody can read them. So it is told the file that has the key: the user's own where there
+    is one, which each host has then, else one beside the run's other files.
     """
 
     name = "horovodrun"
@@ -61,11 +61,11 @@ class HorovodrunLauncher(EngineLauncher):
             size += ["-H", as_text(allocation)]
         run = (sys.executable, "-m", "horovod.runner.launch", f"--{self._controller}", *size)
         told, files = meeting(allocation, command), {}
-        if allocation.hosts and not _has_own_key(command):
+        if not _has_own_key(command):
             files = {"key": command.key}
             told |= {command.key_file_variable: str(command.spec.with_name("key"))}
         run = (*run, *command.arguments)
-        return Submission((run,), told, files, knows_key=not allocation.hosts)
+        return Submission((run,), told, files, knows_key=False)
 
 
 def _has_own_key(command: RankCommand) -> bool:

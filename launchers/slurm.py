@@ -27,10 +27,10 @@ _SCRIPT = """\
 #!/bin/sh
 {options}
 
-export {variable}=$(cat << 'END'
+export {variable}="$(cat << 'END'
 {spec}
 END
-)
+)"
 {command}
 """
 _EXCLUDE = "--exclude="
@@ -98,18 +98,18 @@ class SlurmLauncher(EngineLauncher):
 
         Raises:
             PlanError: More is asked for than was allocated.
+            PlaceError: What is told of the allocation is half set, or does not fit.
         """
         if "SLURM_JOB_ID" not in variables:
             share = Share(self._tasks or 1, devices=self._gpus)
             return Allocation((share,) * (self._nodes or 1))
-        hosts = host_list(variables["SLURM_JOB_NODELIST"])
-        count = self._nodes or len(hosts)
-        if count > len(hosts):
+        shares = slurm_shares(variables, self._tasks, self._gpus)
+        count = self._nodes or len(shares)
+        if count > len(shares):
             raise PlanError(
                 f"slurm: nodes: {count} were asked for, and job {variables['SLURM_JOB_ID']} has"
-                f" {len(hosts)} ({variables['SLURM_JOB_NODELIST']})."
+                f" {len(shares)} ({variables['SLURM_JOB_NODELIST']})."
             )
-        shares = slurm_shares(variables, self._tasks, self._gpus)
         left = [share for share in shares if share.host not in self._excluded]
         return Allocation(tuple(left)[:count])
 
@@ -174,10 +174,9 @@ class SlurmLauncher(EngineLauncher):
 
 def _fewest_nodes(allocation: Allocation, command: RankCommand) -> int | None:
     """On how few nodes a job may start anew; None: on no fewer than it began."""
-    fewest = json.loads(command.spec_text).get("min_replicas")
-    if fewest is None:
+    if command.fewest_processes is None:
         return None
-    nodes = math.ceil(fewest / allocation.shares[0].slots)
+    nodes = math.ceil(command.fewest_processes / allocation.shares[0].slots)
     return nodes if nodes < len(allocation.shares) else None
 
 

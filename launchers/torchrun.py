@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from isotrain.launchers.host_options import HostOptions, as_text
+from isotrain.launchers.host_options import HostOptions, as_text, own_host
 from isotrain.plugin import (
     Allocation,
     EngineLauncher,
@@ -56,7 +56,12 @@ class TorchrunLauncher(EngineLauncher):
     def usability(self) -> Usability:
         if find_spec("torch") is None:
             return Usability(False, None, "torch is not installed", "pip install torch")
-        if self._where.hosts and shutil.which(self._ssh[0]) is None:
+        try:
+            allocation = self.allocation()
+        except PlanError as error:
+            return Usability(False, None, str(error).rstrip("."), "or start torchrun by hand")
+        by_ssh = {*allocation.hosts} - {own_host(allocation)}
+        if by_ssh and shutil.which(self._ssh[0]) is None:
             return Usability(False, None, f"there is no {self._ssh[0]}", "install OpenSSH")
         return Usability(True)
 
@@ -78,7 +83,12 @@ class TorchrunLauncher(EngineLauncher):
             here = (*_AGENT, "--standalone", slots, "--no-python", *command.arguments)
             return Submission((here,))
         agent = self._agent(allocation, command, slots)
-        commands = (self._over_ssh(host, agent, command) for host in allocation.hosts)
+        script = _reading_script(agent, command)
+        own = own_host(allocation)
+        commands = (
+            ("sh", "-c", script) if host == own else (*self._ssh, host, script)
+            for host in allocation.hosts
+        )
         lines = "".join(f"{text}\n" for text in command.told.values())
         return Submission(tuple(commands), knows_key=False, stdin=lines)
 
@@ -88,12 +98,12 @@ class TorchrunLauncher(EngineLauncher):
         size = (f"--nnodes={len(hosts)}", slots, f"--rdzv-id={command.name}")
         return (*_AGENT, *size, *meeting, "--no-python", *command.arguments)
 
-    def _over_ssh(self, host: str, agent: tuple[str, ...], command: RankCommand) -> tuple[str, ...]:
-        """Key and spec come by standard input: a command line can be read by everybody."""
-        variables = [f"{name}={value}" for name, value in command.variables.items()]
-        text = _REMOTE.format(
-            reading=" ".join(_READING.format(variable=name) for name in command.told),
-            folder=shlex.quote(os.getcwd()),
-            command=shlex.join([*variables, *agent]),
-        )
-        return (*self._ssh, host, text)
+
+def _reading_script(agent: tuple[str, ...], command: RankCommand) -> str:
+    """For a shell: key and spec come by standard input, since a command line can be read by everybody."""
+    variables = [f"{name}={value}" for name, value in command.variables.items()]
+    return _REMOTE.format(
+        reading=" ".join(_READING.format(variable=name) for name in command.told),
+        folder=shlex.quote(os.getcwd()),
+        command=shlex.join([*variables, *agent]),
+    )

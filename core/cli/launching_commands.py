@@ -61,6 +61,7 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
 
     from isotrain.core import api
     from isotrain.core.launching import driving
+    from isotrain.core.planning.launchable import require_interface_used
     from isotrain.core.running.starting_point import held_directory
 
     _require_only_written(options)
@@ -72,6 +73,7 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
             f"--dry-run: launcher {plan.launcher!r} gives nothing to an engine. `isotrain plan` shows what it"
             " would do."
         )
+    require_interface_used(options.interface, plan)
     with held_directory(spec, options.run_dir, options.resume) as given:
         resume = _resume(spec, given, options.resume)
         where = given.path.absolute()

@@ -23,6 +23,7 @@ class RankCommand:
         variables: What every rank must find set, as it is here; no secret is among them.
         key: A secret by which the processes of the run know each other.
         following: Options for a run that is followed from here while it goes on.
+        fewest_processes: With how few the run may go on; None: with no fewer than it began.
         key_variable: The variable in which they are told the key.
         spec_variable: The one in which they are told the spec.
         key_file_variable: The one that names a file with it, where everybody can read variables.
@@ -37,6 +38,7 @@ class RankCommand:
     variables: Mapping[str, str] = field(default_factory=dict)
     key: str = field(default="", repr=False)
     following: tuple[str, ...] = ()
+    fewest_processes: int | None = None
     key_variable: ClassVar[str] = "ISOTRAIN_KEY"
     spec_variable: ClassVar[str] = "ISOTRAIN_SPEC"
     key_file_variable: ClassVar[str] = "ISOTRAIN_KEY_FILE"

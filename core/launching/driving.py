@@ -22,6 +22,7 @@ from isotrain.core.contracts.events import (
     event_of,
 )
 from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan, joined_backend
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.rank_command import RankCommand
@@ -143,13 +144,26 @@ def rank_command(
         variables={name: os.environ[name] for name in filter(_is_handed_on, os.environ)},
         key=secrets.token_hex(_KEY_BYTES),
         following=("--ranks", "all", "--hand-over"),
+        fewest_processes=_fewest_processes(spec, plan),
     )
 
 
+def _fewest_processes(spec: TrainingSpec, plan: Plan) -> int | None:
+    """Those that `min_replicas` replicas take: each is as many processes as it has stages."""
+    if spec.min_replicas is None:
+        return None
+    without = (plan.replicas - spec.min_replicas) * plan.mesh.size(STAGE)
+    return max(1, len(plan.processes) - without)
+
+
 def _is_handed_on(name: str) -> bool:
-    """Whether a variable is of the ranks too; that this process stands alone is not said of them."""
-    alone = name == CHOICE_VARIABLE and os.environ[name].strip() == NONE
-    return not alone and _HANDED_ON.fullmatch(name) is not None
+    """Whether a variable is of the ranks too."""
+    return not _says_alone(name) and _HANDED_ON.fullmatch(name) is not None
+
+
+def _says_alone(name: str) -> bool:
+    """Whether a variable says that this process stands alone, which is not said of the ranks."""
+    return name == CHOICE_VARIABLE and os.environ[name].strip() == NONE
 
 
 def _on_ranks(spec: TrainingSpec, directory: Path) -> TrainingSpec:
@@ -203,7 +217,11 @@ def variables_for(submission: Submission, command: RankCommand) -> dict[str, str
         )
     if not submission.knows_key:
         del told[command.key_variable]
-    own = {name: value for name, value in os.environ.items() if name != RankCommand.key_variable}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name != RankCommand.key_variable and not _says_alone(name)
+    }
     return {**own, **submission.variables, **told}
 
 

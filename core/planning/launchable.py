@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.launcher import LOCAL, Launcher
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.plugins.host import PluginHost
 
@@ -52,6 +53,19 @@ def require_startable(launcher: Launcher) -> None:
     """
     for why in why_not_from_here(launcher):
         raise PlanError(f"{why}. `isotrain plan` and `isotrain run --dry-run` do without.")
+
+
+def require_interface_used(interface: str | None, plan: Plan) -> None:
+    """Refuses a network interface where no process of a run would talk over it.
+
+    Raises:
+        PlanError: All processes are on one machine.
+    """
+    if interface is not None and (plan.launcher == LOCAL or len(plan.processes) == 1):
+        raise PlanError(
+            "interface: all processes of this run are on this machine, where they talk over the loopback"
+            " interface. Leave --interface (interface= in Python) out."
+        )
 
 
 def launchers(host: PluginHost) -> list[dict[str, Any]]:

@@ -614,6 +614,8 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     assert re.search(r"--resume\W+auto", (folder / "there" / "engine" / "job.yaml").read_text())
     again = in_process("run", "small.json", *wanted, *option, "--max-restarts", "2", folder=folder)
     assert (again.returncode, "--max-restarts: it is for who" in again.stderr) == (2, True)
+    alone = in_process("run", "small.json", *wanted, *option, "--interface", "lo", folder=folder)
+    assert (alone.returncode, "interface: all processes of this" in alone.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

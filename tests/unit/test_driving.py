@@ -10,8 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+import isotrain
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.events import FilePart, event_of
+from isotrain.core.contracts.mesh import Mesh
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
@@ -20,11 +22,17 @@ from isotrain.core.launching import driving, engine_process, handed_over
 from isotrain.core.launching.driving import rank_command
 from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.launchers.slurm import SlurmLauncher
 
 PLAN = {"run": "a run", "backend": "reference", "requested": None, "processes": (0, 1)}
+RUNNABLE = {
+    "model": "builtins:dict",
+    "data": "builtins:dict",
+    "plugins": ["isotrain.testing.reference"],
+}
 
 
-def spec() -> TrainingSpec:
+def spec(**more: Any) -> TrainingSpec:
     return TrainingSpec.model_validate(
         {
             "model": "m:model",
@@ -33,6 +41,7 @@ def spec() -> TrainingSpec:
             "optimizer": {"name": "sgd", "lr": 0.1},
             "global_batch": 4,
             "epochs": 1,
+            **more,
         }
     )
 
@@ -59,6 +68,41 @@ def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
         monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", own)
         command = rank_command(spec(), plan, PluginChoice(), tmp_path, None)
         assert command.variables.get("ISOTRAIN_ENVIRONMENT") == expected
+        found = driving.variables_for(Submission(()), command)
+        assert found.get("ISOTRAIN_ENVIRONMENT") == expected
+
+
+def test_a_run_may_go_on_with_as_many_processes_as_the_stages_of_its_fewest_replicas(
+    tmp_path: Path,
+) -> None:
+    plan: Any = SimpleNamespace(**{**PLAN, "processes": range(16)})
+    plan.replicas, plan.mesh = 4, Mesh({"data": 4, "stage": 4})
+    asked = {"min_replicas": 2, "checkpoint": {"every_steps": 1}}
+    command = rank_command(spec(**asked), plan, PluginChoice(), tmp_path, None)
+    assert command.fewest_processes == 8
+    launcher = SlurmLauncher(nodes=4, tasks_per_node=4, requeue=90)
+    assert "#SBATCH --nodes=2-4\n" in launcher.submission(command).files["job.sh"]
+    assert rank_command(spec(), plan, PluginChoice(), tmp_path, None).fewest_processes is None
+    plan.processes, plan.mesh = (0,), Mesh({"data": 4})  # which has all replicas
+    assert rank_command(spec(**asked), plan, PluginChoice(), tmp_path, None).fewest_processes == 1
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_an_interface_that_nothing_would_use_is_refused(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = spec(**RUNNABLE)
+    with pytest.raises(PlanError, match="interface: all processes of this run are on this machine"):
+        isotrain.run(given, backend="reference", launcher=launcher, interface="eth0")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ranks_are_numbers_or_all(tmp_path: Path) -> None:
+    text: Any = "0,1"
+    given = spec(**RUNNABLE)
+    with pytest.raises(PlanError, match=r"ranks: expected 'all' or .*; received '0,1'"):
+        isotrain.run(given, backend="reference", ranks=text, run_directory=tmp_path / "run")
 
 
 def test_a_spec_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:

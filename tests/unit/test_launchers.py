@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from isotrain.core.contracts.events import Failed
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import PlaceError, PlanError
 from isotrain.core.plugins.host import plugin_host
 from isotrain.launchers import host_options, mpi
 from isotrain.launchers.horovodrun import HorovodrunLauncher
@@ -126,6 +126,9 @@ class TestSlurm:
         launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="gpu")
         script = launcher.submission(COMMAND).files["job.sh"].splitlines()
         assert script[0] == "#!/bin/sh"
+        assert (
+            script[script.index("END", 1) + 1] == ')"'
+        )  # shells that split words leave the spec whole
         options = [line.removeprefix("#SBATCH ") for line in script if line.startswith("#SBATCH")]
         assert options == [
             *("--nodes=2", "--ntasks-per-node=2", "--partition=gpu"),
@@ -152,8 +155,8 @@ class TestSlurm:
             launcher.submission(resuming)
 
     def test_it_starts_anew_with_as_few_nodes_as_make_the_fewest_replicas(self) -> None:
-        spec = '{"checkpoint": {"every_steps": 10}, "min_replicas": 5}'
-        saving = dataclasses.replace(COMMAND, spec_text=spec)
+        spec = '{"checkpoint": {"every_steps": 10}}'
+        saving = dataclasses.replace(COMMAND, spec_text=spec, fewest_processes=5)
         launcher = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90)
         script = launcher.submission(saving).files["job.sh"]
         assert "#SBATCH --nodes=3-4\n" in script
@@ -274,6 +277,18 @@ class TestTorchrun:
         with pytest.raises(PlanError, match="as many processes as the others"):
             TorchrunLauncher(hosts="a:2,b:1").submission(COMMAND)
 
+    def test_ssh_is_for_other_hosts_alone_also_where_the_job_names_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host_options.socket, "gethostname", lambda: "n1.net")
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        for nodes, usable in (("n[1-2]", False), ("n1", True), ("n2", False), ("n[", False)):
+            monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+            assert TorchrunLauncher(ssh="no-such-ssh").usability().usable == usable
+        own, other = TorchrunLauncher(hosts="n1:2,n2:2").submission(COMMAND).commands
+        assert (own[:2], other[:2]) == (("sh", "-c"), ("ssh", "n2"))
+        assert own[2] == other[2]
+
 
 def test_horovodrun_shows_its_variables_so_it_is_told_where_the_key_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -286,10 +301,14 @@ def test_horovodrun_shows_its_variables_so_it_is_told_where_the_key_is(
     assert not found.knows_key
     assert found.files == {"key": KEY}
     assert found.variables["ISOTRAIN_KEY_FILE"] == "/shared/a run/engine/key"
-    assert HorovodrunLauncher(processes=2).submission(COMMAND).knows_key
+    here = HorovodrunLauncher(processes=2).submission(COMMAND)
+    told = {"ISOTRAIN_KEY_FILE": "/shared/a run/engine/key"}
+    assert (here.knows_key, here.files, here.variables) == (False, {"key": KEY}, told)
     (tmp_path / "key").touch()
-    found = HorovodrunLauncher(hosts="a:2,b:2").submission(COMMAND)
-    assert (found.files, "ISOTRAIN_KEY_FILE" in found.variables) == ({}, False)
+    for where in ({"hosts": "a:2,b:2"}, {"processes": 2}):
+        found = plugin_host().launcher("horovodrun", where).submission(COMMAND)
+        assert (found.files, "ISOTRAIN_KEY_FILE" in found.variables) == ({}, False)
+        assert not found.knows_key
 
 
 class TestHosts:
@@ -330,6 +349,26 @@ class TestJobs:
         assert found.shares == (Share(2, "node1", 4), Share(2, "node2", 4))
         assert HostOptions("mpi", processes=3).allocation(job).hosts == ()
         assert HostOptions("mpi", "other:1").allocation(job).hosts == ("other",)
+
+    @pytest.mark.parametrize(
+        ("told", "named"),
+        [
+            ({}, "SLURM_JOB_ID is set, but not SLURM_JOB_NODELIST"),
+            ({"SLURM_JOB_NODELIST": "n["}, "SLURM_JOB_NODELIST: "),
+            (
+                {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "1"},
+                r"SLURM_TASKS_PER_NODE is '1', for 1 nodes, and SLURM_JOB_NODELIST is 'n\[1-4\]'",
+            ),
+            ({"SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "gpu:2"}, "SLURM_GPUS_ON_NODE is"),
+        ],
+    )
+    def test_of_slurm_whose_variables_do_not_fit(self, told: dict[str, str], named: str) -> None:
+        job = {"SLURM_JOB_ID": "7", **told}
+        with pytest.raises(PlanError, match=f"{named}.* hosts=.*, or say processes=N"):
+            HostOptions("mpi").allocation(job)
+        assert HostOptions("mpi", processes=2).allocation(job).slots == 2
+        with pytest.raises(PlaceError, match=named):
+            SlurmLauncher().allocation_in(job)
 
     @pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
     def test_of_a_file(self, variable: str, tmp_path: Path) -> None:
