@@ -50,9 +50,8 @@ class PartedKerasProgram(KerasProgram):
             SpecError: The model has weights that cannot be.
         """
         self._require_apt()
-        parameters = list(self.trainable.values())
         units = units_of(self._variables, unit_bytes)
-        self.weights = PartedWeights(parameters, units, exchange, mesh)
+        self.weights = PartedWeights(self.trainable, units, exchange, mesh)
         paths = [variable.path for variable in self._variables]
         self._updated_variables = list(map(_variable, paths, self.weights.parts))
         self._make_slots()
@@ -107,6 +106,7 @@ class PartedKerasProgram(KerasProgram):
         self.weights.forget()
         with reading(self.weights, self._variables):
             yield
+        self.weights.end_forward()
 
     def predict(self, inputs: Any) -> Any:
         with self._reading():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,11 @@ import torch
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.tensors import Part
-from isotrain.plugin import DATA, SHARD, Mesh, Reduction
+from isotrain.plugin import DATA, SHARD, Mesh, Reduction, SpecError
+
+_READS, _GIVES, _ENDS = range(3)
+_WHAT = ("reads {}", "has the gradient of {}", "is through with its forward pass")
+"""What a replica does before it exchanges with the others."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class PartedWeights:
     """The weights of a replica, which keeps a part of each.
 
     The parameters of the model keep their shapes, and have numbers only while all weights are here: between,
-    what reads one past `read` meets NaN. All replicas read the same weights in the same order.
+    what reads one past `read` meets NaN. All replicas read the same weights in the same order: before each
+    exchange they tell each other which it is, and raise an error where they differ.
 
     Attributes:
         parameters: The model's, in order.
@@ -74,7 +79,7 @@ class PartedWeights:
 
     def __init__(
         self,
-        weights: Sequence[torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
         units: Sequence[Sequence[int]],
         exchange: Exchange,
         mesh: Mesh,
@@ -82,19 +87,21 @@ class PartedWeights:
         """Keeps the own part of each weight, and lets all else go.
 
         Args:
-            weights: The parameters, of one type, equal on all replicas.
+            weights: The parameters by name, of one type, equal on all replicas.
             units: The places of those that are joined together; each is in one of them.
             exchange: Ties this replica to the others.
             mesh: How parts lie over the replicas.
         """
         groups = mesh.groups(SHARD)
         members = next(group for group in groups if exchange.rank in group)
+        self._members = members
         self._place = members.index(exchange.rank)
         self._within = groups if len(groups) > 1 else ()
         self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
         self._exchange = exchange
-        self.parameters = weights
-        self._cuts = [Cut(weight.shape, len(members)) for weight in weights]
+        self._names = list(weights)
+        self.parameters = list(weights.values())
+        self._cuts = [Cut(weight.shape, len(members)) for weight in self.parameters]
         self._units = [tuple(unit) for unit in units]
         self._unit_of = {place: number for number, unit in enumerate(units) for place in unit}
         self._here: dict[tuple[int, torch.dtype], torch.Tensor] = {}
@@ -102,7 +109,7 @@ class PartedWeights:
         self._is_whole = True
         self.parts = [
             cut.parted(weight.detach())[self._place].clone(memory_format=torch.contiguous_format)
-            for cut, weight in zip(self._cuts, weights, strict=True)
+            for cut, weight in zip(self._cuts, self.parameters, strict=True)
         ]
         backwards = tuple(reversed(self._units))
         self.reduction = Reduction(backwards, backwards, self._reduced)
@@ -124,11 +131,16 @@ class PartedWeights:
             self.parts[place].copy_(self._cuts[place].parted(whole)[self._place])
 
     def read(self, place: int, dtype: torch.dtype) -> torch.Tensor:
-        """A weight, without gradients, as it is until the next update. Joins its unit in place of another."""
+        """A weight, without gradients, as it is until the next update. Joins its unit in place of another.
+
+        Raises:
+            SpecError: Another replica does something else at this time.
+        """
         if self._is_whole:
             return self.parameters[place].detach().to(dtype)
         unit = self._unit_of[place]
         if unit != self._unit_here:
+            self._agree(_READS, unit, place)
             self.forget()
             own = self.parts[place].dtype
             joined = zip(self._units[unit], self._joined(unit), strict=True)
@@ -137,6 +149,15 @@ class PartedWeights:
         if (place, dtype) not in self._here:
             self._here[place, dtype] = self._here[place, self.parts[place].dtype].to(dtype)
         return self._here[place, dtype]
+
+    def end_forward(self) -> None:
+        """Is called by all replicas at the end of a forward pass.
+
+        Raises:
+            SpecError: Another replica goes on reading.
+        """
+        if not self._is_whole:
+            self._agree(_ENDS, 0, 0)
 
     def forget(self) -> None:
         """Lets the unit go that is here: the next step has other weights."""
@@ -176,6 +197,21 @@ class PartedWeights:
             total = self._exchange.all_reduce(squares, "sum")
         return list(total.sqrt().unbind())
 
+    def _agree(self, kind: int, number: int, place: int) -> None:
+        """Checks that all do this with this unit; the place is that of the weight to be named."""
+        own = torch.tensor([kind, number, place], device=self.parts[0].device)
+        rows = self._exchange.join_parts(own, [3] * len(self._members), self._within).view(-1, 3)
+        first: dict[tuple[int, ...], str] = {}
+        for rank, (kind, number, place) in zip(self._members, rows.tolist(), strict=True):
+            what = _WHAT[kind].format(self._names[place])
+            first.setdefault((kind, number), f"replica {rank} {what}")
+        if len(first) > 1:
+            raise SpecError(
+                f"strategy sharded: replicas read other weights: {', '.join(first.values())}. With stage=3"
+                " all read the same in the same order, and this model chooses by what it computes with, or"
+                " at random. Take stage 1 or 2."
+            )
+
     def _joined(self, unit: int) -> list[torch.Tensor]:
         places = self._units[unit]
         own = torch.cat([self.parts[place].detach().reshape(-1) for place in places])
@@ -197,6 +233,7 @@ class PartedWeights:
         self, replica: TorchReplica, gradients: list[torch.Tensor], *, static: Sequence[int]
     ) -> list[torch.Tensor]:
         """The own parts of the means of the gradients of a unit."""
+        self._agree(_GIVES, self._unit_of[static[0]], static[0])
         pairs = zip(static, gradients, strict=True)
         parted = [self._cuts[place].parted(gradient) for place, gradient in pairs]
         vector = torch.cat(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +340,7 @@ def _portable_in_parts(session: Session) -> dict[str, Any]:
     found["evaluated"] = _placeholders(session)
     session.step(next(session.batches()))
     found |= {"again": _placeholders(session), "peak": peak_bytes(session)}
-    return {**found, "refusals": _refusals(session)}
+    return {**found, "refusals": _refusals(session), "apart": _apart(session)}
 
 
 def _in_parts(session: Session) -> dict[str, Any]:
@@ -387,6 +388,58 @@ def _refusals(session: Session) -> dict[str, str]:
         except IsotrainError as error:
             found[name] = str(error)
     return found
+
+
+def _apart(session: Session) -> list[str]:
+    """What is said where replicas read other weights of equal size, one reads more, or takes gradients."""
+    import keras
+    import torch
+
+    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+    from isotrain.adapters.torch.replica import TorchReplica
+    from isotrain.plugin import SHARD, IsotrainError, Mesh
+
+    group: Any = session.group
+
+    class Chosen(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="choice")
+            self.one, self.other = (keras.layers.Dense(4, use_bias=False, name=n) for n in "ab")
+            self.one.build((None, 4))
+            self.other.build((None, 4))
+
+        def call(self, inputs: Any) -> Any:
+            chosen = keras.ops.mean(inputs) > 0
+            return keras.ops.cond(chosen, lambda: self.one(inputs), lambda: self.other(inputs))
+
+    class Skipped(Chosen):
+        def call(self, inputs: Any) -> Any:
+            outputs, skipped = self.one(inputs), keras.ops.mean(inputs) > 0
+            return keras.ops.cond(skipped, lambda: outputs, lambda: self.other(outputs))
+
+    own = torch.full((1, 4), 1.0 - 2.0 * session.rank)
+    found = []
+    for layer in (Chosen(), Skipped()):
+        program = PartedKerasProgram(session.spec, keras.Sequential([keras.Input((4,)), layer]))
+        program.take_apart(group.exchange, Mesh({SHARD: session.replicas}), 1)
+        found.append(_said(IsotrainError, partial(program.objective, own, own)))
+    weights = program.weights
+    assert weights is not None
+    replica = TorchReplica(program, group.exchange)
+    (unit, _), gradients = weights.reduction.statics, [torch.ones(4, 4)]
+    work = (
+        lambda: weights.reduction.reduce(replica, gradients, static=unit),
+        lambda: weights.read(1, torch.float32),
+    )
+    return [*found, _said(IsotrainError, work[session.rank])]
+
+
+def _said(kind: type[Exception], work: Any) -> str:
+    try:
+        work()
+    except kind as error:
+        return str(error)
+    return ""
 
 
 def _sent(session: Session, steps: int = 3) -> dict[str, Any]:

@@ -261,3 +261,7 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert "kernel: stage=3 takes no weight apart" in refusals["constraint"]
         assert "scale: stage=3 takes no weight apart" in refusals["number"]
         assert "sets its trainable weight" in refusals["set"]
+        chosen, skipped, reduced = found["apart"]  # the same on both replicas
+        assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen
+        assert "replica 0 is through with its forward pass, replica 1 reads b/k" in skipped
+        assert "replica 0 has the gradient of b/kernel, replica 1 reads b/kernel." in reduced
