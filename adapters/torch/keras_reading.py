@@ -25,17 +25,34 @@ def reading(weights: PartedWeights, variables: Sequence[keras.Variable]) -> Iter
     Args:
         weights: They.
         variables: Of the model, in the same order.
+
+    Raises:
+        SpecError: A layer takes gradients by torch.func.
     """
     scope = _Reading(weights, variables)
-    with scope, torch.autograd.graph.saved_tensors_hooks(scope.pack, scope.unpack):
-        yield
+    try:
+        with scope, torch.autograd.graph.saved_tensors_hooks(scope.pack, scope.unpack):
+            yield
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+        raise SpecError(
+            "strategy sharded: a layer takes gradients by torch.func, which keeps the weights that it reads,"
+            f" and with stage=3 they are let go. Take stage 1 or 2. torch says: {error}"
+        ) from error
+
+
+class _Whole(NamedTuple):
+    """A weight, as it is read."""
+
+    place: int
+    dtype: torch.dtype
 
 
 class _View(NamedTuple):
     """Of a weight, as an operation has it."""
 
-    place: int
-    dtype: torch.dtype
+    whole: _Whole
     size: Sequence[int]
     stride: Sequence[int]
     offset: int
@@ -48,7 +65,7 @@ class _Reading(keras.StatelessScope):
         super().__init__(collect_losses=True)
         self._weights = weights
         self._places = {id(variable): place for place, variable in enumerate(variables)}
-        self._read: dict[Hashable, int] = {}
+        self._read: dict[Hashable, _Whole] = {}
 
     def get_current_value(self, variable: keras.Variable) -> torch.Tensor | None:
         """A weight as it is read in this place; None for any other variable."""
@@ -57,10 +74,14 @@ class _Reading(keras.StatelessScope):
             return None
         parameter = self._weights.parameters[place]
         sample = keras_private.as_read(variable, parameter.new_empty(0))
-        whole = self._weights.read(place, sample.dtype)
-        self._read[private.storage_of(whole)] = place
-        found: torch.Tensor = _Read.apply(parameter, whole)
+        found: torch.Tensor = _Read.apply(parameter, self._joined(_Whole(place, sample.dtype)))
         return found
+
+    def _joined(self, whole: _Whole) -> torch.Tensor:
+        """Its numbers, of which `pack` keeps none."""
+        numbers = self._weights.read(*whole)
+        self._read[private.storage_of(numbers)] = whole
+        return numbers
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Sets what is no weight, as outside of any scope."""
@@ -75,28 +96,32 @@ class _Reading(keras.StatelessScope):
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | _View:
         """Keeps of a weight, or of what is a view of it, how to get it again."""
-        place = self._read.get(private.storage_of(tensor))
-        if place is None:
+        if tensor.layout is not torch.strided:
             return tensor
-        return _View(
-            place, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())
-        )
+        whole = self._read.get(private.storage_of(tensor))
+        if whole is None or tensor.dtype != whole.dtype or tensor.is_conj() or tensor.is_neg():
+            return tensor  # also of a weight whose numbers are read as others, which are not joined
+        return _View(whole, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def unpack(self, kept: torch.Tensor | _View) -> torch.Tensor:
         """Undoes `pack`."""
         if isinstance(kept, torch.Tensor):
             return kept
-        whole = self._weights.read(kept.place, kept.dtype)
-        return whole.as_strided(kept.size, kept.stride, kept.offset)
+        return self._joined(kept.whole).as_strided(kept.size, kept.stride, kept.offset)
 
 
 class _Read(torch.autograd.Function):
     """A weight's numbers, with the gradient of the parameter, which has none."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        ctx.dtype = parameter.dtype
+    def forward(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         return whole.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: Any) -> None:
+        ctx.dtype = inputs[0].dtype
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -66,6 +66,16 @@ class PartedKerasProgram(KerasProgram):
                 f"strategy sharded: {', '.join(bad)}: stage=3 takes no weight apart that is a single number"
                 " or has a constraint. Take stage 1 or 2."
             )
+        wrapped = [
+            layer.name
+            for layer in keras_private.layers_of(self.model)
+            if isinstance(layer, keras.layers.TorchModuleWrapper) and layer.trainable_weights
+        ]
+        if wrapped:
+            raise SpecError(
+                f"strategy sharded: {', '.join(wrapped)}: stage=3 joins weights as Keras reads them, and a"
+                " torch module in a Keras model reads its own past it. Take stage 1 or 2."
+            )
         types = {str(each.dtype) for each in named.values()}
         if not types <= {"float32", "float64"} or len(types) != 1:
             raise SpecError(

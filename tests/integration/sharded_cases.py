@@ -340,7 +340,12 @@ def _portable_in_parts(session: Session) -> dict[str, Any]:
     found["evaluated"] = _placeholders(session)
     session.step(next(session.batches()))
     found |= {"again": _placeholders(session), "peak": peak_bytes(session)}
-    return {**found, "refusals": _refusals(session), "apart": _apart(session)}
+    return {
+        **found,
+        "refusals": _refusals(session),
+        "apart": _apart(session),
+        "unusual": _unusual(),
+    }
 
 
 def _in_parts(session: Session) -> dict[str, Any]:
@@ -373,10 +378,16 @@ def _refusals(session: Session) -> dict[str, str]:
         def build(self, shape: Any) -> None:
             self.scale = self.add_weight(shape=(), name="scale")
 
+    class Functional(keras.layers.Dense):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return torch.func.grad(lambda each: (each @ self.kernel).sum())(inputs)
+
     made = {
         "constraint": keras.layers.Dense(2, kernel_constraint="non_neg"),
         "number": Scaling(),
         "set": Setting(2),
+        "functional": Functional(2),
+        "module": keras.layers.TorchModuleWrapper(torch.nn.Linear(2, 2), name="wrapped"),
     }
     found = {}
     for name, layer in made.items():
@@ -432,6 +443,64 @@ def _apart(session: Session) -> list[str]:
         lambda: weights.read(1, torch.float32),
     )
     return [*found, _said(IsotrainError, work[session.rank])]
+
+
+def _unusual() -> dict[str, bool]:
+    """Whether what sees weights in other ways has the gradients of whole ones, and keeps none."""
+    import keras
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from isotrain.adapters.torch.exchange import SingleReplica
+    from isotrain.adapters.torch.keras_reading import reading
+    from isotrain.adapters.torch.parted_weights import PartedWeights
+    from isotrain.plugin import SHARD, Mesh
+
+    one, other = variables = [
+        keras.Variable([[1.0, 2.0], [3.0, 5.0]], dtype="float64") for _ in range(2)
+    ]
+    parameters = {str(place): each.value for place, each in enumerate(variables)}
+    read = keras.ops.convert_to_tensor
+    inputs = torch.tensor([[0.25, -1.0], [0.5, 2.0]], dtype=torch.float64, requires_grad=True)
+
+    def of_a_view() -> Any:
+        numbers = torch.view_as_complex(read(one))
+        return (numbers * numbers.conj()).real
+
+    def twice() -> Any:
+        outputs = torch.tanh(torch.tanh(inputs @ read(one)) @ read(other))
+        (gradient,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        return gradient**2
+
+    ways: dict[str, Any] = {
+        "view": of_a_view,
+        "sparse": lambda: (
+            torch.sparse.mm(torch.eye(2, dtype=torch.float64).to_sparse(), read(one)) ** 2
+        ),
+        "mapped": lambda: keras.ops.vectorized_map(lambda each: each @ read(one), inputs) ** 2,
+        "twice": twice,
+    }
+    expected = {name: torch.autograd.grad(way().sum(), one.value) for name, way in ways.items()}
+    weights = PartedWeights(parameters, [[0], [1]], SingleReplica(), Mesh({SHARD: 1}))
+    joined: list[Any] = []
+    join = weights.read
+
+    def noted(place: int, dtype: Any) -> Any:
+        whole = join(place, dtype)
+        joined.append(StorageWeakRef(whole.untyped_storage()))
+        return whole
+
+    weights.read = noted  # type: ignore[method-assign]
+    found = {}
+    for name, way in ways.items():
+        joined.clear()
+        with reading(weights, variables):
+            result = way().sum()
+        weights.forget()
+        let_go = name == "view" or all(whole.expired() for whole in joined)
+        equal = torch.equal(torch.autograd.grad(result, one.value)[0], expected[name][0])
+        found[name] = let_go and equal
+    return found
 
 
 def _said(kind: type[Exception], work: Any) -> str:

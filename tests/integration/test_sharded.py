@@ -261,6 +261,9 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert "kernel: stage=3 takes no weight apart" in refusals["constraint"]
         assert "scale: stage=3 takes no weight apart" in refusals["number"]
         assert "sets its trainable weight" in refusals["set"]
+        assert "takes gradients by torch.func" in refusals["functional"]
+        assert "wrapped: stage=3 joins weights as Keras reads them" in refusals["module"]
+        assert all(found["unusual"].values()), found["unusual"]
         chosen, skipped, reduced = found["apart"]  # the same on both replicas
         assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen
         assert "replica 0 is through with its forward pass, replica 1 reads b/k" in skipped
