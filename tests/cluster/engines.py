@@ -93,7 +93,7 @@ def _by_script(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
 
 def _by_mpirun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
     mpirun = ("mpirun", "--allow-run-as-root", "--host", _PLACES, "-np", _ALL)
-    given = ("-x", "PATH", "-x", "PYTHONPATH", "-x", "ISOTRAIN_KEY_FILE")
+    given = ("-x", "PATH", "-x", "PYTHONPATH")
     return [(bed.with_ssh.first, [*mpirun, *given, *command])]
 
 

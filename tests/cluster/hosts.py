@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("unshare", "nsenter", "ip", "tc", "mount", "hostname")
-KEY_FILE = "key"
-"""In the folder that hosts share, which is on no network: by it processes know each other."""
+KEY_FILE = "home/key"
+"""In the folder that hosts share, which is on no network; on each of them it is where people keep the key of
+their runs, by which processes know each other."""
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
@@ -61,8 +62,7 @@ class Host:
     def command(self, command: Sequence[str]) -> list[str]:
         """What runs a command there."""
         enter = ["nsenter", "--target", str(self.init), *NAMESPACES, f"--wdns={self.folder}"]
-        key = f"ISOTRAIN_KEY_FILE={self.folder / KEY_FILE}"
-        return [*enter, "--", "env", f"PATH={self.path}", key, *command]
+        return [*enter, "--", "env", f"PATH={self.path}", *command]
 
     @property
     def path(self) -> str:

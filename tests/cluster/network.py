@@ -37,6 +37,7 @@ class Network:
         addresses = {name: f"{_PREFIX}.{number}" for number, name in enumerate(names, start=1)}
         lines = [f"{address} {name}\n" for name, address in addresses.items()]
         (folder / "etc" / "ssh").mkdir(parents=True)
+        (folder / KEY_FILE).parent.mkdir()
         (folder / KEY_FILE).touch(0o600)
         (folder / KEY_FILE).write_text(secrets.token_hex())
         (folder / "etc" / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))

@@ -26,7 +26,7 @@ _PROJECT = str(Path(__file__).parents[2])
 _RANK = str(Path(__file__).with_name("rank_variables.py"))
 _OF_A_SHELL = re.compile(
     r"PATH|HOME|LANG|LC_\w+|PYTHON\w*|PYENV\w*|_|PWD|OLDPWD|SHLVL|SHELL|USER|LOGNAME|MAIL|SSH_\w+|"
-    r"XDG_\w+|TERM|SLURM_CONF|LD_LIBRARY_PATH|VIRTUAL_ENV|ISOTRAIN_KEY_FILE"
+    r"XDG_\w+|TERM|SLURM_CONF|LD_LIBRARY_PATH|VIRTUAL_ENV"
 )
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|precondition_transports")
 _VARIES = re.compile(r"/tmp/[^\s,;:]*|\b[0-9a-f]{8,}\b|\d+")
