@@ -22,9 +22,9 @@ environment: ## only the set-up
 demo: environment ## train the digits under every backend and compare the results
 	$(VENV_PYTHON) examples/demo.py
 
-# Two files of tests at a time: most tests start processes and wait for them. A file stays together, for its tests share runs;
-# the order is that of tests/conftest.py, the longest first. Hundreds of processes import isotrain: it is compiled once.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+# Three files of tests at a time, where two cores serve: most tests start processes and wait for them. A file stays together,
+# for its tests share runs; the order is that of tests/conftest.py, the longest first. Hundreds of processes import isotrain: it is compiled once.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder tests
 
 test: environment ## all tests
 	$(PYTEST)

@@ -252,7 +252,7 @@ def test_what_a_strategy_has_not_kept_is_refused(sound: Checkpoint, values: dict
     with opened() as session:
         session.restore(sound.location)
         place = forged(sound, put("strategy_values", values)).location
-        with pytest.raises(IsotrainError, match=f"{place}: what it has of strategy 'local-sgd'"):
+        with pytest.raises(IsotrainError, match=f"{place}: strategy 'local-sgd' did not take up"):
             session.restore(place)
 
 
