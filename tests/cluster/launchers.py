@@ -62,6 +62,7 @@ def start(bed: Bed, name: str, command: RankCommand) -> Started:
     submission = LAUNCHERS[name].submission(command)
     folder = command.spec.parent
     for file, text in submission.files.items():
+        (folder / file).touch(0o600)
         (folder / file).write_text(text)
     assert name != "ray" or bed.ray
     told = {**bed.slurm.variables, **command.variables, **submission.variables}
