@@ -18,7 +18,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 def is_followed_from(folder: Path, mark: str) -> bool:
     """Whether who follows a run sees its folder: a file beside it has the name of the mark."""
-    return (folder.parent / mark).exists()
+    return (folder.parent / mark).is_file()  # the folder itself may have that name
 
 
 def hand_over(folder: Path, say: OnPlainEvent) -> None:
