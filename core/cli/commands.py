@@ -36,8 +36,12 @@ def run(options: argparse.Namespace) -> None:
     if options.dry_run:
         launching_commands.dry_run(spec, options)
         return
-    if options.hand_over and not (options.mark and options.run_dir):
-        raise PlanError("--hand-over: give --json, --mark TEXT and --run-dir too.")
+    for name, given in (("--hand-over", options.hand_over), ("--work", options.work)):
+        if given and not (options.json and options.mark and options.run_dir):
+            raise PlanError(f"{name}: give --json, --mark TEXT and --run-dir too.")
+    if options.work:
+        _do_work(spec, options)
+        return
     _train(
         options,
         lambda on_event: api.run(
@@ -86,16 +90,7 @@ def _train(
     options: argparse.Namespace, training: Callable[[OnPlainEvent | None], RunResult]
 ) -> None:
     """Shows a training while it goes on, and prints its result."""
-    from isotrain.core.showing import display
-
-    if options.mark and not options.json:
-        raise PlanError("--mark TEXT goes before each line of --json: add that.")
-    shows: contextlib.AbstractContextManager[OnPlainEvent | None] = contextlib.nullcontext()
-    if options.json:
-        shows = display.json_lines(mark=options.mark)
-    elif options.quiet:
-        shows = display.quiet()
-    with shows as on_event, _handed_over(options, on_event):
+    with _shown(options) as on_event, _handed_over(options, on_event):
         result = training(on_event)
     if _speaks_for_another(options):
         return
@@ -105,6 +100,45 @@ def _train(
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 
         sys.stdout.write(texts.result(result))
+
+
+def _do_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    """Does what another command asks of this rank; leaves what all ranks returned in the run directory."""
+    from isotrain.core import api
+    from isotrain.core.cli.told_work import told_work
+
+    work = told_work(options.work)
+    with _shown(options) as on_event, _handed_over(options, on_event):
+        returned = api.launch(
+            work,
+            spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            run_directory=options.run_dir,
+            on_event=on_event,
+            ranks=options.ranks,
+            interface=options.interface,
+        )
+        if not _speaks_for_another(options):
+            from isotrain.core.launching.driving import RETURNED
+            from isotrain.core.launching.returned import save_value
+
+            save_value(returned, Path(options.run_dir), RETURNED)
+    if not _speaks_for_another(options):
+        print(marked_line({"event": RESULT}, options.mark), flush=True)
+
+
+def _shown(
+    options: argparse.Namespace,
+) -> contextlib.AbstractContextManager[OnPlainEvent | None]:
+    """Within it, what it gives shows a training while it goes on."""
+    from isotrain.core.showing import display
+
+    if options.mark and not options.json:
+        raise PlanError("--mark TEXT goes before each line of --json: add that.")
+    if options.json:
+        return display.json_lines(mark=options.mark)
+    return display.quiet() if options.quiet else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -237,6 +271,8 @@ def parity(options: argparse.Namespace) -> ExitCode:
         steps=options.steps,
         map=options.map,
         output=options.output,
+        launcher=options.launcher,
+        launcher_options=dict(options.launcher_option),
         say=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
     )
     if options.json:

@@ -7,7 +7,7 @@ import re
 
 from isotrain.core.cli.argument_types import choice, count, counts
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.spec_arguments import describe_spec
+from isotrain.core.cli.spec_arguments import describe_launcher, describe_spec
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -31,9 +31,9 @@ def _describe_cells(command: argparse.ArgumentParser) -> None:
     add(
         "--replicas",
         type=counts,
-        default=[1],
         metavar="N,N",
-        help="with how many to measure each, such as 1,2,4 (default: 1)",
+        help="with how many to measure each, such as 1,2,4 (default: 1; with --launcher as many as its hosts"
+        " give)",
     )
     add(
         "--strategy",
@@ -50,6 +50,7 @@ def _describe_cells(command: argparse.ArgumentParser) -> None:
         metavar="BACKEND=PATH",
         help="interpreter that has this backend; may be repeated",
     )
+    describe_launcher(command)
 
 
 def _describe_measuring(command: argparse.ArgumentParser) -> None:

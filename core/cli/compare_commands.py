@@ -11,6 +11,7 @@ from isotrain.core.comparison import store
 from isotrain.core.comparison.comparison import Comparison, read_comparison
 from isotrain.core.comparison.engine import Engine
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
+from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import json_page
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -64,6 +65,7 @@ def _request(options: argparse.Namespace) -> Request:
         against=options.against,
         margin=options.fail_if_slower or 0.0,
         interpreters=dict(options.python),
+        launcher=ChosenLauncher(options.launcher, dict(options.launcher_option)),
     )
 
 

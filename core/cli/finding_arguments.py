@@ -6,7 +6,7 @@ import argparse
 
 from isotrain.core.cli.argument_types import choice, count, counts, listed
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.spec_arguments import describe_spec, describe_strategy
+from isotrain.core.cli.spec_arguments import describe_launcher, describe_spec, describe_strategy
 
 
 def _describe_check(command: argparse.ArgumentParser) -> None:
@@ -55,9 +55,9 @@ def _describe_parity(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--replicas",
         type=counts,
-        default=(1,),
         metavar="N,N",
-        help="run each backend with each of these numbers; the first is the reference's (default: 1)",
+        help="run each backend with each of these numbers; the first is the reference's (default: 1; with"
+        " --launcher as many as its hosts give)",
     )
     command.add_argument(
         "--strategy",
@@ -66,6 +66,7 @@ def _describe_parity(command: argparse.ArgumentParser) -> None:
         metavar="NAME[,OPTION=VALUE...]",
         help="run under each of these; repeat it: the first is the reference's (default: the spec's)",
     )
+    describe_launcher(command)
     command.add_argument(
         "--steps", type=count, default=10, metavar="N", help="how many steps to trace (default: 10)"
     )

@@ -37,6 +37,12 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
         " they cannot be seen; who sees them has put a file named by the mark beside the run directory",
     )
     command.add_argument(
+        "--work",
+        metavar="JSON",
+        help="with --json, --mark and --run-dir: do this in the place of training; what `compare` and"
+        " `parity` tell the ranks that they have had started by --launcher",
+    )
+    command.add_argument(
         "--resume",
         metavar="FROM",
         help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"

@@ -47,6 +47,17 @@ def describe_target(
         help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
     )
     describe_strategy(command)
+    describe_launcher(command, default)
+    command.add_argument(
+        "--replicas",
+        type=count,
+        metavar="N",
+        help="how many copies of the model train together"
+        f" (default: {default or 'one per usable GPU, or one'})",
+    )
+
+
+def describe_launcher(command: argparse.ArgumentParser, default: str | None = None) -> None:
     command.add_argument(
         "--launcher",
         default=None if default else "local",
@@ -60,11 +71,4 @@ def describe_target(
         default=[],
         metavar="NAME=VALUE",
         help="an option of the launcher, such as nodes=2 of slurm; may be repeated",
-    )
-    command.add_argument(
-        "--replicas",
-        type=count,
-        metavar="N",
-        help="how many copies of the model train together"
-        f" (default: {default or 'one per usable GPU, or one'})",
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from isotrain.core.comparison.comparison import Comparison
 from isotrain.core.comparison.engine import Engine, OnProgress
 from isotrain.core.comparison.settings import REPEATS, STEPS, Request
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.spec.files import SpecLike
 from isotrain.core.spec.parts import StrategyLike
 
@@ -16,7 +18,7 @@ def compare(
     spec: SpecLike,
     *,
     backends: Sequence[str] | None = None,
-    replicas: Sequence[int] = (1,),
+    replicas: Sequence[int] | None = None,
     strategies: Sequence[StrategyLike] | None = None,
     repeats: int = REPEATS,
     time_budget: float | None = None,
@@ -29,16 +31,19 @@ def compare(
     against: str | os.PathLike[str] | None = None,
     margin: float = 0.0,
     interpreters: Mapping[str, str] | None = None,
+    launcher: str = LOCAL,
+    launcher_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Comparison:
-    """Measures backends against each other on this machine.
+    """Measures backends against each other, on this machine or where a launcher starts them.
 
     Every run is made in new processes; `docs/compare.md` tells what each number means.
 
     Args:
         spec: As for `isotrain.run`.
         backends: `NAME` or `NAME:COLLECTIVE`; left out: all that can be used.
-        replicas: With how many replicas each is measured.
+        replicas: With how many replicas each is measured; left out: 1, or as many as the hosts of the
+            launcher give.
         strategies: Under which strategies, each a name or `{"name": ..., "options": {...}}`; left out:
             the spec's.
         repeats: Runs of each cell. It takes three to tell how runs differ.
@@ -55,6 +60,8 @@ def compare(
         against: An earlier comparison's folder or file; fills `changes`.
         margin: Share by which a cell must be slower than in `against` to be called so.
         interpreters: Backend to the path of the Python interpreter that has it.
+        launcher: As for `isotrain.run`: every run goes by it.
+        launcher_options: As for `isotrain.run`.
         on_progress: Called with a line after each run.
 
     Returns:
@@ -80,6 +87,7 @@ def compare(
         against=against,
         margin=margin,
         interpreters=interpreters or {},
+        launcher=ChosenLauncher(launcher, launcher_options or {}),
     )
     return Engine(spec, request, on_progress or _silent).run()
 

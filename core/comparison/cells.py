@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isotrain.core.comparison.runner import Runner
+from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.plugins.host import PluginHost
@@ -49,7 +50,7 @@ def targets(
     spec: TrainingSpec,
     *,
     backends: Sequence[str],
-    replicas: Sequence[int],
+    replicas: Sequence[int] | None,
     strategies: Sequence[StrategyChoice],
     runner: Runner,
 ) -> list[Target]:
@@ -58,16 +59,17 @@ def targets(
     Args:
         spec: With the threads of every cell.
         backends: `NAME` or `NAME:COLLECTIVE`.
-        replicas: Numbers of them.
+        replicas: Numbers of them; None: as many as the launcher's hosts give.
         strategies: One or more.
-        runner: Knows the interpreters.
+        runner: Knows the interpreters and the launcher.
     """
     found: dict[tuple[Any, ...], Target] = {}
     for strategy in strategies:
         for backend in backends:
-            for count in replicas:
-                name = f"{backend}@{count}" + (f" {strategy.label}" if len(strategies) > 1 else "")
-                target = _planned(spec, name, backend, count, strategy, runner)
+            for count in replicas or (None,):
+                target = _planned(spec, backend, count, strategy, runner)
+                if len(strategies) > 1:
+                    target = replace(target, name=f"{target.name} {strategy.label}")
                 found.setdefault(_identity(target), target)
     return list(found.values())
 
@@ -79,9 +81,8 @@ def _identity(target: Target) -> tuple[Any, ...]:
 
 def _planned(
     spec: TrainingSpec,
-    name: str,
     backend: str,
-    replicas: int,
+    replicas: int | None,
     strategy: StrategyChoice,
     runner: Runner,
 ) -> Target:
@@ -96,7 +97,9 @@ def _planned(
         refusal, unsupported = str(error), True
     except Exception as error:  # a backend may be anyone's; the others are to go on
         refusal = reason_of(error)
-    return Target(name, backend, replicas, strategy, python, plan, refusal, unsupported)
+    count = replicas or plan.get("replicas", runner.slots)
+    name = f"{backend}@{count}"
+    return Target(name, backend, count, strategy, python, plan, refusal, unsupported)
 
 
 def reason_of(error: Exception) -> str:
@@ -122,8 +125,25 @@ def usable_backends(host: PluginHost, interpreters: Mapping[str, str]) -> list[s
     return names
 
 
-def equal_threads(spec: TrainingSpec, replicas: Sequence[int]) -> TrainingSpec:
-    """Gives every replica of every cell the same number of threads, unless the spec says how many."""
+def equal_threads(spec: TrainingSpec, places: int) -> TrainingSpec:
+    """Gives every replica of every cell the same number of threads, unless the spec says how many.
+
+    Args:
+        spec: What to train.
+        places: As many as share the cores of a machine, in the cell that has most.
+    """
     if spec.threads is not None:
         return spec
-    return spec.replace(threads=max(1, hardware.cores() // max(replicas)))
+    return spec.replace(threads=max(1, hardware.cores() // places))
+
+
+def most_on_a_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
+    """How many replicas share the cores of a machine, in the cell that has most.
+
+    Args:
+        replicas: Numbers of them; None: as many as the launcher's hosts give.
+        allocation: What the launcher has; None: this machine.
+    """
+    if allocation is None or allocation.slots == 1:  # a single process may have all of them
+        return max(replicas or (1,))
+    return max(share.slots for share in allocation.shares)

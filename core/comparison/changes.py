@@ -38,6 +38,8 @@ def _caveat(old: ComparisonRecord, new: ComparisonRecord) -> str | None:
         found.append("another machine then")
     if {**old.spec, "name": None} != {**new.spec, "name": None}:
         found.append("another spec then")
+    if old.settings.get("launcher") != new.settings.get("launcher"):
+        found.append("by another launcher then")
     return "; ".join(found) or None
 
 

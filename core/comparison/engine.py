@@ -14,6 +14,7 @@ from isotrain.core.comparison.agenda import Agenda
 from isotrain.core.comparison.cells import (
     Target,
     equal_threads,
+    most_on_a_host,
     reason_of,
     targets,
     usable_backends,
@@ -27,10 +28,13 @@ from isotrain.core.comparison.settings import (
     run_seconds,
 )
 from isotrain.core.comparison.verdict import decide
+from isotrain.core.contracts.allocation import Allocation
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, did_you_mean, unknown_name
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plain_records import value
+from isotrain.core.planning.launchable import require_startable
 from isotrain.core.planning.own_place import require_alone
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.spec.files import SpecLike, load_spec
@@ -64,21 +68,24 @@ class Engine:
         require_alone("compare")
         self.report: Path | None = None
         self._say = on_progress
-        self._runner = Runner(request.interpreters)
         given = load_spec(spec)
+        allocation = _allocation(request, given)
+        slots = 1 if allocation is None else allocation.slots
+        self._runner = Runner(request.interpreters, request.launcher, slots)
         backends = _backends(request, given)
         strategies = _strategies(request, given)
-        self._spec = equal_threads(given, request.replicas)
+        counts = _replicas(request)
+        self._spec = equal_threads(given, most_on_a_host(counts, allocation))
         self._old = read_comparison(Path(request.against)) if request.against else None
         planned = targets(
             self._spec,
             backends=backends,
-            replicas=request.replicas,
+            replicas=counts,
             strategies=strategies,
             runner=self._runner,
         )
         self._targets = {target.name: target for target in planned}
-        self._settings = _settings(request, self._spec, backends, strategies, len(planned))
+        self._settings = _settings(request, self._spec, backends, strategies, planned)
         self._reference = request.reference
         self.comparison = self._new_comparison()
         self.folder = self._opened(request)
@@ -200,6 +207,24 @@ class Engine:
         return [cell for cell in self._cells if self._targets[cell.name].refusal is None]
 
 
+def _allocation(request: Request, spec: TrainingSpec) -> Allocation | None:
+    """What the launcher has; None: this machine.
+
+    Raises:
+        PlanError: It cannot start runs from here, or its options contradict each other or what there is.
+    """
+    launcher = plugin_host(spec.plugins).launcher(request.launcher.name, request.launcher.options)
+    require_startable(launcher)
+    return launcher.allocation()
+
+
+def _replicas(request: Request) -> Sequence[int] | None:
+    """Numbers of them; None: as many as the launcher's hosts give."""
+    if request.replicas is None and request.launcher.name == LOCAL:
+        return (1,)
+    return request.replicas
+
+
 def _backends(request: Request, spec: TrainingSpec) -> list[str]:
     host = plugin_host(spec.plugins)
     if request.backends is None:
@@ -235,21 +260,22 @@ def _settings(
     spec: TrainingSpec,
     backends: Sequence[str],
     strategies: Sequence[StrategyChoice],
-    cells: int,
+    planned: Sequence[Target],
 ) -> Settings:
     assert spec.threads is not None
     return Settings(
         backends=backends,
-        replicas=list(request.replicas),
+        replicas=list(request.replicas or dict.fromkeys(each.replicas for each in planned)),
         strategies=[each.label for each in strategies],
         interpreters=dict(request.interpreters),
+        launcher=None if request.launcher.name == LOCAL else asdict(request.launcher),
         repeats=request.repeats,
         time_budget_s=request.time_budget,
         seed=request.seed,
         steps=request.steps,
         threads=spec.threads,
         margin=request.margin,
-        run_seconds=run_seconds(request, cells),
+        run_seconds=run_seconds(request, len(planned)),
     )
 
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from isotrain.core.contracts.job import ToldWork
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.replica import Tensor
@@ -22,7 +24,7 @@ _LEAST_EXCHANGES = 3
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(ToldWork):
     """How one run is measured; called with its session on every process.
 
     Attributes:
@@ -33,6 +35,7 @@ class Measurement:
         seconds: Limit of the blocks together, for runs that do not become steady or are slow.
     """
 
+    name: ClassVar[str] = "measure"
     steps: int
     evaluate: bool
     blocks: int
@@ -44,7 +47,7 @@ class Measurement:
         session.report_no_progress()
         feed = _Feed(session)
         steps = min(self.steps, session.total_steps)
-        losses, first_step, opening = _first_steps(feed, steps)
+        losses, (first_step, first_step_time), opening = _first_steps(feed, steps)
         metrics = self._metrics(session)
         timer = _Timer(feed)
         warm_up = _calibrated(timer, self.block_seconds)
@@ -54,6 +57,7 @@ class Measurement:
             "losses": [float(loss) for loss in losses],
             "metrics": metrics,
             "first_step_at": first_step,
+            "first_step_time": first_step_time,
             "opening_s": opening,
             "opening_steps": steps,
             "warm_up": _columns(warm_up),
@@ -90,13 +94,14 @@ class Measurement:
                 return blocks, start
 
 
-def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], float, float]:
+def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], tuple[float, float], float]:
     """Takes the first steps; gives their losses, when the first of them ended, and how long all took."""
     group = feed.session.group
     began = time.perf_counter()
     losses = [feed.step()[1]]
     group.synchronise_device()
-    first = time.monotonic()  # the same clock in all processes of a machine
+    # By the clock that all processes of a machine share, and by that of the events.
+    first = time.monotonic(), time.time()
     losses += [feed.step()[1] for _ in range(steps - 1)]
     group.synchronise_device()
     return losses, first, time.perf_counter() - began

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.comparison.measure import Measurement
-from isotrain.core.contracts.plan import split_backend
+from isotrain.core.contracts.events import Event, Ready
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.errors import IsotrainError, PlanError, error_named
+from isotrain.core.launching.engine_launcher import require_followed
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
@@ -32,13 +35,24 @@ _DO = "isotrain.core.comparison.elsewhere:do"
 
 
 class Runner:
-    """Plans and makes runs, each in the interpreter of its backend."""
+    """Plans and makes runs, each in the interpreter of its backend, by one launcher.
 
-    def __init__(self, interpreters: Mapping[str, str]) -> None:
-        """Takes note of the interpreters.
+    Attributes:
+        slots: Processes of every run that the launcher starts on its hosts; 1 where it has none.
+    """
+
+    def __init__(
+        self,
+        interpreters: Mapping[str, str],
+        launcher: ChosenLauncher | None = None,
+        slots: int = 1,
+    ) -> None:
+        """Takes note of the interpreters and the launcher.
 
         Args:
             interpreters: Backend, `NAME` or `NAME:COLLECTIVE`, to the path of its interpreter.
+            launcher: What starts the processes of this program's own interpreter; None: the local one.
+            slots: As the attribute.
 
         Raises:
             PlanError: One of them is no program.
@@ -50,21 +64,23 @@ class Runner:
                     " the interpreter of another environment, such as /home/me/env/bin/python."
                 )
         self._interpreters = dict(interpreters)
+        self._launcher = launcher or ChosenLauncher()
+        self.slots = slots
 
     def python_of(self, backend: str) -> str | None:
         """The interpreter of a backend; None for this program's own."""
         own = self._interpreters.get(backend)
         return own or self._interpreters.get(split_backend(backend)[0])
 
-    def plan(self, spec: TrainingSpec, backend: str, replicas: int) -> dict[str, Any]:
-        """Resolves one cell's run.
+    def plan(self, spec: TrainingSpec, backend: str, replicas: int | None) -> dict[str, Any]:
+        """Resolves one cell's run; without a number of replicas, with as many as its launcher's hosts give.
 
         Raises:
             IsotrainError: It does not fit together.
         """
         python = self.python_of(backend)
         if python is None:
-            return plan_here(spec, backend, replicas)
+            return plan_here(spec, backend, replicas, self._launcher)
         task = {"spec": as_plain(spec), "backend": backend, "replicas": replicas}
         with tempfile.TemporaryDirectory(prefix="isotrain-compare-") as folder:
             return _ask(python, {"do": "plan", **task}, Path(folder))
@@ -94,7 +110,7 @@ class Runner:
         """
         python = self.python_of(backend)
         if python is None:
-            return run_here(spec, backend, replicas, measurement, folder)
+            return run_here(spec, backend, replicas, measurement, folder, self._launcher)
         folder.mkdir(parents=True, exist_ok=True)
         task = {
             "spec": as_plain(spec),
@@ -105,24 +121,58 @@ class Runner:
         return _ask(python, {"do": "run", **task}, folder)
 
 
-def plan_here(spec: TrainingSpec, backend: str, replicas: int) -> dict[str, Any]:
+def plan_here(
+    spec: TrainingSpec,
+    backend: str,
+    replicas: int | None,
+    launcher: ChosenLauncher | None = None,
+) -> dict[str, Any]:
     """As `Runner.plan`, in this interpreter."""
     cast = Cast(spec, plugin_host(spec.plugins))
-    found = make_plan(cast, backend=backend, replicas=replicas)
+    found = make_plan(cast, backend=backend, replicas=replicas, launcher=launcher)
+    require_followed(cast.host.launcher(found.launcher, found.launcher_options), spec, found)
     return found.to_dict()
 
 
 def run_here(
-    spec: TrainingSpec, backend: str, replicas: int, measurement: Measurement, folder: Path
+    spec: TrainingSpec,
+    backend: str,
+    replicas: int,
+    measurement: Measurement,
+    folder: Path,
+    launcher: ChosenLauncher | None = None,
 ) -> dict[str, Any]:
     """As `Runner.run`, in this interpreter."""
     host = plugin_host(spec.plugins)
-    plan = make_plan(Cast(spec, host), backend=backend, replicas=replicas)
+    plan = make_plan(Cast(spec, host), backend=backend, replicas=replicas, launcher=launcher)
     directory = RunDirectory.create(spec.name, folder)
+    heard = _Heard()
     with OF_THIS_PROGRAM.only_new():  # what is measured is what a new program would see
         started = time.monotonic()
-        ranks = run_job(measurement, spec, plan, host, directory)
-    return {"started": started, "ranks": ranks}
+        ranks = run_job(measurement, spec, plan, host, directory, on_event=heard)
+    return {"started": started, "ranks": heard.by_this_clock(ranks, plan)}
+
+
+class _Heard:
+    """Notes when rank 0 was ready, by the clock here and by its own, which may be another one."""
+
+    def __init__(self) -> None:
+        self._ready: tuple[float, float] | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Ready) and event.rank == 0:
+            self._ready = time.monotonic(), event.time
+
+    def by_this_clock(self, ranks: list[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+        """What the processes returned, the end of the first step by the clock here.
+
+        Of a launcher's processes, which may be on other hosts, it is the one of rank 0.
+        """
+        if plan.launcher == LOCAL or self._ready is None:
+            return ranks
+        here, there = self._ready
+        at = here + ranks[0]["first_step_time"] - there
+        return [{**rank, "first_step_at": at} for rank in ranks]
 
 
 def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:

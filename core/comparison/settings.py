@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from isotrain.core.comparison.measure import Measurement
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.errors import PlanError
 from isotrain.core.spec.parts import StrategyLike
 
@@ -23,7 +25,7 @@ class Request:
     """What `isotrain.compare` was asked for; see there."""
 
     backends: Sequence[str] | None = None
-    replicas: Sequence[int] = (1,)
+    replicas: Sequence[int] | None = None
     strategies: Sequence[StrategyLike] | None = None
     repeats: int = REPEATS
     time_budget: float | None = None
@@ -36,19 +38,21 @@ class Request:
     against: str | os.PathLike[str] | None = None
     margin: float = 0.0
     interpreters: Mapping[str, str] = field(default_factory=dict)
+    launcher: ChosenLauncher = field(default_factory=ChosenLauncher)
 
     def __post_init__(self) -> None:
         """Checks the numbers.
 
         Raises:
-            PlanError: One is out of its range, or an option lacks the one it belongs to.
+            PlanError: One is out of its range, an option lacks the one it belongs to, or two contradict each
+                other.
         """
-        counts = [("replicas", count) for count in self.replicas]
+        counts = [("replicas", count) for count in self.replicas or ()]
         counts += [("repeats", self.repeats), ("steps", self.steps)]
         for what, count in counts:
             if count < 1:
                 raise PlanError(f"compare: expected {what} of 1 or more, received {count}.")
-        if not self.replicas:
+        if self.replicas is not None and not self.replicas:
             raise PlanError("compare: expected one number of replicas or more, received none.")
         for what, seconds in (("time budget", self.time_budget), ("run limit", self.run_limit)):
             if seconds is not None and seconds <= 0:
@@ -57,6 +61,11 @@ class Request:
             raise PlanError(f"compare: expected a margin from 0 to below 1, got {self.margin}.")
         if self.resume and self.output is None:
             raise PlanError("--resume goes on with the comparison in a folder: add --output DIR.")
+        if self.interpreters and self.launcher.name != LOCAL:
+            raise PlanError(
+                f"compare: --python (interpreters= in Python): launcher {self.launcher.name!r} has every"
+                " rank run in the interpreter of this program. Leave one of the two out."
+            )
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class Settings:
         replicas: Numbers of them.
         strategies: `NAME[,OPTION=VALUE...]` of each.
         interpreters: Backend to the path of its interpreter.
+        launcher: `name` and `options` of what starts the processes; None: the local one.
         repeats: Runs of each cell.
         time_budget_s: Seconds for all runs; None for no limit.
         seed: Of the order of the runs and of the intervals.
@@ -91,6 +101,7 @@ class Settings:
     threads: int
     margin: float
     run_seconds: float
+    launcher: Mapping[str, Any] | None = None
     blocks: int = _BLOCKS
     block_seconds: float = _BLOCK_SECONDS
     spent_s: float = 0.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.plugin_choice import PluginChoice
@@ -12,6 +13,29 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 Work = Callable[[Any], Any]
 """Called on every process with its session; what it returns is given back to the caller."""
+
+
+class ToldWork(ABC):
+    """Work of isotrain's own that is not training, which also the ranks of an engine can be told to do.
+
+    Attributes:
+        name: Under which they know it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, session: Any) -> dict[str, Any]:
+        """Does it; returns plain values, and among them the `plan` of the session."""
+
+    def fields(self) -> dict[str, Any]:
+        """What it is made from again, as JSON values."""
+        return dict(vars(self))
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Makes it again from what `fields` gave."""
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

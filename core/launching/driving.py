@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from isotrain.core.contracts.events import (
     Remark,
     event_of,
 )
-from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.job import Job, ToldWork, Work
 from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan, joined_backend
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError, RunFailedError, error_named
-from isotrain.core.json_text import json_page
+from isotrain.core.json_text import json_line, json_page
 from isotrain.core.launching.engine_process import EngineProcess
 from isotrain.core.launching.handed_over import Arriving, is_handed_over
 from isotrain.core.launching.run_directory import append_to_log, checkpoint_folder
@@ -40,6 +41,10 @@ FOLDER = "engine"
 """In the run directory: what the engine was given, and what it said."""
 _TRAINING = ("isotrain.core.running.works", "train")
 """What `isotrain run` does with its session."""
+WORK = "work"
+"""Among the fields of work that ranks are told to do: its name."""
+RETURNED = "returned"
+"""The name of the files in which rank 0 leaves what such work returned, by rank."""
 _KEY_BYTES = 32
 _LAST_LINES = 30
 _HANDED_ON = re.compile(
@@ -53,7 +58,7 @@ Submit = Callable[[RankCommand], Submission]
 
 
 def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: OnEvent) -> list[Any]:
-    """Runs a job of `isotrain.run` on an engine.
+    """Runs a job on an engine: of `isotrain.run`, or one whose work its ranks can be told.
 
     Args:
         launcher: The engine's, by name.
@@ -63,18 +68,16 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
         on_event: Called with every event of rank 0.
 
     Returns:
-        What rank 0 returned, alone.
+        What the processes returned, by rank; of a training only what rank 0 did.
 
     Raises:
         PlanError: The engine cannot be given this job.
         RunFailedError: The run failed, on any rank.
     """
-    if (job.work.__module__, job.work.__name__) != _TRAINING:
-        raise PlanError(
-            f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
-            " it with the engine itself: its isotrain.launch joins the others."
-        )
-    command = rank_command(job.spec, job.plan, job.plugins, directory, job.resume, job.interface)
+    asked = _work_options(launcher, job.work)
+    spec = job.spec.replace(checkpoint=None) if asked else job.spec  # only training saves any
+    command = rank_command(spec, job.plan, job.plugins, directory, job.resume, job.interface)
+    command = replace(command, options=(*command.options, *asked))
     submission = submit(command)
     write(submission, command)
     if not submission.commands:
@@ -96,7 +99,39 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
     if "event" not in told:
         raise RunFailedError(_without_result(launcher, status, log))
     _raise_if_error(told)
-    return [_result(told, job.plan)]
+    found = _returned(directory) if isinstance(job.work, ToldWork) else [told]
+    return [_result(each, job.plan) for each in found]
+
+
+def _work_options(launcher: str, work: Work) -> tuple[str, ...]:
+    """What makes `isotrain run` do this work.
+
+    Raises:
+        PlanError: It is a person's own.
+    """
+    if isinstance(work, ToldWork):
+        return ("--work", json_line({WORK: work.name, **work.fields()}, default=None))
+    if (work.__module__, getattr(work, "__name__", None)) != _TRAINING:
+        raise PlanError(
+            f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
+            " it with the engine itself: its isotrain.launch joins the others."
+        )
+    return ()
+
+
+def _returned(directory: Path) -> list[dict[str, Any]]:
+    """What the processes returned, by rank.
+
+    Raises:
+        RunFailedError: It has not arrived here.
+    """
+    from isotrain.core.launching.returned import load_value  # it imports NumPy
+
+    try:
+        found: list[dict[str, Any]] = load_value(directory, RETURNED)
+    except OSError as error:
+        raise RunFailedError(f"what the ranks returned did not arrive here: {error}.") from error
+    return found
 
 
 def rank_command(

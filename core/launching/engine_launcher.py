@@ -11,10 +11,13 @@ from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import Launcher
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.driving import drive
+from isotrain.core.launching.driving import drive, rank_command
+from isotrain.core.plugins import asked
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class EngineLauncher(Launcher):
@@ -51,3 +54,25 @@ class EngineLauncher(Launcher):
                 " ports on theirs. Leave it out."
             )
         return drive(self.name, self.submission, job, directory, on_event)
+
+
+def require_followed(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None:
+    """Refuses what an engine cannot be given by name, and a launcher that starts nothing by itself.
+
+    Args:
+        launcher: That is to start runs, one after the other.
+        spec: What to train.
+        plan: How.
+
+    Raises:
+        PlanError: It is such.
+    """
+    if not isinstance(launcher, EngineLauncher):
+        return
+    plugins = asked.for_workers(asked.current())
+    command = rank_command(spec, plan, plugins, Path("run").absolute(), None)
+    if not launcher.submission(command).commands:
+        raise PlanError(
+            f"launcher {launcher.name!r}: with these options isotrain writes what the engine is given, and"
+            " starts nothing by itself. `isotrain run --dry-run` writes it; leave them out here."
+        )

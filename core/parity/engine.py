@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.parity.judge import judge, step_records
@@ -17,6 +18,7 @@ from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRe
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared
 from isotrain.core.parity.tracer import Say, Tracer
 from isotrain.core.parity.wanted import Wanted, all_wanted
+from isotrain.core.planning.launchable import require_startable
 from isotrain.core.planning.own_place import require_alone
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.spec.files import SpecLike, load_spec
@@ -35,12 +37,14 @@ def parity(
     spec: SpecLike,
     *,
     backends: Sequence[str],
-    replicas: Sequence[int] = (1,),
+    replicas: Sequence[int] | None = None,
     strategies: Sequence[StrategyLike] | None = None,
     steps: int = DEFAULT_STEPS,
     map: MapLike | None = None,
     output: str | os.PathLike[str] | None = None,
     say: Say | None = None,
+    launcher: str = LOCAL,
+    launcher_options: Mapping[str, Any] | None = None,
 ) -> Parity:
     """Finds the first step and the first tensor at which runs of one spec part, and says why.
 
@@ -48,7 +52,8 @@ def parity(
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
         backends: Each `NAME` or `NAME:COLLECTIVE`; the first with the first number of replicas is the
             reference.
-        replicas: Each backend runs with each of these numbers.
+        replicas: Each backend runs with each of these numbers; left out: with 1, or with as many as the
+            hosts of the launcher give.
         strategies: And under each of these, a name or `{"name": ..., "options": {...}}`; the first is the
             reference's. Left out: under the spec's.
         steps: How many steps to trace. The last of them is the first smaller global batch of the run
@@ -57,6 +62,8 @@ def parity(
             `docs/parity.md`.
         output: A folder to write `parity.json` and the fingerprints of each run to.
         say: Called with a line before each run.
+        launcher: As for `isotrain.run`: every run goes by it.
+        launcher_options: As for `isotrain.run`.
 
     Returns:
         The verdict, and records of every run.
@@ -71,8 +78,17 @@ def parity(
     if steps < 1:
         raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
     given = load_spec(spec)
-    wanted = all_wanted(given, backends, replicas, strategies or [given.strategy.name])
     host = plugin_host(given.plugins)
+    chosen = ChosenLauncher(launcher, launcher_options or {})
+    require_startable(host.launcher(chosen.name, chosen.options))
+    wanted = all_wanted(
+        given,
+        host,
+        backends=backends,
+        replicas=replicas,
+        strategies=strategies or [given.strategy.name],
+        launcher=chosen,
+    )
     tracer = Tracer(host, wanted[0], steps, read_maps(map), output, say)
     for each in wanted:
         tracer.plan(each, each.spec)

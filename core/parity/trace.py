@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from isotrain.core.spec.name_maps import NameMap, require_counterparts
+from isotrain.core.contracts.job import ToldWork
+from isotrain.core.errors import PlanError
+from isotrain.core.spec.name_maps import NameMap, Target, require_counterparts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +33,8 @@ Prints = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to trace.
+class Trace(ToldWork):
+    """What to trace; called with its session on every process of the run.
 
     Attributes:
         steps: How many.
@@ -39,23 +42,44 @@ class Request:
         initial: A file with the weights and the non-trainable state to start from, by common name; None
             for this run's own, which rank 0 then leaves in its run directory.
         asks: Whether the group is to tell how it takes such steps.
+        seen: A file in the folder of `initial`, which every process must see, before that is there; None: all
+            are on the machine that has it.
     """
 
+    name: ClassVar[str] = "trace"
     steps: int
     names: NameMap
     initial: str | None = None
     asks: bool = False
+    seen: str | None = None
 
+    def __call__(self, session: Session) -> dict[str, Any]:
+        """Traces.
 
-def trace(session: Session, request: Request) -> dict[str, Any]:
-    """The work of a traced run.
+        Returns:
+            `replicas` of this process, `kept` (whether the gradients after the reduction could be seen),
+            `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `remarks`
+            that were asked for.
 
-    Returns:
-        `replicas` of this process, `kept` (whether the gradients after the reduction could be seen),
-        `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `remarks` that
-        were asked for.
-    """
-    return _Tracer(session, request).run()
+        Raises:
+            PlanError: This process does not see the folder.
+        """
+        if self.seen is not None and not Path(self.seen).is_file():
+            host, folder = socket.gethostname(), Path(self.seen).parent
+            raise PlanError(
+                f"parity: {host} does not see {folder}, where every process reads the initial weights of the"
+                " reference. Give --output (output= in Python) a folder that all hosts share."
+            )
+        return _Tracer(session, self).run()
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        targets = fields["names"]["targets"]
+        names = NameMap({name: Target(**target) for name, target in targets.items()})
+        return cls(**{**fields, "names": names})
 
 
 def steps_to_trace(plan: Plan, count: int) -> list[int]:
@@ -78,7 +102,7 @@ def steps_to_trace(plan: Plan, count: int) -> list[int]:
 class _Tracer:
     """One process's share of a traced run."""
 
-    def __init__(self, session: Session, request: Request) -> None:
+    def __init__(self, session: Session, request: Trace) -> None:
         self._session = session
         self._group = session.group
         self._names = request.names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import tempfile
@@ -11,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
+from isotrain.core.launching.engine_launcher import require_followed
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.parity import trace as tracing
@@ -27,6 +28,8 @@ from isotrain.core.spec.training_spec import TrainingSpec
 Say = Callable[[str], None]
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
 """The last one, as it compares all slots, which a replica that does not update all weights has not."""
+_SEEN_FILE = "seen"
+"""In the folder of the runs: who sees it sees also the initial weights that one of them leaves there."""
 
 
 class Tracer:
@@ -67,7 +70,14 @@ class Tracer:
         Raises:
             PlanError: It cannot be made, or the backend does not show what is compared.
         """
-        plan = make_plan(Cast(spec, self._host), backend=wanted.backend, replicas=wanted.replicas)
+        chosen = wanted.launcher
+        plan = make_plan(
+            Cast(spec, self._host),
+            backend=wanted.backend,
+            replicas=wanted.replicas,
+            launcher=chosen,
+        )
+        require_followed(self._host.launcher(chosen.name, chosen.options), spec, plan)
         missing = self._host.backend(plan.backend).can(plan.placement).missing(NEEDED)
         if missing:
             raise PlanError(
@@ -80,12 +90,22 @@ class Tracer:
         """Within it, runs can be made; their directories go with it, but for those of a failed check."""
         if self._output is not None:
             _made(self._output)
-        self._folder = Path(tempfile.mkdtemp(prefix="isotrain-parity-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="isotrain-parity-", dir=self._home()))
+        if not self._is_local:
+            (self._folder / _SEEN_FILE).touch()
         try:
             yield
         finally:
             if not self._failed:  # the logs of a failed run are there
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _home(self) -> Path | None:
+        """Where the runs have their directories; None: where this machine has temporary files."""
+        return None if self._is_local else (self._output or Path()).absolute()
+
+    @property
+    def _is_local(self) -> bool:
+        return self._reference.launcher.name == LOCAL
 
     def trace(self, wanted: Wanted, spec: TrainingSpec, note: str) -> RunTrace:
         """Makes one run in processes of its own.
@@ -106,8 +126,8 @@ class Tracer:
         folder.mkdir()
         names = map_of(self._maps, plan.backend, plan.framework)
         asks = wanted.spec.strategy != self._reference.spec.strategy
-        request = tracing.Request(self._count, names, self._initial, asks)
-        work = functools.partial(tracing.trace, request=request)
+        seen = None if self._is_local else str(self._folder / _SEEN_FILE)
+        work = tracing.Trace(self._count, names, self._initial, asks, seen)
         try:
             returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
         except RunFailedError as error:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.errors import PlanError
+from isotrain.core.planning.make_plan import make_plan
+from isotrain.core.plugins.cast import Cast
+from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.parts import StrategyChoice, StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -20,6 +24,7 @@ class Wanted:
         strategy: `NAME[,OPTION=VALUE...]`.
         name: What it is called; has the strategy where there are several.
         spec: What it trains.
+        launcher: What starts its processes.
     """
 
     backend: str
@@ -27,25 +32,52 @@ class Wanted:
     strategy: str
     name: str
     spec: TrainingSpec
+    launcher: ChosenLauncher
 
 
 def all_wanted(
     spec: TrainingSpec,
+    host: PluginHost,
+    *,
     backends: Sequence[str],
-    replicas: Sequence[int],
+    replicas: Sequence[int] | None,
     strategies: Sequence[StrategyLike],
+    launcher: ChosenLauncher,
 ) -> list[Wanted]:
-    """Every run, each once, the reference first."""
+    """Every run, each once, the reference first.
+
+    Args:
+        spec: What they train.
+        host: Knows backends and launchers.
+        backends: `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of them; None: 1, or as many as the launcher's hosts give.
+        strategies: One or more.
+        launcher: What starts their processes.
+
+    Raises:
+        PlanError: There is just one, or a launcher has no place for it.
+    """
     found = {}
+    if replicas is None and launcher.name == LOCAL:
+        replicas = (1,)
     for choice in map(StrategyChoice.of, strategies):
-        for count in replicas:
+        own = spec.under(choice)
+        for asked in (None,) if replicas is None else replicas:
             for backend in backends:
+                count = asked or _replicas_there(own, host, backend, launcher)
                 name = f"{backend}@{count}" + (f" {choice.label}" if len(strategies) > 1 else "")
-                own = spec.under(choice)
-                found[name] = Wanted(backend, count, own.strategy.label, name, own)
+                label = own.strategy.label
+                found[name] = Wanted(backend, count, label, name, own, launcher)
     if len(found) < 2:
         raise PlanError(
             "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
             " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
         )
     return list(found.values())
+
+
+def _replicas_there(
+    spec: TrainingSpec, host: PluginHost, backend: str, launcher: ChosenLauncher
+) -> int:
+    plan = make_plan(Cast(spec, host), backend=backend, replicas=None, launcher=launcher)
+    return plan.replicas

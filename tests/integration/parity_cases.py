@@ -10,7 +10,7 @@ import numpy as np
 from plugins.parting_backends import PARTING
 
 import isotrain
-from isotrain.core.parity.trace import Request, trace
+from isotrain.core.parity.trace import Trace
 from isotrain.core.running.session import Session
 from isotrain.core.spec.name_maps import NameMap
 from isotrain.testing.series import next_session
@@ -124,7 +124,7 @@ def trace_faults(session: Session) -> dict[str, Any]:
 
 def trace_right(session: Session, steps: int = STEPS) -> dict[str, Any]:
     """Traces the run as it is."""
-    return trace(session, Request(steps, NO_NAMES))
+    return Trace(steps, NO_NAMES)(session)
 
 
 SGD = {"name": "sgd", "lr": 0.125, "momentum": 0.875}

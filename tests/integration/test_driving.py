@@ -17,9 +17,20 @@ import pytest
 from integration import driven_job
 
 import isotrain
-from isotrain.core.contracts.events import CommandFailed
+from isotrain.core.cli.told_work import told_work
+from isotrain.core.comparison import runner
+from isotrain.core.comparison.measure import Measurement
+from isotrain.core.comparison.runner import Runner
+from isotrain.core.contracts.events import CommandFailed, Ready
+from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.launching import engine_process
+from isotrain.core.launching.driving import WORK
+from isotrain.core.parity.trace import Trace
+from isotrain.core.parity.tracer import Tracer
+from isotrain.core.parity.wanted import Wanted
 from isotrain.core.plugins import asked
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.spec.name_maps import NameMap, Target
 from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Share, Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
@@ -50,7 +61,11 @@ class Engine(EngineLauncher):
 
 
 class Far(EngineLauncher):
-    """Starts two ranks, whose run directory is not the one that it is told: this process does not see it."""
+    """Starts two ranks, whose run directory is not the one that it is told: this process does not see it.
+
+    Attributes:
+        folder: Where each run has one of its own.
+    """
 
     name = "far"
     summary = "for tests"
@@ -61,7 +76,8 @@ class Far(EngineLauncher):
         return Allocation((Share(2),))
 
     def submission(self, command: RankCommand) -> Submission:
-        there = command.on_host(sys.executable, f"env:{command.spec_variable}", self.folder)
+        folder = f"{self.folder}/{command.name}"
+        there = command.on_host(sys.executable, f"env:{command.spec_variable}", folder)
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"}
         elastic = {"TORCHELASTIC_RUN_ID": command.name, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         told = {"WORLD_SIZE": "2", **meeting, **elastic}
@@ -109,7 +125,7 @@ def test_all_comes_here_from_where_the_folder_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks wait until what one of them has printed is here."""
-    gate, there = tmp_path / "gate", tmp_path / "there" / "run"
+    gate, there = tmp_path / "gate", tmp_path / "there"
     monkeypatch.setenv(driven_job.GATE, str(gate))
     monkeypatch.setattr(Far, "folder", str(there))
     shown: list[Any] = []
@@ -137,7 +153,7 @@ def test_all_comes_here_from_where_the_folder_is_another_one(
     assert {event["rank"] for event in shown} == {1}
     assert (tmp_path / "far" / "rank-1.log").read_text().count("rank 1 waits\n") == 1
     assert "rank 1 waits" not in (tmp_path / "far" / "rank-0.log").read_text()
-    assert (there / "weights.safetensors").exists()
+    assert [*there.glob("*/weights.safetensors")]
 
 
 def test_what_is_raised_there_is_raised_here(tmp_path: Path) -> None:
@@ -248,3 +264,98 @@ def test_an_interrupt_ends_the_engine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 60
     running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
     assert not [command for command in running if program[-1] in command]
+
+
+def test_cells_of_a_comparison_go_by_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Far, "folder", str(tmp_path / "there"))
+    found = isotrain.compare(
+        {**SPEC, "checkpoint": {"every_steps": 1}},
+        backends=["reference"],
+        repeats=1,
+        run_limit=0.05,
+        steps=3,
+        output=tmp_path / "found",
+        launcher="far",
+    )
+    (cell,) = found.cells
+    assert (cell.name, cell.status) == ("reference@2", "finished"), cell.reason
+    assert cell.losses == pytest.approx(run(tmp_path, "local").history.loss[:3], rel=1e-12)
+    assert (cell.plan["launcher"], cell.plan["launcher_options"]) == ("far", {})
+    assert found.settings["launcher"] == {"name": "far", "options": {}}
+    assert found.settings["replicas"] == [2]
+    (repeat,) = cell.repeats
+    assert len(repeat.peak_memory_bytes) == 2
+    assert 0 < repeat.first_step_s < repeat.run_s
+
+
+def test_the_clock_of_another_host_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of rank 0 goes by hours wrong, and shows two seconds from when it was ready."""
+
+    def run_job(*_: Any, on_event: Any, **__: Any) -> list[dict[str, Any]]:
+        on_event(Ready(rank=1, time=5.0))
+        on_event(Ready(rank=0, time=1000.0))
+        on_event(Ready(rank=2, time=5000.0))
+        return [{"first_step_at": -1.0, "first_step_time": 1002.0}, {"first_step_at": -2.0}]
+
+    monkeypatch.setattr(runner, "run_job", run_job)
+    measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.1, seconds=0.1)
+    began = time.monotonic()
+    spec, chosen = isotrain.load_spec(SPEC), ChosenLauncher("engine")
+    raw = Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "run")
+    passed = time.monotonic() - began
+    for rank in raw["ranks"]:
+        assert 2.0 <= rank["first_step_at"] - raw["started"] <= 2.0 + passed
+
+
+def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
+    """The second starts from what the first has left, in another precision."""
+    spec = isotrain.load_spec(SPEC)
+    chosen = ChosenLauncher("engine")
+    wanted = Wanted("reference", 1, "data-parallel", "reference@1", spec, chosen)
+    tracer = Tracer(plugin_host(()), wanted, 2, {}, tmp_path / "kept", None)
+    with tracer.running():
+        first = tracer.trace(wanted, spec.replace(precision="float32"), "the reference")
+        second = tracer.trace(wanted, spec, "again")
+    assert first.plan["launcher"] == second.plan["launcher"] == "engine"
+    assert second.start == first.start != second.own_start
+    assert [step.loss for step in second.steps] == pytest.approx(
+        [step.loss for step in first.steps], rel=1e-5
+    )
+    assert len(sorted((tmp_path / "kept" / "fingerprints").iterdir())) == 2
+
+
+def test_what_cannot_go_with_a_launcher_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(isotrain.PlanError, match=r"--python .*launcher 'engine'"):
+        isotrain.compare(SPEC, interpreters={"reference": sys.executable}, launcher="engine")
+    with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'engin'"):
+        isotrain.compare(SPEC, backends=["reference"], launcher="engin")
+    unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "engine"}
+    with pytest.raises(isotrain.PlanError, match="2 were asked for, and engine has started 1"):
+        isotrain.parity(SPEC, **unlike)
+    monkeypatch.setattr(Engine, "submission", lambda self, command: Submission(()))
+    strategies = {"backends": ["reference"], "strategies": ["data-parallel", "gossip"]}
+    with pytest.raises(isotrain.PlanError, match="starts nothing by itself"):
+        isotrain.parity(SPEC, **strategies, launcher="engine", output=tmp_path / "parity")
+    found = isotrain.compare(SPEC, **strategies, launcher="engine", output=tmp_path / "compared")
+    for cell in found.cells:
+        assert cell.status == "failed"
+        assert "starts nothing by itself" in str(cell.reason)
+    assert not (tmp_path / "parity").exists()
+
+
+def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
+    names = NameMap({"dense": Target("fc", "(HW)O->O(HW)", {"H": 2})})
+    trace = Trace(3, names, "initial.npz", True, str(tmp_path / "seen"))
+    told = told_work(json.dumps({WORK: trace.name, **trace.fields()}))
+    assert told == trace
+    with pytest.raises(isotrain.PlanError, match=rf"does not see {tmp_path}, where"):
+        told(None)
+    for text in ('{"work": "dance"}', "[]", "measure"):
+        with pytest.raises(isotrain.PlanError, match="--work: expected what"):
+            told_work(text)

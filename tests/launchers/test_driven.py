@@ -107,6 +107,32 @@ def test_what_a_run_leaves_comes_to_where_it_was_started(bed: Bed, how: str) -> 
     assert sorted(each.name for each in kept.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
 
 
+def test_backends_are_compared_and_traced_by_a_launcher(bed: Bed) -> None:
+    driven = Driven(bed, "slurm", "rows")
+    _, spec, *rest = driven.command()[1:]
+    launcher = rest[rest.index("--launcher") :]
+    rows = ("--strategy", "data-parallel", "--strategy", "hierarchical")
+    asked = ["isotrain", "compare", spec, "--backend", "reference", *rows, *launcher]
+    quick = ("--repeat", "1", "--run-limit", "0.05s", "--steps", "3", "--quiet", "--json")
+    done = driven.host.run([*asked, *quick, "--output", driven.folder], bed.slurm.variables)
+    assert done.returncode == 0, done.stdout
+    cells = json.loads(done.stdout[done.stdout.index("{") :])["cells"]
+    assert [cell["name"] for cell in cells] == [
+        "reference@2 data-parallel",
+        "reference@2 hierarchical",
+    ]
+    for cell in cells:
+        assert cell["plan"]["launcher"] == "slurm"
+        assert len(cell["repeats"][0]["peak_memory_bytes"]) == 2
+    traced = ["isotrain", "parity", spec, "--backend", "reference", *rows, *launcher]
+    traced += ["--steps", "1", "--output"]
+    apart = driven.host.run([*traced, "/run/traced"], bed.slurm.variables)
+    assert apart.returncode == ExitCode.RUN_FAILED, apart.stdout
+    assert "parity: node1 does not see /run/traced" in apart.stdout
+    shared = driven.host.run([*traced, str(bed.folder / "traced")], bed.slurm.variables)
+    assert shared.returncode == 0, shared.stdout
+
+
 def test_checkpoints_that_not_all_hosts_would_see_are_refused(bed: Bed) -> None:
     driven = Driven(bed, "slurm", "saving")
     command = driven.command(checkpoint={"every_steps": 1})
