@@ -1,11 +1,12 @@
-"""Where the time of a step of native torch goes: by hand and by isotrain, each in a program of its own.
+"""Where the time of a step of torch goes: by hand and by isotrain, each in a program of its own.
 
     python -m benchmarks.steps                          # the MLP of 64, one thread
     python -m benchmarks.steps --workload cnn --threads 2 --rounds 10 --clock processor
 
-Both train a workload of `benchmarks.peers` on one replica. The same moments are noted in both, by hooks of
-torch on the model, which take some microseconds in both. Printed are medians over the rounds, with 95 %
-bootstrap intervals, of the medians over the timed steps.
+All train a workload of `benchmarks.peers` on one replica: by hand, and in isotrain a native and a portable
+model. The same moments are noted in all, by hooks of torch, which take some microseconds; a portable model is
+not called in most of its steps, so that only the weights' hooks tell of those. Printed are medians over the
+rounds, with 95 % bootstrap intervals, of the medians over the timed steps.
 """
 
 from __future__ import annotations
@@ -36,29 +37,33 @@ PARTS = (
     "model",
     "loss, and its gradient",
     "gradients of the weights",
+    "these four",
     "update, until the next batch is asked for",
     "whole step",
 )
 """By hand gradients are set to zero in the second, and nothing but the update is in the last but one."""
+_NOTED = 7
+"""Moments of a step."""
 
 
 class Moments:
     """Notes when each part of a step has ended.
 
     Args:
-        model: Of torch; it is called once a step.
+        model: Of torch, or Keras on torch.
         clock: One of `CLOCKS`.
+        is_called: Whether the model is called in every step; parts between are not known where it is not.
     """
 
-    def __init__(self, model: Any, clock: str) -> None:
+    def __init__(self, model: Any, clock: str, is_called: bool = True) -> None:
         self._now = CLOCKS[clock]
-        self._step = [0.0] * len(PARTS)
+        self._step = [np.nan] * _NOTED
         self._steps: list[list[float]] = []
-        model.register_forward_pre_hook(self._note(2))
-        model.register_forward_hook(self._called)
-        for weight in list(model.parameters())[
-            :2
-        ]:  # of the first layer: the last to have gradients
+        if is_called:
+            model.register_forward_pre_hook(self._note(2))
+            model.register_forward_hook(self._called)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        for weight in trained[:2]:  # of the first layer: the last to have gradients
             weight.register_post_accumulate_grad_hook(self._note(5))
 
     def _note(self, place: int) -> Callable[..., None]:
@@ -87,7 +92,9 @@ class Moments:
     def medians(self, left_out: int) -> list[float]:
         """Microseconds of each of `PARTS`; the first steps are left out."""
         steps = np.array(self._steps[left_out:]) * 1e6
-        parts = np.column_stack([np.diff(steps), steps[:, -1] - steps[:, 0]])
+        each = np.diff(steps)
+        several, whole = steps[:, 5] - steps[:, 1], steps[:, -1] - steps[:, 0]
+        parts = np.column_stack([each[:, :5], several, each[:, 5], whole])
         medians: list[float] = np.median(parts, axis=0).tolist()
         return medians
 
@@ -112,10 +119,10 @@ def by_hand(workload: str, threads: int, clock: str) -> list[float]:
     return moments.medians(work.first_steps)
 
 
-def by_isotrain(workload: str, threads: int, clock: str) -> list[float]:
-    """The same by a session."""
-    train = functools.partial(_by_session, workload=workload, clock=clock)
-    spec = with_isotrain.spec(workload, threads, native=True, on_torch=True)
+def by_isotrain(workload: str, threads: int, clock: str, is_native: bool = True) -> list[float]:
+    """The same by a session, of a native or a portable model."""
+    train = functools.partial(_by_session, workload=workload, clock=clock, is_native=is_native)
+    spec = with_isotrain.spec(workload, threads, native=is_native, on_torch=True)
     with TemporaryDirectory() as folder:
         run = Path(folder, "run")
         medians: list[float] = isotrain.launch(
@@ -128,32 +135,44 @@ def _keep_silent(event: Any) -> None:
     """Standard output is for the result."""
 
 
-def _by_session(session: isotrain.Session, workload: str, clock: str) -> list[float]:
-    moments = Moments(session.group.model, clock)  # type: ignore[attr-defined]
+def _by_session(
+    session: isotrain.Session, workload: str, clock: str, is_native: bool
+) -> list[float]:
+    moments = Moments(session.group.model, clock, is_native)  # type: ignore[attr-defined]
     for batch in moments.of(session.batches()):
         session.step(batch)
     return moments.medians(WORKLOADS[workload].first_steps)
 
 
-SIDES = {"by hand": by_hand, "isotrain": by_isotrain}
+SIDES: dict[str, Callable[..., list[float]]] = {
+    "by hand": by_hand,
+    "native": by_isotrain,
+    "portable": functools.partial(by_isotrain, is_native=False),
+}
 
 
 def measured(side: str, given: argparse.Namespace) -> list[float]:
     """What one of `SIDES` gives, in a process of its own."""
     asked = ["--workload", given.workload, "--threads", str(given.threads), "--clock", given.clock]
     command = [sys.executable, "-m", "benchmarks.steps", *asked, "--side", side]
-    variables = os.environ | {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": "-1"}
+    variables = os.environ | {
+        "OMP_NUM_THREADS": str(given.threads),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
     done = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
     medians: list[float] = json.loads(done.stdout)
     return medians
 
 
 def table(found: dict[str, np.ndarray]) -> str:
-    """Of microseconds by side, round and part."""
-    lines = ["| part of a step, µs | by hand | isotrain | more |", "|---|---|---|---|"]
-    columns = (*found.values(), found["isotrain"] - found["by hand"])
+    """Of microseconds by side, round and part; empty where a part is not known."""
+    hand, native, portable = (found[side] for side in SIDES)
+    columns = (hand, native, native - hand, portable, portable - native)
+    heads = ("part of a step, µs", "by hand", "native", "more", "portable", "more than native")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for place, part in enumerate(PARTS):
-        texts = [median(column[:, place]).text(digits=0) for column in columns]
+        known = (column[:, place] for column in columns)
+        texts = ["" if np.isnan(each).any() else median(each).text(digits=0) for each in known]
         lines.append(f"| {part} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
@@ -167,7 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the two")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the three")
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side is not None:

@@ -24,7 +24,7 @@ _LATE = 1e9
 """A step at which torch's own bias correction is 1: Keras' correction is part of the rate."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Step:
     """What one update is made of.
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from isotrain.adapters.private_parts import PrivatePart, require
 
+cross_entropy_loss = torch._C._nn.cross_entropy_loss
 foreach_add = torch._foreach_add
 foreach_add_ = torch._foreach_add_
 foreach_addcdiv_ = torch._foreach_addcdiv_
@@ -93,6 +94,17 @@ def _updates_as_adam() -> None:
     require(torch.allclose(first, gradient / 2), "the mean of gradients in the third argument")
     require(torch.allclose(second, gradient**2 / 2), "that of their squares in the fourth")
     require(torch.allclose(weight, torch.tensor([0.75, 2.25])), "a step of Adam")
+
+
+def _takes_the_operation_s_arguments() -> None:
+    scores, classes = torch.eye(3), torch.tensor([0, 2, 1])
+    weights = torch.tensor([1.0, 2.0, 4.0])
+    values = torch.ops.aten.cross_entropy_loss.default
+    for given in ((weights, 0), (weights, 1, 2), (None, 2, -100, 0.25)):
+        same = torch.equal(
+            cross_entropy_loss(scores, classes, *given), values(scores, classes, *given)
+        )
+        require(same, "weights, reduction, ignored class and smoothing, in this order")
 
 
 def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
@@ -304,6 +316,7 @@ def _tells_storages_apart() -> None:
 
 
 PARTS = (
+    PrivatePart("_C._nn.cross_entropy_loss", _takes_the_operation_s_arguments),
     PrivatePart("_foreach_*", _computes_with_lists),
     PrivatePart("_fused_adam_", _updates_as_adam),
     PrivatePart("_optimizer_step_pre_hooks and other listeners", _knows_listeners),

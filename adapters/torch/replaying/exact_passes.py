@@ -9,11 +9,16 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from isotrain.adapters.torch import private
+from isotrain.adapters.torch.replaying.graph_nodes import aten, is_only_used_by
 
-aten = torch.ops.aten
+_LIBRARY = torch.library.Library("isotrain", "DEF")
+_LIBRARY.define("seed(Tensor value, int generator) -> Tensor")
+_LIBRARY.impl("seed", lambda value, generator: value.clone(), "CompositeExplicitAutograd")
+"""Where a seed is drawn, for a generator of this number."""
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.contiguous.default}
 _LIFTED = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
 _COPIES = {*_LIFTED, aten.detach_.default}
+_CHOICES = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther}
 _SMALL = 4096
 """Numbers in a constant that is computed while recording rather than in every step."""
 
@@ -36,6 +41,7 @@ def simplify(
     _drop_casts(graph)
     constants = _Constants(module)
     constants.fold()
+    constants.choose()
     drop_unused(graph)
     tensors = constants.as_arguments(variables)
     graph.lint()
@@ -134,10 +140,11 @@ class _Constants:
             for node in self._graph.find_nodes(op="get_attr")
             if isinstance(value := getattr(module, node.target), torch.Tensor)
         }
+        self._known = {node: v for node, v in self._values.items() if _is_literal(node)}
 
     def fold(self) -> None:
         """Computes what depends on literals alone: tensors that somebody made may change afterwards."""
-        known = {node: value for node, value in self._values.items() if _is_literal(node)}
+        known = dict(self._known)
         candidates = self._candidates(known)
         for node in list(self._graph.nodes):
             if node in candidates:
@@ -188,8 +195,29 @@ class _Constants:
         with self._graph.inserting_before(node):
             held = self._graph.create_node("get_attr", name)
         held.meta = dict(node.meta)
-        self._values[held] = value
+        self._values[held] = self._known[held] = value
         node.replace_all_uses_with(held)
+
+    def choose(self) -> None:
+        """Takes, where what is known leaves no choice between a tensor and a constant, the tensor."""
+        for node in list(self._graph.nodes):
+            if node.target in _CHOICES and (chosen := self._chosen(node)) is not None:
+                replace(node, chosen)
+
+    def _chosen(self, node: Node) -> Node | None:
+        """A tensor that nobody else sees, and nothing that has gradients is dropped."""
+        condition, *both = node.args
+        known = self._known.get(condition)
+        if known is None or bool(known.any()) != bool(known.all()):
+            return None
+        chosen, dropped = both if bool(known.all()) else reversed(both)
+        if not is_only_used_by(chosen, node) or not is_pure(chosen) or _aliases(chosen):
+            return None
+        if isinstance(dropped, Node) and dropped not in self._known:
+            return None
+        ours, theirs = meta(node), meta(chosen)
+        same = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        return chosen if same else None
 
     def as_arguments(self, start: int) -> list[torch.Tensor]:
         """Makes the tensors that are still used arguments of the graph, and gives them."""

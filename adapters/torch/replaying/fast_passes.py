@@ -19,6 +19,10 @@ from isotrain.adapters.torch.replaying.graph_nodes import (
     is_only_used_by,
     shape_of,
 )
+from isotrain.adapters.torch.replaying.loss_passes import (
+    add_in_cross_entropy,
+    take_classes_as_they_are,
+)
 from isotrain.adapters.torch.replaying.normalising import normalise_at_once
 from isotrain.adapters.torch.replaying.products import (
     add_in_convolution,
@@ -44,7 +48,7 @@ def rearranged(module: GraphModule) -> GraphModule | None:
     graph = copy.deepcopy(module.graph)
     count = sum(
         each(node)
-        for each in (normalise_at_once, add_in_convolution, add_in_product, _attend_as_it_lies)
+        for each in _OPERATIONS
         for node in list(graph.nodes)
         if node.op == "call_function"
     )
@@ -164,6 +168,14 @@ def _trimmed(widths: list[int]) -> list[int]:
     return widths
 
 
+_OPERATIONS = (
+    normalise_at_once,
+    add_in_convolution,
+    add_in_product,
+    _attend_as_it_lies,
+    take_classes_as_they_are,
+    add_in_cross_entropy,
+)
 _LAYOUT = (
     _cancel,
     _sink,

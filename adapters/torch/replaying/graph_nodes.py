@@ -38,3 +38,10 @@ def dtype_of(node: Node) -> torch.dtype:
     """The type of the numbers in a tensor."""
     found: torch.dtype = node.meta["tensor_meta"].dtype
     return found
+
+
+def shaped(node: Node, shape: Sequence[int]) -> Node:
+    """The same operation, of which it is noted that its result has this shape."""
+    known = node.meta["tensor_meta"]
+    node.meta["tensor_meta"] = known._replace(shape=torch.Size(shape))
+    return node

@@ -15,6 +15,7 @@ import torch
 from isotrain.adapters import keras_private
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.replaying import exact_passes, fast_passes
+from isotrain.adapters.torch.replaying.direct_calls import called_directly
 from isotrain.adapters.torch.replaying.outcome import Snapshot
 from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.adapters.torch.replaying.recordable import (
@@ -29,9 +30,6 @@ from isotrain.adapters.torch.trees import emptied, filled, leaves
 Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 """`compute(inputs, targets)`: the mean loss and the predictions."""
 UNCOMPILED = "they draw random numbers, of which torch's compiler would draw others"
-_LIBRARY = torch.library.Library("isotrain", "DEF")
-_LIBRARY.define("seed(Tensor value, int generator) -> Tensor")
-_LIBRARY.impl("seed", lambda value, generator: value.clone(), "CompositeExplicitAutograd")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +58,7 @@ class Recording:
     def rearranged(self) -> Recording | None:
         """The same by other, faster operations, up to rounding; None where there are none."""
         graph = fast_passes.rearranged(self.graph)
-        return None if graph is None else replace(self, graph=graph, forward=graph.forward)
+        return None if graph is None else replace(self, graph=graph, forward=called_directly(graph))
 
     @property
     def draws(self) -> bool:
@@ -167,7 +165,8 @@ def record(
     constants = exact_passes.simplify(graph, len(tensors), trace.generators)
     moved = [tensors[index] for index in trace.moved]
     predictions = emptied(trace.predictions)
-    return Recording(graph, tensors, constants, moved, predictions, trace.masked, graph.forward)
+    forward = called_directly(graph)
+    return Recording(graph, tensors, constants, moved, predictions, trace.masked, forward)
 
 
 def predicted(compute: Compute, inputs: Any, targets: Any) -> Any:
