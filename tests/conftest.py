@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,19 @@ from shared import FOLDER  # noqa: E402  # found by the path above
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 OF_THIS_PROGRAM.most = (
-    24  # every backend, portable and native, and small ones under other variables
+    24  # every framework, portable and native, and small ones under other variables
 )
 OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
+if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
+    of_torch = ("isotrain.adapters.torch.ddp", "isotrain.adapters.horovod.torch_exchange")
+    OF_THIS_PROGRAM.beside = {
+        "isotrain.adapters.torch.group": of_torch,
+        "isotrain.adapters.tensorflow.group": ("isotrain.adapters.horovod.tf_exchange",),
+    }
+# Frameworks are told their number of threads, and NumPy's is set below.
+OF_THIS_PROGRAM.unread = frozenset(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+)
 
 # In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")

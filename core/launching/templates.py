@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import resource
 import sys
@@ -23,7 +24,7 @@ _READ_BY_NO_IMPORT = frozenset(
 """Variables that shells and test runners change all the time, and one that plans read."""
 
 
-_Key = tuple[Hashable, tuple[str, ...], Hashable]
+_Key = tuple[Hashable, frozenset[str], Hashable]
 """The occasion, what is imported, and the circumstances."""
 
 
@@ -33,6 +34,8 @@ class Templates:
     Attributes:
         most: How many are kept: each has a framework in memory. The one that was not used for longest goes.
         besides: Modules that they import too, for what this program runs imports them in every process.
+        beside: By a module, those that whichever import it import too: more runs have the same template.
+        unread: Variables that no import reads in this program: a template serves runs that differ in them.
         answer_seconds: In which those that are started from now on take a request and answer it.
     """
 
@@ -40,6 +43,8 @@ class Templates:
         self.most = most
         self.answer_seconds = answer_seconds
         self.besides: tuple[str, ...] = ()
+        self.beside: Mapping[str, tuple[str, ...]] = {}
+        self.unread: frozenset[str] = frozenset()
         self._lock = threading.RLock()
         self._found: dict[_Key, Template] = {}
         self._refused: dict[_Key, tuple[str, float]] = {}
@@ -58,8 +63,10 @@ class Templates:
         Raises:
             TemplateError: There can be none.
         """
-        imports = (*imports, *self.besides)
-        key = (self._occasion, imports, _circumstances(variables))
+        more = itertools.chain.from_iterable(self.beside.get(each, ()) for each in imports)
+        imports = (*imports, *more, *self.besides)
+        read = {k: v for k, v in variables.items() if k not in self.unread}
+        key = (self._occasion, frozenset(imports), _circumstances(read))
         former = self._found.get(key)
         if former is not None and not former.is_current():  # without the lock: it may be slow
             self.drop(former)
