@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from isotrain.plugin import (
     host_list,
 )
 
+_PROGRAM = (sys.executable, "-m", "isotrain.launchers.slurm_program")
 _SCRIPT = """\
 #!/bin/sh
 {options}
@@ -135,8 +137,8 @@ class SlurmLauncher(EngineLauncher):
         step = ("srun", *size, "--kill-on-bad-exit=1")
         script = self._script(step, (*size, *job), command)
         commands = () if self._requeue else ((*step, *job, *command.arguments),)
-        # A job of which srun cannot reach all nodes is kept when srun is ended.
-        ending = ("scancel", f"--name={command.name}")
+        # What srun cannot reach, and all that it has started where it is killed, is kept when srun is gone.
+        ending = _ending(command.name, os.environ.get("SLURM_JOB_ID"))
         return Submission(commands, files={"job.sh": script}, last=(ending,))
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
@@ -170,6 +172,11 @@ class SlurmLauncher(EngineLauncher):
     def _asked(self) -> list[str]:
         named = [f"--{name}={value}" for name, value in self._wanted.items() if value]
         return [*named, *self._further]
+
+
+def _ending(name: str, job: str | None) -> tuple[str, ...]:
+    """What ends a job of that name, or the step of it in the job that this process is in."""
+    return ("scancel", f"--name={name}") if job is None else (*_PROGRAM, job, name)
 
 
 def _fewest_nodes(allocation: Allocation, command: RankCommand) -> int | None:

@@ -18,7 +18,8 @@ class Submission:
         knows_key: Whether the commands find `ISOTRAIN_KEY` set, for engines that hand variables on and show
             nobody what is in them.
         stdin: What each command reads, such as a secret that must stand on no command line.
-        last: Commands that end what the engine has started, where ending `commands` does not.
+        last: Commands that end what the engine has started, where ending `commands` does not, or they were
+            killed.
     """
 
     commands: tuple[tuple[str, ...], ...]

@@ -42,7 +42,7 @@ class EngineProcess:
         self._lines: queue.SimpleQueue[str | subprocess.Popen[str]] = queue.SimpleQueue()
         """What the commands print, and each of them at the end of that."""
         self._processes: list[subprocess.Popen[str]] = []
-        self._guard = Guard()
+        self._guard = Guard(END_SECONDS, submission.last)
         try:
             for command in submission.commands:
                 self._start(command, submission.stdin, log, variables)
@@ -122,11 +122,14 @@ class EngineProcess:
         self._lines.put(process)
 
     def _end(self) -> None:
-        """Asks the commands that still run to end, and ends those that do not."""
+        """Asks the commands that still run to end, and ends those that do not.
+
+        A command that a signal has ended may have left behind what it had started.
+        """
         running = [process for process in self._processes if process.poll() is None]
         for process in running:
             _signal(process, signal.SIGTERM)
-        if running:
+        if running or any((process.returncode or 0) < 0 for process in self._processes):
             for command in self._last:
                 self._run_last(command)
         for process in running:

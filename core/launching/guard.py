@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 _PROGRAM = """
-import os, signal, sys
+import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+seconds, last = json.loads(sys.argv[1])
 groups = [int(line) for line in sys.stdin]
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
+
+def send(number):
+    left = []
+    for group in groups:
+        try:
+            os.killpg(group, number)
+            left.append(group)
+        except OSError:
+            pass
+    return left
+
+if seconds and groups:
+    import subprocess, time
+    send(signal.SIGTERM)
+    for command in last:
+        try:
+            subprocess.run(command, timeout=seconds)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    deadline = time.monotonic() + seconds
+    while send(0) and time.monotonic() < deadline:
+        time.sleep(0.1)
+send(signal.SIGKILL)
 """
 
 
@@ -24,10 +45,15 @@ class Guard:
     A process that is suspended, or busy in native code, cannot notice that its launcher is gone.
     """
 
-    def __init__(self) -> None:
-        """Starts it; it waits until its standard input ends."""
+    def __init__(self, seconds: float = 0.0, last: Sequence[Sequence[str]] = ()) -> None:
+        """Starts it; it waits until its standard input ends.
+
+        Args:
+            seconds: That the groups have to end on SIGTERM, before they are killed.
+            last: Commands that end what the groups have started elsewhere; run where these have seconds.
+        """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM],
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps([seconds, last])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -44,6 +45,18 @@ SPEC = {
     "epochs": 2,
     "precision": "float64",
 }
+KILLED = """
+import os, signal, subprocess, sys
+from isotrain.core.launching.guard import Guard
+deaf = "trap 'touch $0/asked' TERM; touch $0/trapped; while :; do sleep 5; done"
+engine = subprocess.Popen(["sh", "-c", deaf, sys.argv[1]], start_new_session=True)
+guard = Guard(1.0, [["touch", sys.argv[1] + "/last"]])
+guard.watch(engine.pid)
+while not os.path.exists(sys.argv[1] + "/trapped"):
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""A process that starts a command which does not end, and is killed."""
 
 
 class Engine(EngineLauncher):
@@ -238,6 +251,27 @@ def test_an_engine_one_of_whose_commands_fails_is_ended(
         run(tmp_path)
     running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
     assert not [command for command in running if "import time; time.sleep(1000)" in command]
+
+
+def test_an_engine_that_was_killed_has_left_what_it_had_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = tmp_path / "ended"
+
+    def submission(self: Engine, command: RankCommand) -> Submission:
+        return Submission((("sh", "-c", "kill -KILL $$"),), last=(("touch", str(ended)),))
+
+    monkeypatch.setattr(Engine, "submission", submission)
+    with pytest.raises(isotrain.RunFailedError, match="engine ended by signal 9"):
+        run(tmp_path)
+    assert ended.exists()
+
+
+def test_an_engine_whose_run_was_killed_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
+    """All that it has started elsewhere ends with it then; its output ends when it is gone."""
+    killed = [sys.executable, "-c", KILLED, str(tmp_path)]
+    subprocess.run(killed, stdout=subprocess.PIPE, timeout=60, check=False)
+    assert {"trapped", "asked", "last"} == {file.name for file in tmp_path.iterdir()}
 
 
 def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:

@@ -170,3 +170,30 @@ def test_an_interrupt_ends_the_ranks_everywhere(bed: Bed, how: str) -> None:
     finally:
         end(started)
     wait_until(lambda: not [*left(bed)], SECONDS)
+
+
+def test_a_step_in_a_job_ends_where_what_had_it_started_is_killed(bed: Bed) -> None:
+    folder = bed.folder / "inside"
+    folder.mkdir()
+    slow = {"data": "integration.driven_job:SlowAndLoud", "epochs": 1000}
+    (folder / "spec.json").write_text(json.dumps({**SPEC, **slow}))
+    run = f"isotrain run {folder}/spec.json --backend reference --launcher slurm --quiet"
+    script = folder / "job.sh"
+    begun = f"{run} --run-dir {folder}/run & echo $! > {folder}/pid"
+    script.write_text(f"#!/bin/sh\n{begun}\nwait\nsleep 1000\n")
+    size = ("--nodes=2", "--ntasks-per-node=1", f"--output={folder}/said")
+    variables = bed.slurm.variables
+    job = bed.first.check(["sbatch", "--parsable", *size, str(script)], variables).strip()
+
+    def listed(*what: str) -> str:
+        return bed.first.check(["squeue", "--noheader", f"--jobs={job}", *what], variables)
+
+    try:
+        wait_until((folder / "run" / "steps.jsonl").exists, SECONDS)
+        assert "isotrain-" in listed("--steps", "--format=%j"), [*left(bed)]
+        bed.first.check(["kill", "-KILL", (folder / "pid").read_text().strip()])
+        wait_until(lambda: "isotrain-" not in listed("--steps", "--format=%j"), SECONDS)
+        wait_until(lambda: not [*left(bed)], SECONDS)
+        assert listed("--format=%T") == "RUNNING\n"
+    finally:
+        bed.first.check(["scancel", job], variables)

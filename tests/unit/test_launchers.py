@@ -122,6 +122,16 @@ class TestSlurm:
             "--job-name=isotrain-digits",
         ]
 
+    def test_it_ends_its_job_or_its_step_of_another_job(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launcher = SlurmLauncher()
+        assert launcher.submission(COMMAND).last == (("scancel", "--name=isotrain-digits"),)
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+        (command,) = launcher.submission(COMMAND).last
+        assert command[1:] == ("-m", "isotrain.launchers.slurm_program", "7", "isotrain-digits")
+
     def test_the_script_has_the_options_and_the_command(self) -> None:
         launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="gpu")
         script = launcher.submission(COMMAND).files["job.sh"].splitlines()
