@@ -1,4 +1,4 @@
-"""Tries several strategies in one run: each opens a session of its own in the same processes."""
+"""Tries several strategies in one run: each has sessions of its own in the same processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from plugins.broken_strategies import BROKEN
 
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.session import Session
-from isotrain.testing.series import next_session
 from isotrain.testing.strategy import TRIALS
 
 Chosen = tuple[str, dict[str, Any]]
@@ -29,6 +28,7 @@ SOUND: dict[str, Chosen] = {
     "sharded, stage 2": ("sharded", {"stage": 2, "bucket_megabytes": 0.002}),
     "sharded, stage 3": ("sharded", {"stage": 3, "bucket_megabytes": 0.002}),
     "sharded, hybrid": ("sharded", {"hybrid": True, "host_size": 1, "bucket_megabytes": 0.002}),
+    "pipeline": ("pipeline", {}),
 }
 STRATEGIES: dict[str, Chosen] = {
     **SOUND,
@@ -36,24 +36,21 @@ STRATEGIES: dict[str, Chosen] = {
 }
 
 
-def try_all(session: Session, names: Sequence[str], trials: Sequence[int]) -> dict[str, Any]:
-    """Every trial that a strategy has to take, of every strategy; a run's work.
-
-    Returns:
-        What a trial brought back, under `<name>: <trial>`; what it raised, as `error`.
-    """
-    host = plugin_host()
-    adapter, found = host.backend(session.plan.backend), {}
+def specs(names: Sequence[str], backend: str, trials: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Of every trial that a strategy has to take, of every strategy, under `<trial>: <name>`."""
+    host, found = plugin_host(), {}
+    adapter = host.backend(backend)
     for number in trials:
-        trial = TRIALS[number]
-        for place, name in enumerate(names):
+        for name in names:
             tried = host.strategy(*STRATEGIES[name])
-            if all(inapplicable(tried) for inapplicable in trial.checks.values()):
-                continue
-            spec = trial.spec(*STRATEGIES[name], adapter)
-            with next_session(session, f"{number}-{place}", spec) as session:
-                try:
-                    found[f"{name}: {number}"] = trial.work(session)
-                except Exception as error:  # on every process alike
-                    found[f"{name}: {number}"] = {"error": repr(error)}
+            if not all(inapplicable(tried) for inapplicable in TRIALS[number].checks.values()):
+                found[f"{number}: {name}"] = TRIALS[number].spec(*STRATEGIES[name], adapter)
     return found
+
+
+def tried(session: Session, name: str) -> dict[str, Any]:
+    """What one of them brings back; what it raises, on every process alike, as `error`."""
+    try:
+        return TRIALS[int(name.partition(":")[0])].work(session)
+    except Exception as error:
+        return {"error": repr(error)}
