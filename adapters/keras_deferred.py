@@ -21,14 +21,15 @@ DEFERRED = frozenset(
     for part in ("wrappers", "visualization")
 )
 
-_ABOUT = frozenset({"__name__", "__file__", "__path__", "__package__", "__loader__"})
+_ABOUT = frozenset({"__name__", "__file__", "__path__", "__package__", "__loader__", "__class__"})
 """What is known of a module before it is executed."""
 
 
 class _UntilUsed(LazyLoader):
     """Executes a module when an attribute is asked for, unless it is one of `_ABOUT`.
 
-    `inspect` and TensorFlow's AutoGraph look for the module of a file by reading these of all there are.
+    `inspect` and TensorFlow's AutoGraph look for the module of a file by reading these of all there are;
+    `torch.package` has `inspect` ask of each whether it is a class.
     """
 
     def exec_module(self, module: ModuleType) -> None:

@@ -126,7 +126,12 @@ WAYS: dict[str, Callable[[Path, np.ndarray], Any]] = {
 }
 
 if __name__ == "__main__":
-    sys.modules["isotrain"] = None  # type: ignore[assignment]
+    for absent in (
+        "isotrain",
+        "sklearn",
+        "matplotlib",
+    ):  # to the latter two Keras gives a second each
+        sys.modules[absent] = None  # type: ignore[assignment]
     where = Path(sys.argv[1])
     for wanted in map(where.joinpath, sys.argv[2:]):
         wanted.with_suffix(".fault").unlink(missing_ok=True)

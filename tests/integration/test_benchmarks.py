@@ -246,7 +246,9 @@ def test_exchange(tmp_path: Path) -> None:
 def trying() -> Iterator[Executor]:
     """Does what it is given in new processes, forked from one that has imported what the ways need."""
     programs = multiprocessing.get_context("forkserver")
-    programs.set_forkserver_preload(["keras", "torch.distributed.checkpoint"])
+    programs.set_forkserver_preload(
+        ["isotrain.adapters.keras_deferred", "keras", "torch.distributed.checkpoint"]
+    )
     with (
         mock.patch.dict(os.environ, {"KERAS_BACKEND": "torch"}),
         ProcessPoolExecutor(1, programs, max_tasks_per_child=1) as trying,

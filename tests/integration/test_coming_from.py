@@ -13,6 +13,7 @@ import pytest
 from in_process import script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
+STANDINS = Path(__file__).resolve().parents[1] / "standins"
 BLOCKS: list[tuple[str, str]] = re.findall(
     r"<!-- (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
 )
@@ -38,6 +39,8 @@ def program(file: Path) -> str:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     alone = {"RANK": "0", "WORLD_SIZE": "1", "KERAS_BACKEND": "torch"}
+    # Keras imports scikit-learn where it is whole, which takes longer than the program.
+    alone["PYTHONPATH"] = os.pathsep.join([str(STANDINS), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(file)],
         cwd=file.parent,

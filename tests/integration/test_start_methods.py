@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -519,13 +520,14 @@ def is_alive(pid: int) -> bool:
 def what_keras_left(session: isotrain.Session) -> list[bool]:
     """Whether what two parts of Keras need was imported: first, and once they were used.
 
-    To ask all modules for their files is not to use them.
+    To ask all modules for their files, or whether they are classes, is not to use them.
     """
     import keras
 
     needed = ("sklearn", "matplotlib.pyplot")
     files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     assert files["keras.wrappers"]
+    assert not inspect.isclass(sys.modules["keras.wrappers"])
     found = [name in sys.modules for name in needed]
     assert keras.wrappers.SKLearnClassifier.__module__.startswith("keras")
     assert callable(keras.visualization.plot_image_gallery)

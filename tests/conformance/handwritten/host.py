@@ -39,6 +39,11 @@ def start(script: str, job: str, variables: Mapping[str, str], log: str) -> int:
 
 def main() -> None:
     """Serves until its input ends."""
+    for unneeded in (
+        "sklearn",
+        "matplotlib",
+    ):  # which Keras would import: it takes longer than itself
+        sys.modules[unneeded] = None  # type: ignore[assignment]
     for module in sys.argv[1:]:
         importlib.import_module(module)
     for line in sys.stdin:
