@@ -126,6 +126,28 @@ def no_keras_here() -> Iterator[None]:
     assert was_there or "keras" not in sys.modules, "imported here: let `alone.alone` do that"
 
 
+STANDINS = Path(TESTS) / "standins"
+
+
+@pytest.fixture
+def digits_at_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The digits of scikit-learn without all else of it, which takes each process a second to import.
+
+    Gives the folder with what is imported instead.
+    """
+    monkeypatch.syspath_prepend(STANDINS)
+    for name in modules_of("sklearn"):
+        monkeypatch.delitem(sys.modules, name)
+    yield STANDINS
+    for name in modules_of("sklearn"):
+        del sys.modules[name]
+
+
+def modules_of(package: str) -> list[str]:
+    """Those of a package that are imported."""
+    return [name for name in sys.modules if name.partition(".")[0] == package]
+
+
 @pytest.fixture(scope="module")
 def reference() -> Iterator[None]:
     """Lets this process and the runs that it starts know the backend `reference`, for one file of tests."""

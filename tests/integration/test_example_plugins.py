@@ -19,14 +19,17 @@ from conformance import check_strategies, runs, variety
 from conformance.nearness import EXACT, assert_equal_runs, distance
 from integration import sharded_cases, test_exporting
 from plugins import example_backend_runs, example_sharded_runs
+from plugins.own_tests import EXAMPLES
 
 import isotrain
-from isotrain.testing import backend, strategy
+from isotrain.testing import backend
 from isotrain.testing.series import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]  # the first waits for most of what others look at
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGES = ("plugin_backend_jax", "plugin_strategy_slowmo")
 
 ROUGH_BOUNDS = {"bfloat16": 3e-2, "float16-clipped": 4e-3}
@@ -76,13 +79,6 @@ def python(variables: Variables, *arguments: str) -> str:
     return finished.stdout
 
 
-def own_tests(variables: Variables, package: str, *options: str) -> str:
-    """Runs the tests that a package has; gives what pytest says."""
-    folder = EXAMPLES / package
-    told = ("-q", "-rs", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir")
-    return python(variables, "-m", "pytest", *told, str(folder), *options, str(folder / "tests"))
-
-
 def exported(session: isotrain.Session, *, folder: Path, samples: np.ndarray) -> Any:
     """Writes Keras' own files; gives what is to be predicted by who opens them."""
     session.group.export("keras", folder / "model.keras", None)
@@ -97,48 +93,54 @@ def found(with_jax: Variables, tmp_path_factory: pytest.TempPathFactory) -> dict
     np.save(folder / example_backend_runs.SAMPLES, test_exporting.IMAGES)
     work = functools.partial(exported, folder=folder, samples=test_exporting.IMAGES)
     inside = alone(work, test_exporting.spec(), "torch-ddp", folder / "exporting")
-    python(with_jax, "-m", "plugins.example_backend_runs", "jax-mesh", str(folder))
+    program = ("-m", "plugins.example_backend_runs", "jax-mesh", str(folder))
+    python({**with_jax, "ISOTRAIN_TEST_BACKEND": "jax-mesh"}, *program)
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     with np.load(folder / "weights.npz") as weights:
         return {**found, "weights": dict(weights), "folder": folder, "inside": inside}
 
 
 LISTING = """
-import sys
+import contextlib, io, json, sys
 from isotrain.core.cli.main import main
-code = main(sys.argv[1:])
+found = []
+for what in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([what, "--json"]) == 0
+    found.append(json.loads(out.getvalue())[what])
 assert not {"jax", "keras"} & set(sys.modules)
-sys.exit(code)
+print(json.dumps(found))
 """
 
 
-def test_both_are_found_by_their_entry_points(with_jax: Variables) -> None:
-    """Listing them loads no framework."""
-    found = json.loads(python(with_jax, "-c", LISTING, "plugins", "--json"))["plugins"]
+def listed(variables: Variables, *what: str) -> Any:
+    """What isotrain lists of each, in one program, which loads no framework for it."""
+    return json.loads(python(variables, "-c", LISTING, *what))
+
+
+def test_both_are_found_by_their_entry_points_and_fit_what_there_is(with_jax: Variables) -> None:
+    """The strategy runs on every backend."""
+    found, strategies = listed(with_jax, "plugins", "strategies")
     plugins = {p["distribution"]: p for p in found if p["source"] == "entry point"}
     assert plugins["isotrain-jax"]["registered"] == {"backends": ["jax-mesh"]}
     assert plugins["isotrain-slowmo"]["registered"] == {"strategies": ["slow-momentum"]}
     assert {p["status"] for p in plugins.values()} == {"loaded"}
     assert {p["api"] for p in plugins.values()} == {"1.0"}
-
-
-def test_the_strategy_runs_on_every_backend(with_jax: Variables) -> None:
-    listed = json.loads(python(with_jax, "-c", LISTING, "strategies", "--json"))["strategies"]
-    pairs = {strategy["name"]: strategy["backends"] for strategy in listed}
+    pairs = {strategy["name"]: strategy["backends"] for strategy in strategies}
     assert all(pair["supported"] for pair in pairs["slow-momentum"].values())
     refused = {name for name, own in pairs.items() if not own["jax-mesh"]["supported"]}
     assert refused == {"sharded", "sharded,hybrid=true", "pipeline"}
 
 
 def test_the_backend_is_not_usable_without_jax(installed: Variables) -> None:
-    listed = json.loads(python(installed, "-c", LISTING, "backends", "--json"))["backends"]
-    (backend,) = [row for row in listed if row["name"] == "jax-mesh"]
+    (backends,) = listed(installed, "backends")
+    (backend,) = [row for row in backends if row["name"] == "jax-mesh"]
     assert (backend["usable"], backend["reason"]) == (False, "jax is not installed")
 
 
-def test_the_backend_passes_its_own_tests(with_jax: Variables) -> None:
+def test_the_backend_passes_its_own_tests(found: dict[str, Any]) -> None:
     """Every check of the kit but the one on a capability that it says it lacks; and native equality."""
-    told = own_tests(with_jax, "plugin_backend_jax")
+    told = found["own tests"]
     assert f"{len(backend.CHECKS)} passed, 1 skipped" in told, told
     assert "the backend has no bfloat16-exchange" in told
 
@@ -247,15 +249,6 @@ def test_traits_of_layers_are_told(found: dict[str, Any]) -> None:
     assert found["traits"] == [["local-statistics", "BatchNormalization"]]
 
 
-def test_the_strategy_passes_its_own_tests(installed: Variables) -> None:
-    """The conformance kit among them."""
-    variables = {**installed, "ISOTRAIN_TEST_BACKEND": "torch-ddp"}
-    told = own_tests(variables, "plugin_strategy_slowmo")
-    assert f"{len(strategy.CHECKS) - 3 + 4} passed, 3 skipped" in told, told  # four are its own
-
-
-def test_the_strategy_is_right_on_the_backend(with_jax: Variables) -> None:
-    """By the test with numbers."""
-    variables = {**with_jax, "ISOTRAIN_TEST_BACKEND": "jax-mesh"}
-    told = own_tests(variables, "plugin_strategy_slowmo", "-k", "is_momentum")
-    assert "1 passed" in told, told
+def test_the_strategy_is_right_on_the_backend(found: dict[str, Any]) -> None:
+    """By the test with numbers; on another backend, `test_new_plugin.py` has it pass all of them."""
+    assert "1 passed" in found["tests of the strategy"], found["tests of the strategy"]

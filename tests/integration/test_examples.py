@@ -11,7 +11,7 @@ import shlex
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,30 +55,11 @@ def example(folder: Path, name: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
-STANDINS = Path(__file__).resolve().parents[1] / "standins"
-
-
-@pytest.fixture
-def digits_at_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The digits of scikit-learn without all else of it, which takes each process a second to import."""
-    monkeypatch.syspath_prepend(STANDINS)
-    for name in modules_of("sklearn"):
-        monkeypatch.delitem(sys.modules, name)
-    yield
-    for name in modules_of("sklearn"):
-        del sys.modules[name]
-
-
-def modules_of(package: str) -> list[str]:
-    """Those of a package that are imported."""
-    return [name for name in sys.modules if name.partition(".")[0] == package]
-
-
 def test_the_digits_at_hand_are_those_of_the_package(request: pytest.FixtureRequest) -> None:
     expected = digits.images()
-    request.getfixturevalue("digits_at_hand")
+    standins = request.getfixturevalue("digits_at_hand")
     datasets = importlib.import_module("sklearn.datasets")
-    assert Path(datasets.__file__).is_relative_to(STANDINS)
+    assert Path(datasets.__file__).is_relative_to(standins)
     images, labels = datasets.load_digits(return_X_y=True)
     np.testing.assert_array_equal(images / 16, expected[0])
     np.testing.assert_array_equal(labels, expected[1])

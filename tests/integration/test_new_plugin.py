@@ -1,4 +1,4 @@
-"""The package that `isotrain new-plugin` makes: installed for real, its tests pass at once."""
+"""The package that `isotrain new-plugin` makes, installed for real beside others: their tests pass."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from in_process import command
+from plugins.own_tests import EXAMPLES
 
 from isotrain.core.errors import PluginError
 from isotrain.core.plugins.new_plugin import make_plugin
 from isotrain.testing import strategy
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = EXAMPLES.parent
 
 
 def call(*arguments: str, folder: Path, variables: Mapping[str, str] | None = None) -> str:
@@ -34,63 +37,118 @@ def call(*arguments: str, folder: Path, variables: Mapping[str, str] | None = No
     return completed.stdout
 
 
-def installed(package: Path) -> dict[str, str]:
-    """Installs a package beside this environment; the variables with which it is found."""
-    site = package.parent / "site"
-    no_network = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    call("-m", "pip", "install", *no_network, "--target", str(site), ".", folder=package)
-    path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    return {"PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
+class Guide(NamedTuple):
+    """The page that leads to a first strategy.
+
+    Attributes:
+        commands: Its command lines that call isotrain, each without its first word.
+        code: The strategy.
+        place: The file that the strategy goes to.
+    """
+
+    commands: list[list[str]]
+    code: str
+    place: str
 
 
-@pytest.mark.slow
-def test_a_new_plugin_installs_and_passes_its_tests(tmp_path: Path) -> None:
-    call("-m", "isotrain", "new-plugin", "tidy-averaging", folder=tmp_path)
-    package = tmp_path / "isotrain-tidy-averaging"
-    variables = installed(package)
-    told = call("-m", "pytest", "-q", "-rs", folder=package, variables=variables)
-    assert f"{len(strategy.CHECKS) - 2} passed, 2 skipped" in told, told
-    assert "does not say that it equals data parallelism" in told
-    assert "does not say that it conserves gradient-sum" in told
-
-
-def commands(page: str) -> list[list[str]]:
-    """The command lines of a page that call isotrain."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).splitlines()
-    return [shlex.split(line)[1:] for line in lines if line.startswith("isotrain ")]
-
-
-@pytest.mark.slow
-def test_the_guide_leads_to_a_strategy_under_every_backend(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def guide() -> Guide:
     page = (ROOT / "docs" / "first-strategy.md").read_text(encoding="utf-8")
-    new, check, listing, plan, run, compare = commands(page)
-    call("-m", "isotrain", *new, folder=tmp_path)
-    package = tmp_path / "isotrain-lookahead"
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    lines = [line for line in "".join(blocks).splitlines() if line.startswith("isotrain ")]
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    (named,) = re.findall(r"Replace `isotrain-lookahead/(.*?)`", page)
-    assert (package / named).is_file()
-    (package / named).write_text(code, encoding="utf-8")
-    variables = installed(package)
-    path = os.pathsep.join([str(ROOT / "tests" / "standins"), variables["PYTHONPATH"]])
-    variables["PYTHONPATH"] = path  # with the digits, which to import takes each process a second
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (place,) = re.findall(r"Replace `(isotrain-lookahead/.*?)`", page)
+    return Guide([shlex.split(line)[1:] for line in lines], code, place)
+
+
+class Installed(NamedTuple):
+    """Packages, installed beside this environment.
+
+    Attributes:
+        folder: Where those lie that `isotrain new-plugin` has made.
+        site: Where they are installed.
+        variables: With which they are found.
+    """
+
+    folder: Path
+    site: Path
+    variables: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def installed(guide: Guide, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The package as it is made, the guide's, and the example's; by one call of pip."""
+    folder = tmp_path_factory.mktemp("new")
+    site = folder / "site"
+    for made in (["new-plugin", "tidy-averaging"], guide.commands[0]):
+        done = command(*made, folder=folder)
+        assert done.returncode == 0, done.stderr
+    assert (folder / guide.place).is_file()
+    (folder / guide.place).write_text(guide.code, encoding="utf-8")
+    example = EXAMPLES / "plugin_strategy_slowmo"
+    shutil.copytree(example, folder / example.name)  # pip builds in the sources' own folder
+    no_network = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    packages = ("isotrain-tidy-averaging", "isotrain-lookahead", example.name)
+    sources = [str(folder / package) for package in packages]
+    call("-m", "pip", "install", *no_network, "--target", str(site), *sources, folder=folder)
+    path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
+    return Installed(folder, site, {"PYTHONPATH": path, "PYTEST_ADDOPTS": ""})
+
+
+@pytest.mark.slow
+def test_strategies_pass_their_own_tests(installed: Installed) -> None:
+    """The new package at once, and the example: the conformance kit, and four tests of its own."""
+    folders = (installed.folder / "isotrain-tidy-averaging", EXAMPLES / "plugin_strategy_slowmo")
+    told = call(
+        *("-m", "plugins.own_tests", *map(str, folders)),
+        folder=installed.folder,
+        variables=installed.variables | {"ISOTRAIN_TEST_BACKEND": "torch-ddp"},
+    )
+    new, example = json.loads(told)
+    assert f"{len(strategy.CHECKS) - 2} passed, 2 skipped" in new, new
+    assert "does not say that it equals data parallelism" in new
+    assert "does not say that it conserves gradient-sum" in new
+    assert f"{len(strategy.CHECKS) - 3 + 4} passed, 3 skipped" in example, example
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("digits_at_hand")
+def test_the_guide_leads_to_a_strategy_under_every_backend(
+    guide: Guide, installed: Installed
+) -> None:
+    """Of the frameworks one each: once with what is imported already, and once cold, as it is measured."""
+    _, check, listing, plan, run, compare = guide.commands
+    assert check == ["conformance", "lookahead"]  # as the test of the template runs it
+    shown = call("-m", "isotrain", *listing, folder=installed.folder, variables=installed.variables)
+    (row,) = [line for line in shown.splitlines() if line.startswith("| lookahead")]
+    assert row.count(" yes ") == 5
+    shutil.copytree(EXAMPLES, installed.folder / "examples")
 
     def told(*arguments: str) -> str:
-        return call("-m", "isotrain", *arguments, folder=tmp_path, variables=variables)
+        done = command(
+            *(*arguments, "--plugin=isotrain_lookahead"),  # installed since plugins were looked for
+            folder=installed.folder,
+            path=[installed.site],
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    assert check == ["conformance", "lookahead"]  # as the test of the template runs it
-    (row,) = [line for line in told(*listing).splitlines() if line.startswith("| lookahead")]
-    assert row.count(" yes ") == 5
+    def final_loss(*arguments: str) -> float:
+        options = ("--set", "epochs=1", "--set", "threads=1", "--json")
+        loss: float = json.loads(told(*arguments, *options).splitlines()[-1])["final_loss"]
+        return loss
+
     assert "lookahead" in told(*plan)
-    assert json.loads(told(*run, "--set", "epochs=1", "--json").splitlines()[-1])["final_loss"] < 1
-    # Of the five that are compared there, one of each framework: they start cold, as measured programs do.
+    assert run[2:4] == ["--backend", "horovod-torch"]
+    losses = [final_loss(*run[:3], backend, *run[4:]) for backend in (run[3], "tf-mirrored")]
+    assert losses[0] < 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert compare[2:12:2] == ["--backend"] * 5
-    del compare[6:12]
-    options = ("--set", "epochs=1", "--repeat", "1", "--output", "all", "--json")
-    compared = json.loads(told(*compare, *options))
-    assert [cell["status"] for cell in compared["cells"]] == ["finished"] * 2
-    assert all(cell["loss_difference"] < 1e-4 for cell in compared["cells"])
+    del compare[4:12]
+    options = ("--steps", "24", "--repeat", "1", "--run-limit", "0.5s", "--output", "all", "--json")
+    (cell,) = json.loads(told(*compare, *options))["cells"]
+    assert cell["status"] == "finished"
+    assert cell["final_loss"] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Tidy", "tidy_averaging", "-tidy", "tidy-", "2tidy", "a b", ""])

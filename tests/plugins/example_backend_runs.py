@@ -1,5 +1,7 @@
 """Runs on the backend that is given, in an environment where it is installed; what they find goes to files.
 
+The example packages make their tests here too: all runs are forked from one template.
+
 Run as `python -m plugins.example_backend_runs BACKEND FOLDER`.
 """
 
@@ -18,6 +20,7 @@ import psutil
 from conformance import check_strategies, runs, strategy_bench, variety
 from integration import exported_models, sharded_cases
 from plugins import example_sharded_runs
+from plugins.own_tests import EXAMPLES, said
 
 import isotrain
 from isotrain.core.running.loop import fit
@@ -151,7 +154,11 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Makes all of them."""
     backend, folder = sys.argv[1], Path(sys.argv[2])
-    found: dict[str, Any] = {"threads of imports": threads_of_imports(backend)}
+    found: dict[str, Any] = {
+        "threads of imports": threads_of_imports(backend),
+        "own tests": said(EXAMPLES / "plugin_backend_jax"),
+        "tests of the strategy": said(EXAMPLES / "plugin_strategy_slowmo", "-k", "is_momentum"),
+    }
     spec = {**strategy_bench.spec(backend), "timeouts": PATIENT}
     saved = str(folder / "sharded")
     found["sharded"] = example_sharded_runs.found(backend, saved)

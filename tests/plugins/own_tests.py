@@ -1,0 +1,31 @@
+"""Makes the tests that packages have, all in this process: their runs are forked from the same templates.
+
+Run as `python -m plugins.own_tests FOLDER...`; it prints a JSON list of what pytest says of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+OF_AN_EXAMPLE = ("--import-mode=importlib", "--rootdir=.", "tests")
+"""For packages that lie within this project, whose settings are not theirs."""
+
+
+def said(folder: Path, *options: str) -> str:
+    """What pytest says of the tests in a folder."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.chdir(folder):
+        own = OF_AN_EXAMPLE if folder.is_relative_to(EXAMPLES) else ()
+        pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *own, *options])
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    print(json.dumps([said(Path(folder)) for folder in sys.argv[1:]]))
