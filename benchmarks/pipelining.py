@@ -9,57 +9,30 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-import isotrain
-from benchmarks.sharded_work import BATCH, LAYERS, STEPS, inputs, lines, model, timed
+from benchmarks.sharded_runs import Step, by_hand, by_isotrain
+from benchmarks.sharded_work import BATCH, LAYERS, REPLICAS, inputs, lines, model
 
-STAGES, MICRO_BATCHES = 2, 8
+STAGES, MICRO_BATCHES = REPLICAS, 8
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 REFERENCE = "torch.distributed.pipelining"
 
 
-def data() -> isotrain.DataSet:
-    """Noise."""
-    return isotrain.DataSet((inputs(), inputs()))
-
-
-def of_session(session: isotrain.Session) -> float:
-    """A run's work."""
-    return timed(functools.partial(session.step, batch) for batch in session.batches())
-
-
-def by_isotrain(port: int, schedule: str) -> float:
-    """The slowest process's seconds; isotrain chooses its ports itself."""
+def by_pipeline(schedule: str, port: int) -> float:
+    """The slowest process's seconds by isotrain."""
     middle = str(2 * (LAYERS // STAGES))
     options = {"stages": STAGES, "schedule": schedule, "cut": [middle]}
-    spec = {
-        "model": {"torch": model},
-        "data": data,
-        "loss": "mean_squared_error",
-        "optimizer": {"name": "adam", "lr": 0.001},
-        "global_batch": BATCH,
-        "accumulate": MICRO_BATCHES,
-        "steps": STEPS,
-        "threads": 1,
-        "strategy": {"name": "pipeline", "options": options},
-        "evaluation": {"every_epochs": 0},
-    }
-    return float(max(isotrain.launch(of_session, spec, backend="torch-ddp", replicas=1)))
+    return by_isotrain(1, {"name": "pipeline", "options": options}, accumulate=MICRO_BATCHES)
 
 
-def _process(rank: int, schedule: str, port: int, found: Any) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=STAGES)
+def step_of(rank: int, schedule: str) -> Step:
+    """A stage's step by torch's pipelining."""
     layers = list(model().children())
     each = len(layers) // STAGES
     own = nn.Sequential(*layers[rank * each : (rank + 1) * each])
@@ -77,15 +50,7 @@ def _process(rank: int, schedule: str, port: int, found: Any) -> None:
             passes.step(target=batch, losses=[])
         optimizer.step()
 
-    found[rank] = timed(functools.partial(step, number) for number in range(STEPS))
-    dist.barrier()
-
-
-def by_torch(port: int, schedule: str) -> float:
-    """The slowest process's seconds."""
-    found = mp.get_context("spawn").Manager().dict()
-    mp.spawn(_process, (schedule, port, found), nprocs=STAGES)
-    return float(max(found.values()))
+    return step
 
 
 def main() -> None:
@@ -94,13 +59,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=29671)
     given = parser.parse_args()
-    ways: dict[str, Callable[..., float]] = {REFERENCE: by_torch, "isotrain, pipeline": by_isotrain}
+    ways: dict[str, Callable[[str, int], float]] = {
+        REFERENCE: functools.partial(by_hand, step_of),
+        "isotrain, pipeline": by_pipeline,
+    }
     for place, schedule in enumerate(SCHEDULES):
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(given.rounds):
             for name, way in ways.items():
                 port = given.port + len(SCHEDULES) * number + place
-                seconds[name].append(way(port, schedule=schedule))
+                seconds[name].append(way(schedule, port))
         print(schedule)
         for line in lines(seconds, REFERENCE):
             print(line)

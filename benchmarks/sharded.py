@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -17,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import isotrain
 from benchmarks.peers import environment
-from benchmarks.sharded_work import BATCH, REPLICAS, STEPS, inputs, lines, model, timed
+from benchmarks.sharded_runs import Step, by_hand, by_isotrain
+from benchmarks.sharded_work import BATCH, REPLICAS, inputs, lines, model
 
 HANDS = ("by hand, DDP", "by hand, fully_shard")
 FABRIC = "Fabric, fully_shard"
@@ -41,33 +38,6 @@ STRATEGIES: dict[str, Any] = {
 }
 
 
-def data() -> isotrain.DataSet:
-    """Noise."""
-    return isotrain.DataSet((inputs(), inputs()))
-
-
-def of_session(session: isotrain.Session) -> float:
-    """A run's work."""
-    return timed(functools.partial(session.step, batch) for batch in session.batches())
-
-
-def by_isotrain(port: int, strategy: Any) -> float:
-    """The slowest process's seconds; isotrain chooses its ports itself."""
-    spec = {
-        "model": {"torch": model},
-        "data": data,
-        "loss": "mean_squared_error",
-        "optimizer": {"name": "adam", "lr": 0.001},
-        "global_batch": BATCH,
-        "steps": STEPS,
-        "threads": 1,
-        "strategy": strategy,
-        "evaluation": {"every_epochs": 0},
-    }
-    found = isotrain.launch(of_session, spec, backend="torch-ddp", replicas=REPLICAS)
-    return float(max(found))
-
-
 def _wrapped(way: str, made: nn.Module) -> nn.Module:
     if way == HANDS[0]:
         return DistributedDataParallel(made, gradient_as_bucket_view=True)
@@ -77,29 +47,19 @@ def _wrapped(way: str, made: nn.Module) -> nn.Module:
     return fully_shard(made)
 
 
-def _process(rank: int, way: str, port: int, found: Any) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=REPLICAS)
+def step_of(rank: int, way: str) -> Step:
+    """A replica's step by hand."""
     wrapped = _wrapped(way, model())
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.001)
     own = torch.from_numpy(inputs()[rank::REPLICAS])
 
-    def step(place: int) -> None:
-        batch = own[place * BATCH // REPLICAS :][: BATCH // REPLICAS]
+    def step(number: int) -> None:
+        batch = own[number % 8 * BATCH // REPLICAS :][: BATCH // REPLICAS]
         optimizer.zero_grad()
         nn.functional.mse_loss(wrapped(batch), batch).backward()
         optimizer.step()
 
-    found[rank] = timed(functools.partial(step, n % 8) for n in range(STEPS))
-    dist.barrier()
-
-
-def by_hand(way: str, port: int) -> float:
-    """The slowest process's seconds."""
-    found = mp.get_context("spawn").Manager().dict()
-    mp.spawn(_process, (way, port, found), nprocs=REPLICAS)
-    return float(max(found.values()))
+    return step
 
 
 def by_fabric() -> float:
@@ -110,6 +70,10 @@ def by_fabric() -> float:
         return max(float(file.read_text(encoding="ascii")) for file in Path(folder).iterdir())
 
 
+def _by_isotrain(strategy: Any) -> Callable[[int], float]:
+    return lambda port: by_isotrain(REPLICAS, strategy)
+
+
 def main() -> None:
     """Prints a line for each way: of a step its time, and the ratio to that by hand with fully_shard."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -117,8 +81,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=29871)
     given = parser.parse_args()
     ways: dict[str, Callable[[int], float]] = {
-        **{name: functools.partial(by_hand, name) for name in HANDS},
-        **{n: functools.partial(by_isotrain, strategy=s) for n, s in STRATEGIES.items()},
+        **{name: functools.partial(by_hand, step_of, name) for name in HANDS},
+        **{name: _by_isotrain(strategy) for name, strategy in STRATEGIES.items()},
     }
     if environment.PYTHON.exists():
         ways[FABRIC] = lambda port: by_fabric()

@@ -71,4 +71,4 @@ class HorovodrunLauncher(EngineLauncher):
 def _has_own_key(command: RankCommand) -> bool:
     """Whether hosts are taken to have a key, as this one has."""
     is_named = command.key_file_variable in command.variables
-    return is_named or os.path.exists(os.path.expanduser(command.key_file))
+    return is_named or command.key_file.expanduser().exists()

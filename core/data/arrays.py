@@ -171,15 +171,6 @@ class ArraySource:
         """Copies of the samples at `indices`."""
         return self._gather(indices)
 
-    def between(self, start: int, stop: int) -> Parts:
-        """Copies of the samples from `start` to `stop`: a model may change its inputs in place."""
-
-        def cut(array: Array) -> Array:
-            return array.view(np.ndarray)[start:stop].copy()
-
-        inputs = map_tree(cut, self.inputs)
-        return inputs, None if self.targets is None else map_tree(cut, self.targets)
-
     @property
     def in_memory(self) -> bool:
         """Whether no array is memory-mapped, so that gathering never waits for a disk."""

@@ -29,6 +29,7 @@ from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.served.terms import TLS_VARIABLE, Terms
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.folders import made_folder
 from isotrain.core.system.urls import is_url
 from isotrain.core.system.version import VERSION
 from isotrain.core.system.versions import versions
@@ -111,7 +112,8 @@ class Party:
         elif policy.folder is None:
             yield mark
         else:
-            with marked(_made(Path(policy.folder).absolute())) as kept:
+            folder = made_folder(Path(policy.folder).absolute(), "checkpoint.folder: it")
+            with marked(folder) as kept:
                 yield kept
 
     def _require_shared(self, kept: str | None, resume: str | None) -> None:
@@ -161,14 +163,6 @@ class Agreed:
     context: ProcessContext
     directory: Path
     resume: str | None
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlanError(f"checkpoint.folder: it cannot be made: {error}.") from error
-    return folder
 
 
 def _absolute(location: str | None) -> str | None:

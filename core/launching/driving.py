@@ -158,9 +158,8 @@ def rank_command(
     folder = directory / FOLDER
     name, backend = _engine_name(plan.run), joined_backend(plan.backend, plan.requested)
     options = ["--backend", backend, "--json", "--mark", name]
-    if (
-        len(plan.processes) == 1
-    ):  # who is alone joins nobody that would say how many replicas there are
+    if len(plan.processes) == 1:
+        # who is alone joins nobody that would say how many replicas there are
         options += ["--replicas", str(plan.replicas)]
     elif interface is not None:
         options += ["--interface", interface]

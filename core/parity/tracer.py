@@ -24,8 +24,10 @@ from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.name_maps import NameMap, map_of
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.folders import made_folder
 
 Say = Callable[[str], None]
+_OUTPUT = "the output folder"
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
 """The last one, as it compares all slots, which a replica that does not update all weights has not."""
 _SEEN_FILE = "seen"
@@ -89,7 +91,7 @@ class Tracer:
     def running(self) -> Iterator[None]:
         """Within it, runs can be made; their directories go with it, but for those of a failed check."""
         if self._output is not None:
-            _made(self._output)
+            made_folder(self._output, _OUTPUT)
         self._folder = Path(tempfile.mkdtemp(prefix="isotrain-parity-", dir=self._home()))
         if not self._is_local:
             (self._folder / _SEEN_FILE).touch()
@@ -136,7 +138,7 @@ class Tracer:
         if self._initial is None:
             self._initial = str(folder / tracing.INITIAL_FILE)
         if self._output is not None:
-            kept = RunDirectory(_made(self._output / "fingerprints"))
+            kept = RunDirectory(made_folder(self._output / "fingerprints", _OUTPUT))
             kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
         return put_together(wanted.name, returned)
 
@@ -153,11 +155,3 @@ class Tracer:
 
 def _file_name(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-@." else "-" for c in label).strip("-")
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlanError(f"the output folder cannot be made: {error}.") from error
-    return folder

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.bed import SLOTS, Bed
 from cluster.engines import HOSTS, Started
 
+from isotrain.core.launching import driving
 from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.kubernetes import KubernetesLauncher
 from isotrain.launchers.mpi import MpiLauncher
@@ -60,15 +61,12 @@ def instead(folder: Path, *program: str) -> Instead:
 def start(bed: Bed, name: str, command: RankCommand) -> Started:
     """Starts what a launcher gives, on the first host."""
     submission = LAUNCHERS[name].submission(command)
-    folder = command.spec.parent
-    for file, text in submission.files.items():
-        (folder / file).touch(0o600)
-        (folder / file).write_text(text)
+    driving.write(submission, command)
     assert name != "ray" or bed.ray
     told = {**bed.slurm.variables, **command.variables, **submission.variables}
     told |= {command.spec_variable: command.told[command.spec_variable]}
     told |= {command.key_variable: command.key} if submission.knows_key else {}
-    host, log = bed.with_ssh.first, folder / "log"
+    host, log = bed.with_ssh.first, command.spec.with_name("log")
     running = (host.start(each, log, told, submission.stdin) for each in submission.commands)
     return Started(tuple(running), log)
 

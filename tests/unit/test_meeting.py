@@ -438,8 +438,8 @@ MOUNTS = """\
 22 1 0:20 / / rw - overlay overlay rw
 30 22 0:40 / /home rw,relatime shared:1 - nfs4 server:/home rw
 31 30 0:41 / /home/a\\040b rw - ext4 /dev/sda rw
-32 22 0:42 / /work rw - ext4 /dev/sdb rw
-33 22 0:43 / /work rw - lustre mds:/work rw
+32 22 0:42 / /scratch rw - ext4 /dev/sdb rw
+33 22 0:43 / /scratch rw - lustre mds:/scratch rw
 """
 
 
@@ -447,7 +447,7 @@ MOUNTS = """\
     ("path", "kind"),
     [
         *(("/root/.config", "overlay"), ("/home/me/.config/isotrain/key", "nfs4")),
-        *(("/home/a b/key", "ext4"), ("/homes", "overlay"), ("/work/me", "lustre")),
+        *(("/home/a b/key", "ext4"), ("/homes", "overlay"), ("/scratch/me", "lustre")),
     ],
 )
 def test_the_kind_of_file_system_is_that_of_the_innermost_and_last(path: str, kind: str) -> None:
