@@ -121,6 +121,7 @@ class StepReports:
         if self.is_silent:
             return
         self.flush()
+        self._steps_due = 0.0  # the first step is told at once, as that of a run from the start
         self._first = step
         self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples
 

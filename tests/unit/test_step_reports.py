@@ -101,6 +101,14 @@ def test_slow_steps_are_told_after_some_seconds(
     assert len(told(heard)) == 3
 
 
+def test_the_first_step_is_told_at_once_of_a_run_that_goes_on_too(heard: Heard) -> None:
+    own = reports(heard)
+    own.go_on_from(5, 0.0, 0)
+    own.add(batch(5), 1.0, 0.1)
+    own.add(batch(6), 1.0, 0.1)
+    assert [step for step, _, _ in told(heard)] == [5]
+
+
 def test_a_late_loss_is_not_waited_for(heard: Heard) -> None:
     own, late = reports(heard), Late()
     losses: list[Any] = [*[1.0] * 20, late, *[1.0] * STEPS_AT_ONCE]
