@@ -32,6 +32,7 @@ from isotrain.adapters.keras_parts import (
 )
 from isotrain.adapters.keras_recompute import Recomputed, recompute
 from isotrain.adapters.outputs import Outputs, batch_of
+from isotrain.adapters.seeds import seed_shift
 from isotrain.plugin import SpecError, TrainingSpec
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "numbers",
     "readings",
     "require_sums",
+    "seed_shift",
     "seeded_initial_weights",
     "select",
     "sum_names",
@@ -65,8 +67,6 @@ _POLICIES = {
     "bfloat16": "mixed_bfloat16",
     "float16": "mixed_float16",
 }
-SEED_STRIDE = 0x9E3779B1
-"""Odd, so that adding multiples of it to a 32-bit seed keeps replicas' seeds apart."""
 
 
 def configure_precision(precision: str) -> None:

@@ -83,8 +83,6 @@ def slowly(inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
 
 
 DATA_PARALLEL: dict[str, Any] = {"name": "data-parallel", "options": {}}
-_DROPOUT = {"parameter-server": 0.0}
-"""What workers of a server draw is their own, and not saved."""
 _MORE = {"pipeline": {"accumulate": 2}}
 """What the specs of some strategies have besides."""
 
@@ -95,7 +93,7 @@ def training(steps: int, strategy: Mapping[str, Any] = DATA_PARALLEL) -> dict[st
     on_torch = native if is_spread else portable
     return {
         "model": {"reference": network, "torch": on_torch, "tensorflow": portable},
-        "model_args": {"dropout": _DROPOUT.get(strategy["name"], 0.25)},
+        "model_args": {"dropout": 0.25},
         "strategy": strategy,
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},

@@ -57,6 +57,7 @@ IN_SESSION = (
     _check(training.start_is_equal, STATE),
     _check(training.start_is_of_the_seed, STATE),
     _check(training.dropout_differs, STATE, GRADIENTS),
+    _check(training.draws_anew, STATE, GRADIENTS),
     _check(collectives.all_reduce_sum, COMPUTE),
     _check(collectives.all_reduce_mean, COMPUTE),
     _check(collectives.all_reduce_max, COMPUTE),

@@ -86,10 +86,7 @@ def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFi
         momentum = {"name": "sgd", "lr": digits.RATE, "momentum": 0.5}
         count = 3 * digits.GLOBAL_BATCH + 1
         return digits.spec(count, adapter=adapter, strategy=chosen, optimizer=momentum, epochs=2)
-    seats = placement.seats(adapter, REPLICAS)
-    has_workers = any(seat.role == "worker" for seat in seats)
-    data = probe.data if has_workers else noisy_data  # what workers draw is their own
-    return probe.spec(adapter, data=data, strategy=chosen)
+    return probe.spec(adapter, data=noisy_data, strategy=chosen)
 
 
 def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, str]:

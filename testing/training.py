@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import psutil
 
+from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.replica import Replica, Tensor
+from isotrain.core.errors import UnsupportedError
+from isotrain.core.plugins.host import plugin_host
+from isotrain.core.served.placement import Served
 from isotrain.testing import probe
 from isotrain.testing.bench import Bench, assert_close, assert_same
 
@@ -250,3 +254,26 @@ def dropout_differs(bench: Bench) -> None:
         assert set(np.unique(mask)) == {0.0, 2.0}, f"not a mask of rate 1/2: {mask}"
     distinct = {mask.tobytes() for mask in masks}
     assert len(distinct) == len(masks), f"{len(distinct)} different masks of {len(masks)}"
+
+
+def draws_anew(bench: Bench) -> None:
+    """Where workers can be given slices, masks are those of a replica and a step, whoever draws."""
+    bench.restart()
+    batch, group, rank = bench.same_for_all(1, noise=1.0), bench.group, bench.session.rank
+
+    def drawn(replica: int, step: int) -> list[bytes]:
+        group.draw_anew(replica, step)
+        gradients, _ = bench.gradients_of_all(batch)
+        return [own["noisy/kernel"].tobytes() for own in gradients]
+
+    try:
+        first, later, other, again = (drawn(*unit) for unit in ((1, 3), (1, 4), (0, 3), (1, 3)))
+    except UnsupportedError:
+        served = plugin_host().backend(bench.session.plan.backend).can(Served.name)
+        assert Capability.SERVED_STEP not in served.has, "workers of a served run are asked to"
+        return
+    group.draw_anew(rank, 0)
+    assert again == first, "the same replica and step, after others: other masks"
+    for mask, unlike, same in zip(first, later, other, strict=True):
+        assert mask != unlike, "another step: the same mask"
+        assert mask != same, "another replica: the same mask"

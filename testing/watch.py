@@ -32,6 +32,7 @@ NEEDS: Mapping[str, Capability] = {
     "keep_slots_of": Capability.PARTIAL_UPDATE,
     "update_own": Capability.PARTIAL_UPDATE,
     "served_account": Capability.SERVED_STEP,
+    "draw_anew": Capability.SERVED_STEP,
 }
 """The methods of a replica group that take a capability; every backend has the others."""
 

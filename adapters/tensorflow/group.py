@@ -313,6 +313,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._traced.only_trace(trace, batch)
         return [UNALIKE] if any(unalike) else []
 
+    def draw_anew(self, replica: int, step: int) -> None:
+        self._program.draw_anew(replica, step)
+
     def not_carried(self) -> list[str]:
         return self._program.not_carried()
 
@@ -343,8 +346,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _write_late(self, batch: Batch) -> None:
         """Has metrics make the variables that a state was written for, by samples that do not count."""
         late, self._late = self._late, []
+
+        def trace(holes: bool, pieces: Pieces, weights: Weights) -> None:
+            program = self._program
+            self._traced.on_replicas(lambda own: program.make_metrics(pieces[own][0]), trains=True)
+
         with self.undisturbed():
-            self.gradients(batch)
+            self._traced.on_batch("make metrics", trace, batch)
         for state, place in late:
             self._program.state.write(state, place)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from isotrain.adapters import keras_private, portable
+from isotrain.adapters import keras_private
+from isotrain.adapters.seeds import seed_shift
 
 
 def random_streams(replica: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
@@ -15,12 +16,12 @@ def random_streams(replica: Callable[[], int]) -> contextlib.AbstractContextMana
 
     The seeds' states stay equal on all replicas, and replica 0 draws what one replica alone draws.
     """
-    return moved_seeds(lambda: tf.constant(seed_shift(replica()), tf.int64))
+    return moved_seeds(lambda: shift_of(replica()))
 
 
-def seed_shift(replica: int, step: int = 0) -> list[int]:
-    """By what the seeds of a replica's random layers differ from those of replica 0 at the start."""
-    return [replica * portable.SEED_STRIDE, step]
+def shift_of(replica: int, step: int = 0) -> tf.Tensor:
+    """By what the seeds of a replica's random layers are moved in a step: shape `[2]`, int64."""
+    return tf.constant([seed_shift(replica, step), 0], tf.int64)
 
 
 def moved_seeds(shift: Callable[[], tf.Tensor]) -> contextlib.AbstractContextManager[None]:

@@ -7,15 +7,18 @@ and the access to named state.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
 from isotrain.adapters.keras_losses import Losses
+from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
@@ -75,7 +78,11 @@ class Program:
         apart = generators_apart(spec, "tensorflow", self.model)
         self._unseeded = apart[UNSEEDED]
         self._generators = {name: generator.state for name, generator in apart.items()}
-        self._generators |= private.generators_of(self.model)
+        seeds = (v for v in others if keras_private.is_seed(getattr(v, "path", v.name)))
+        self._seeds = [*seeds, *self._generators.values()]
+        keyed = private.generators_of(self.model)
+        self._keys = list(keyed.values())
+        self._generators |= keyed
         self.state = NamedState(
             trainable,
             others,
@@ -146,6 +153,10 @@ class Program:
     def counts_unalike(self, piece: Piece) -> bool:
         """Whether the loss of such slices counts targets by more than their number."""
         return bool(self._compute[False](*piece)[0].shape.rank)
+
+    def make_metrics(self, piece: Piece) -> None:
+        """Has training metrics make the variables that they make when they see a slice; without gradients."""
+        self.measures.update("train", piece[1], self._compute[True](*piece)[1])
 
     def _counted(self, piece: Piece) -> tf.Tensor:
         """What the losses that do not count all targets alike count by in a slice; nothing moves.
@@ -225,6 +236,20 @@ class Program:
             yield
         finally:
             assign_all(variables, before)
+
+    def draw_anew(self, replica: int, step: int) -> None:
+        """Draws from here on what a replica draws in a step, whatever was drawn before; not traced."""
+        shift = seed_shift(replica, step)
+        for variable, place, first in self._first_seeds:
+            moved = first.copy()
+            moved[place] = (int(first[place]) + shift) & SEEDS
+            variable.assign(moved)
+
+    @functools.cached_property
+    def _first_seeds(self) -> list[tuple[tf.Variable, int, np.ndarray]]:
+        """Generators' states, where in each its seed is, and what they are when this is first asked."""
+        seeds = [(native(v), 0) for v in self._seeds] + [(state, -1) for state in self._keys]
+        return [(variable, place, variable.numpy()) for variable, place in seeds]
 
     def draw_unseeded(self) -> None:
         """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""

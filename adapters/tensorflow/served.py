@@ -18,7 +18,7 @@ import tensorflow as tf
 from isotrain.adapters.tensorflow import native
 from isotrain.adapters.tensorflow.exchange import SingleReplica
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.keras_tracing import plain_losses, seed_shift
+from isotrain.adapters.tensorflow.keras_tracing import plain_losses, shift_of
 from isotrain.adapters.tensorflow.peers import blames_peer
 from isotrain.adapters.tensorflow.program import Piece
 from isotrain.plugin import (
@@ -167,7 +167,7 @@ class _Cluster(Workforce):
         pieces = [piece for piece in unit.pieces if piece.count]
         given = [map_tree(_tensor, (piece.inputs, piece.targets)) for piece in pieces]
         weights = tf.constant([piece.weight for piece in pieces], tf.float64)
-        shift = tf.constant(seed_shift(unit.replica, unit.step), tf.int64)
+        shift = shift_of(unit.replica, unit.step)
         remote = self._coordinator.schedule(self._function, args=(given, weights, shift))
         self._under_way[worker] = unit, self._waiting.submit(remote.fetch)
 

@@ -331,6 +331,9 @@ class TorchReplicaGroup(ReplicaGroup):
         unalike = self.program.counts_unalike(piece.inputs, piece.targets)
         return self.program.remarks(piece.inputs, piece.targets) + [UNALIKE] * unalike
 
+    def draw_anew(self, replica: int, step: int) -> None:
+        self.program.draw_anew(replica, step)
+
     def not_carried(self) -> list[str]:
         return self.program.not_carried()
 

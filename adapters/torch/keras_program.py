@@ -15,6 +15,7 @@ from isotrain.adapters import keras_files, keras_private, keras_traits, portable
 from isotrain.adapters.keras_generators import generators_apart
 from isotrain.adapters.keras_losses import Losses
 from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
@@ -71,6 +72,9 @@ class KerasProgram(Program):
         self._seeds_apart = {
             name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
         }
+        seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
+        seeds += self._seeds_apart.values()
+        self._first_seeds = [(seed, seed.detach().clone()) for seed in seeds]
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer of the variables that are updated here."""
@@ -187,11 +191,19 @@ class KerasProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
-        seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
-        self._seed_shift = replica * portable.SEED_STRIDE
+        self._seed_shift = seed_shift(replica)
+        self._begin_seeds(self._seed_shift)
+
+    def draw_anew(self, replica: int, step: int) -> None:
+        shift = seed_shift(replica, step)
+        torch.manual_seed((self._spec.seed + shift) & SEEDS)
+        self._begin_seeds(shift)
+
+    def _begin_seeds(self, shift: int) -> None:
+        """Moves the seeds of random layers from where the model had them."""
         with torch.no_grad():
-            for seed in (*seeds, *self._seeds_apart.values()):
-                seed.copy_(_moved(seed, self._seed_shift))
+            for seed, first in self._first_seeds:
+                seed.copy_(_moved(first, shift))
 
     def generators(self) -> dict[str, State]:
         return {
@@ -265,5 +277,5 @@ def _moved(state: torch.Tensor, shift: int) -> torch.Tensor:
     if not shift or not state.untyped_storage().nbytes():
         return state
     moved = state.detach().clone()
-    moved[0] = (int(moved[0]) + shift) & 0x7FFFFFFF
+    moved[0] = (int(moved[0]) + shift) & SEEDS
     return moved

@@ -12,6 +12,7 @@ from torch import nn
 
 from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.outputs import batch_of
+from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.metrics import Metric
@@ -85,6 +86,8 @@ class NativeProgram(Program):
         self._forward = self.with_autocast(called)
         self._compute = self.with_autocast(loss_computer(spec, called, self._loss))
         self.objective = Objective(model, self._compute)
+        self._held = _generators_of(self.model)
+        self._first_seeds = [generator.initial_seed() for generator in self._held.values()]
         self._train()
 
     def _update_only(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -208,13 +211,14 @@ class NativeProgram(Program):
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
 
+    def draw_anew(self, replica: int, step: int) -> None:
+        shift = seed_shift(replica, step)
+        torch.manual_seed((self._spec.seed + shift) & SEEDS)
+        for generator, first in zip(self._held.values(), self._first_seeds, strict=True):
+            generator.manual_seed((first + shift) & SEEDS)
+
     def generators(self) -> dict[str, State]:
-        return {
-            f"{name}.{attribute}".removeprefix("."): (value.get_state, value.set_state)
-            for name, module in self.model.named_modules()
-            for attribute, value in vars(module).items()
-            if isinstance(value, torch.Generator)
-        }
+        return {name: (held.get_state, held.set_state) for name, held in self._held.items()}
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         if name == "momenta":
@@ -232,6 +236,16 @@ class NativeProgram(Program):
             f"the optimizer's {slot!r}, which is neither a tensor nor a number"
             for slot in self._slots.not_carried()
         ]
+
+
+def _generators_of(model: nn.Module) -> dict[str, torch.Generator]:
+    """Those that modules hold, by their names."""
+    return {
+        f"{name}.{attribute}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, torch.Generator)
+    }
 
 
 def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module]:

@@ -157,6 +157,10 @@ class Program(ABC):
         """Gives this replica random numbers (dropout) of its own."""
 
     @abstractmethod
+    def draw_anew(self, replica: int, step: int) -> None:
+        """Draws from here on what a replica draws in a step, whatever was drawn before."""
+
+    @abstractmethod
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """The optimizer's slots by canonical name, without the prefix `optimizer/`."""
 

@@ -202,6 +202,21 @@ class ReplicaGroup(PlacedSteps, ABC):
         """Says what it will honour in its own way in steps on such batches; nothing moves. Local."""
         return []
 
+    def draw_anew(self, replica: int, step: int) -> None:
+        """Has random layers draw from here on what a replica draws in a step. Local.
+
+        A worker of a served run is asked for it before each slice, so that what is drawn depends neither on
+        who computes a slice nor on what that one has computed before: runs that go on draw as if never ended.
+
+        Args:
+            replica: Whose slice is computed; a worker may get that of another.
+            step: Of the run.
+
+        Raises:
+            UnsupportedError: Replicas of this kind cannot; they cannot be workers either.
+        """
+        raise UnsupportedError(f"{type(self).__name__} does not draw by replica and step.")
+
     def not_carried(self) -> list[str]:
         """Says what a step depends on that `read_state` cannot give: one sentence each. Local."""
         return []

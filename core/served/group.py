@@ -16,7 +16,7 @@ from isotrain.core.contracts.group import Phase, ReplicaGroup
 from isotrain.core.contracts.replica import Computation, StatePart, Tensor
 from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
-from isotrain.core.contracts.traits import LayerTrait, Trait
+from isotrain.core.contracts.traits import LayerTrait
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.served.ledger import Ledger, Unit
@@ -242,10 +242,7 @@ class ServedGroup(ReplicaGroup):
         return self._own.step_remarks(self._placed(batch.slices[0][0], batch))
 
     def not_carried(self) -> list[str]:
-        random = {Trait.RANDOM, Trait.HIDDEN}
-        draws = any(each.trait in random for each in self.traits())
-        told = ["what the workers draw at random: new ones begin anew"]
-        return self._own.not_carried() + told * (draws and self._workforce.keeps_draws)
+        return self._own.not_carried()
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

@@ -39,8 +39,6 @@ class _Worker:
 class TcpWorkforce(Workforce):
     """One connection to each worker; a worker is its replica's number."""
 
-    keeps_draws = True
-
     def __init__(self, service: Service) -> None:
         """Opens the door; `await_workers` lets the workers in."""
         self.lost: list[LostWorker] = []
@@ -93,7 +91,8 @@ class TcpWorkforce(Workforce):
             arrays.append(self._weights())
             known.version = version
         try:
-            known.wire.send({"step": unit.step, "pieces": pieces, "newer": newer}, arrays)
+            header = {"step": unit.step, "replica": unit.replica, "pieces": pieces, "newer": newer}
+            known.wire.send(header, arrays)
         except WireError as error:
             self._lose(worker, str(error))
 

@@ -79,6 +79,7 @@ class _Work:
         count = sum(piece.count for piece in pieces)
         even = len(pieces) == 1 and pieces[0].weight == 1.0
         batch = Batch(0, 0, header["step"], count, False, even, (pieces,))
+        group.draw_anew(header["replica"], header["step"])
         gradients, loss = group.gradients(batch)
         found = group.compute(change, gradients, [self._before], static=self._statistics)
         answer = [group.numpy(found[0]), group.take_metrics()]

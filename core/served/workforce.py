@@ -59,11 +59,9 @@ class Workforce(ABC):
 
     Attributes:
         lost: The workers that were lost so far.
-        keeps_draws: Whether what random layers draw depends on what a worker has computed before.
     """
 
     lost: list[LostWorker]
-    keeps_draws: bool = False
 
     @abstractmethod
     def free(self) -> Collection[int]:

@@ -161,6 +161,9 @@ class ReferenceGroup(ReplicaGroup):
     def traits(self) -> list[LayerTrait]:
         return self._program.network.traits()
 
+    def draw_anew(self, replica: int, step: int) -> None:
+        self._program.draw_anew(replica, step)
+
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:

@@ -63,15 +63,22 @@ class Network:
     def start(self, seed: int, replica: int, dtype: str) -> None:
         """Makes the weights: a function of the seed alone. Random layers are the replica's own."""
         draw = random.Random(seed)
-        for place, layer in enumerate(self._layers):
+        for layer in self._layers:
             layer.start(draw)
             for own in (layer.weights, layer.statistics):
                 own.update({name: value.astype(dtype) for name, value in own.items()})
             self.trainable |= _named(layer, layer.weights)
             self.statistics |= _named(layer, layer.statistics)
             if isinstance(layer, Dropout):
-                layer.key = (seed, (replica << 32) + place)
                 self.draws |= _named(layer, {"draws": layer.draws})
+        self.draw_anew(seed, replica, 0)
+
+    def draw_anew(self, seed: int, replica: int, step: int) -> None:
+        """Has random layers draw from here on what a replica draws in a step."""
+        for place, layer in enumerate(self._layers):
+            if isinstance(layer, Dropout):
+                layer.key = (seed, (replica << 32) + place)
+                layer.draws[...] = step << 32
 
     def freeze(self, is_frozen: Callable[[str], bool]) -> None:
         """Has weights and statistics stay as they are, by their names."""

@@ -73,6 +73,10 @@ class Program:
         before, self.state["optimizer"] = self.state["optimizer"], self._slots()
         self._elsewhere = before.keys() - self.state["optimizer"].keys()
 
+    def draw_anew(self, replica: int, step: int) -> None:
+        """Has random layers draw from here on what a replica draws in a step."""
+        self.network.draw_anew(self._spec.seed, replica, step)
+
     def is_alone(self, name: str) -> bool:
         """Whether this replica alone has a state of this name: a slot of a weight that only it updates."""
         return bool(self._elsewhere) and name in self.state["optimizer"] and name != STEPS

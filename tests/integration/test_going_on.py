@@ -131,6 +131,12 @@ def test_a_parameter_server() -> None:
     going_on.strategy_goes_on("parameter-server", {}, "tf-multiworker")
 
 
+def test_workers_draw_on_by_torch_and_by_a_generator_of_the_model() -> None:
+    spec = native_going_on.spec(strategy="parameter-server", metrics=["mean_squared_error"])
+    (told,) = going_on.problems({"served": spec}, "torch-ddp").values()
+    assert not told, told
+
+
 def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     """The sums of a metric that waits for samples."""
     changes: dict[str, Any] = {

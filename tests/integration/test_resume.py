@@ -116,8 +116,8 @@ def chosen(name: str) -> dict[str, Any]:
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
     tmp_path: Path, name: str
 ) -> None:
-    is_served = name == "parameter-server"  # what its workers draw is their own, and not saved
-    changes = {"strategy": chosen(name), "model": {"reference": plain if is_served else network}}
+    is_served = name == "parameter-server"
+    changes = {"strategy": chosen(name)}
     whole = run(tmp_path / "whole", 3, changes=changes)
     kills = moments(name, KILLS, slices=3 if is_served else 1)
     found = killed(tmp_path / "killed", kills, replicas=3, changes=changes)
@@ -298,7 +298,7 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
 
 
 def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
-    """By the run's own spec; the workers' masks are their own, and lost."""
+    """By the run's own spec; the workers' masks are those of the run's steps, and nothing is lost."""
     module = "integration.test_resume"
     fields = spec(model={"reference": f"{module}:network"}, data=f"{module}:data", steps=4)
     fields |= {"plugins": ["isotrain.testing.reference"]}
@@ -310,9 +310,7 @@ def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
     )
     assert begun.returncode == 0, begun.stderr
     same, other = resumed_by(tmp_path, "--set", "steps=5"), resumed_by(tmp_path, *OTHERWISE)
-    assert [event["lost"] for event in same if event["event"] == "resumed"] == [
-        ["what the workers draw at random: new ones begin anew"]
-    ]
+    assert [event["lost"] for event in same if event["event"] == "resumed"] == [[]]
     (told,) = [event for event in other if event["event"] == "resumed"]
     assert told["done"] == 5
     assert "replicas: 2 in the checkpoint, 1 now" in told["changes"]

@@ -47,6 +47,15 @@ def model() -> Any:
     return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(3, name="head")])
 
 
+def dropping() -> Any:
+    """A model with random numbers."""
+    import keras
+    from keras import layers
+
+    parts = [layers.Dropout(0.25), layers.Dense(4, name="head")]
+    return keras.Sequential([keras.Input((8,)), *parts])
+
+
 def moody() -> Any:
     """A model with state besides its weights, and random numbers; both are a replica's own."""
     import keras
@@ -79,8 +88,8 @@ def run(folder: Path, **options: Any) -> isotrain.RunResult:
 
 
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    """With processes that only it has; what workers of a server draw is their own."""
-    changes: dict[str, Any] = {"strategy": "parameter-server", "record": False}
+    """With processes that only it has, and dropout, which workers draw by replica and step."""
+    changes: dict[str, Any] = {"strategy": "parameter-server", "record": False, "model": dropping}
     whole = run(tmp_path / "whole", backend="torch-ddp", replicas=2, changes=changes)
     changes["transform"] = Killer.at([("batch", 7)], tmp_path / "kills")
     folder = tmp_path / "killed"

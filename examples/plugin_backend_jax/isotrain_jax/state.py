@@ -52,7 +52,7 @@ class Names:
             for kind, own in by_kind.items()
         }
         self._rank = rank
-        self._shift = rank * portable.SEED_STRIDE
+        self._shift = portable.seed_shift(rank)
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds to NumPy."""
