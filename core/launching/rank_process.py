@@ -16,7 +16,7 @@ from typing import IO
 
 import psutil
 
-from isotrain.core.contracts.process import VARIABLE, ProcessContext
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Status,
@@ -28,6 +28,7 @@ from isotrain.core.contracts.reporter import (
 from isotrain.core.launching.beginning import Begin, Beginning, Begun
 from isotrain.core.launching.effort import effort, waits
 from isotrain.core.launching.lines import Lines
+from isotrain.core.launching.members import members
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
 
@@ -166,13 +167,6 @@ class RankProcess:
         if self._process is not None and self.exit_code is None:
             os.kill(self._process.pid, signal.SIGUSR1)
 
-    def family(self) -> list[psutil.Process]:
-        """It and all that it started, as far as the system still knows."""
-        with contextlib.suppress(psutil.Error):
-            if self._process is not None:
-                return [self._own(), *self._own().children(recursive=True)]
-        return []
-
     def end(self) -> None:
         """Ends it for sure, and all of its process group."""
         self.end_group(signal.SIGKILL)
@@ -216,52 +210,38 @@ def end_all(processes: Sequence[RankProcess], patience: float = 2.0) -> None:
         processes: Of one run.
         patience: Seconds they have to end by themselves.
     """
-    members = _everyone(processes)
+    everyone = _everyone(processes)
     try:
-        _signal(processes, members, signal.SIGTERM)
-        _signal(processes, members, signal.SIGCONT)
-        _wait(members, patience)
+        _signal(processes, everyone, signal.SIGTERM)
+        _signal(processes, everyone, signal.SIGCONT)
+        _wait(everyone, patience)
     finally:
-        _kill(processes, members, patience)
+        _kill(processes, everyone, patience)
 
 
 def _kill(
-    processes: Sequence[RankProcess], members: Sequence[psutil.Process], patience: float
+    processes: Sequence[RankProcess], everyone: Sequence[psutil.Process], patience: float
 ) -> None:
     """Ends them for sure, and what they have started meanwhile."""
     for _ in range(_SWEEPS):
-        _signal(processes, members, signal.SIGKILL)
-        _wait(members, patience)
-        members = [member for member in _everyone(processes) if _is_alive(member)]
-        if not members:
+        _signal(processes, everyone, signal.SIGKILL)
+        _wait(everyone, patience)
+        everyone = [member for member in _everyone(processes) if _is_alive(member)]
+        if not everyone:
             return
 
 
 def _everyone(processes: Sequence[RankProcess]) -> list[psutil.Process]:
-    """The processes, their descendants, and whatever else carries the run's mark."""
-    found = {member for process in processes for member in process.family()}
-    directories = {json.dumps(process.context.run_directory) for process in processes}
-    sessions = {process.pid for process in processes}
-    found.update(p for p in psutil.process_iter() if _is_marked(p, directories, sessions))
-    return list(found)
-
-
-def _is_marked(member: psutil.Process, directories: set[str], sessions: set[int | None]) -> bool:
-    """Whether it inherited a run's variable or session, though its parent may be gone."""
-    with contextlib.suppress(psutil.Error, OSError):
-        if os.getsid(member.pid) in sessions:
-            return True
-        marks = member.environ().get(VARIABLE, "")
-        return any(directory in marks for directory in directories)
-    return False
+    ranks = {process.pid for process in processes if process.pid is not None}
+    return members(ranks, {process.context.run_directory for process in processes})
 
 
 def _signal(
-    processes: Iterable[RankProcess], members: Iterable[psutil.Process], number: signal.Signals
+    processes: Iterable[RankProcess], everyone: Iterable[psutil.Process], number: signal.Signals
 ) -> None:
     for process in processes:
         process.end_group(number)
-    for member in members:
+    for member in everyone:
         with contextlib.suppress(psutil.Error):
             member.send_signal(number)
 
@@ -272,9 +252,9 @@ def _is_alive(member: psutil.Process) -> bool:
     return False
 
 
-def _wait(members: Sequence[psutil.Process], seconds: float) -> None:
+def _wait(everyone: Sequence[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while any(_is_alive(member) for member in members) and time.monotonic() < deadline:
+    while any(_is_alive(member) for member in everyone) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
