@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -50,20 +51,21 @@ class Moments:
     """Notes when each part of a step has ended.
 
     Args:
-        model: Of torch, or Keras on torch.
+        weights: In the order of the layers.
         clock: One of `CLOCKS`.
-        is_called: Whether the model is called in every step; parts between are not known where it is not.
+        model: Of torch, called in every step; None where there is none, and parts between are not known.
     """
 
-    def __init__(self, model: Any, clock: str, is_called: bool = True) -> None:
+    def __init__(self, weights: Iterable[Any], clock: str, model: Any | None = None) -> None:
         self._now = CLOCKS[clock]
         self._step = [np.nan] * _NOTED
         self._steps: list[list[float]] = []
-        if is_called:
+        if model is not None:
             model.register_forward_pre_hook(self._note(2))
             model.register_forward_hook(self._called)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        for weight in trained[:2]:  # of the first layer: the last to have gradients
+        for weight in itertools.islice(
+            weights, 2
+        ):  # of the first layer: the last to have gradients
             weight.register_post_accumulate_grad_hook(self._note(5))
 
     def _note(self, place: int) -> Callable[..., None]:
@@ -110,7 +112,7 @@ def by_hand(workload: str, threads: int, clock: str) -> list[float]:
     model = torch_models.build(work)
     optimizer = torch.optim.SGD(model.parameters(), work.rate, MOMENTUM)
     loss_function = torch.nn.CrossEntropyLoss()
-    moments = Moments(model, clock)
+    moments = Moments(model.parameters(), clock, model)
     for inputs, targets in moments.of(torch_data.in_memory(work, 0, 1)):
         optimizer.zero_grad()
         loss = loss_function(model(inputs), targets)
@@ -138,7 +140,11 @@ def _keep_silent(event: Any) -> None:
 def _by_session(
     session: isotrain.Session, workload: str, clock: str, is_native: bool
 ) -> list[float]:
-    moments = Moments(session.group.model, clock, is_native)  # type: ignore[attr-defined]
+    model: Any = session.group.model  # type: ignore[attr-defined]
+    if is_native:
+        moments = Moments(model.parameters(), clock, model)
+    else:
+        moments = Moments((each.value for each in model.trainable_variables), clock)
     for batch in moments.of(session.batches()):
         session.step(batch)
     return moments.medians(WORKLOADS[workload].first_steps)

@@ -350,7 +350,10 @@ def test_a_stale_metric_is_left_to_keras(found: dict[str, Any]) -> None:
 
 PLACED = {
     "image": (["batch_norm.default"], ["rsqrt_.default", "square.default"]),
-    "residual": (["batch_norm.default"], ["rsqrt_.default", "square.default", "pad.default"]),
+    "residual": (
+        ["batch_norm.default", "mm.default"],
+        ["rsqrt_.default", "square.default", "pad.default"],
+    ),
     "dense": (["addmm.default"], ["matmul.default"]),
     "attention": (["addmm.default"], ["einsum.default", "matmul.default"]),
 }
@@ -359,7 +362,10 @@ PLACED = {
 
 @pytest.mark.parametrize("name", PLACED)
 def test_faster_operations_take_the_place_of_keras(found: dict[str, Any], name: str) -> None:
-    """Convolutions and products that pad and add their bias, one normalisation, images as they lie."""
+    """Convolutions and products that pad and add their bias, one normalisation, images as they lie.
+
+    And small images that are multiplied by their kernels.
+    """
     assert set(found[name][0]["exact"]) == {False}
     used, replaced = PLACED[name]
     assert set(used) <= set(found[name][0]["operations"])

@@ -105,3 +105,74 @@ def test_classes_stay_what_rounding_makes_of_them() -> None:
     module, constants = simplified(roughly, *given)
     assert fast_passes.rearranged(module) is None
     assert torch.equal(module(*constants, *given), roughly(*given))
+
+
+CONVOLVED: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, tuple[Any, ...]]] = {
+    "a point": ((2, 3, 4, 4), (1, 1, 3, 5), False, (1,)),
+    "a point with a bias, strided": ((2, 3, 5, 4), (1, 1, 3, 5), True, ([2, 3],)),
+    "several places": ((2, 3, 4, 4), (3, 2, 3, 40), True, ([1, 2], [1, 0], [1, 2])),
+    "one axis": ((2, 3, 6), (3, 3, 40), False, (2, 1)),
+    "three axes": ((1, 2, 3, 3, 3), (2, 2, 2, 2, 40), False, (1,)),
+}
+"""Shapes of images and of the kernel as Keras keeps it, whether it has a bias; strides, padding, dilation."""
+LARGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "a point": ((2, 3, 32, 17), (1, 1, 3, 5)),
+    "several places": ((2, 3, 4, 4), (3, 2, 3, 8)),
+}
+"""Of which a product would take longer."""
+
+
+def convolution(
+    rank: int, steps: tuple[Any, ...] = (), groups: int = 1
+) -> Callable[..., torch.Tensor]:
+    """As Keras computes it: of images whose channels lie last, by a kernel that is copied before."""
+    convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
+
+    def convolved(images: torch.Tensor, kernel: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        turned = kernel.permute(rank + 1, rank, *range(rank)).contiguous()
+        second = images.permute(0, rank + 1, *range(1, rank + 1)).contiguous()
+        found = convolve(second, turned, *(bias or [None]), *steps, groups=groups)
+        return found.permute(0, *range(2, rank + 2), 1)
+
+    return convolved
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    """Small whole ones, so that sums are exact."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-8, 8, shape, generator=generator).double()
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_a_product_convolves_small_images(name: str) -> None:
+    """With the gradients of the convolution, and without a copy of its kernel."""
+    shape, places, is_biased, steps = CONVOLVED[name]
+    images = numbers(shape[0], *shape[2:], shape[1])
+    given = [images, numbers(*places), *([numbers(places[-1])] if is_biased else [])]
+    convolved = convolution(len(shape) - 2, steps)
+    module, _ = simplified(convolved, *given)
+    faster = fast_passes.rearranged(module)
+    assert faster is not None
+    used = operations(faster)
+    assert ("addmm.default" if is_biased else "mm.default") in used
+    assert not {"contiguous.default", "conv1d.default", "conv2d.default"} & {*used}
+    leaves = [each.requires_grad_() for each in given]
+    expected, found = convolved(*given), faster(*given)
+    assert torch.equal(found, expected)
+    weights = numbers(*expected.shape)
+    both = [torch.autograd.grad((each * weights).sum(), leaves) for each in (expected, found)]
+    assert all(map(torch.equal, *both))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_images_are_convolved(name: str) -> None:
+    shape, places = LARGE[name]
+    given = numbers(shape[0], *shape[2:], shape[1]), numbers(*places)
+    faster = fast_passes.rearranged(simplified(convolution(2), *given)[0])
+    assert faster is None or "conv2d.default" in operations(faster)
+
+
+def test_groups_are_convolved() -> None:
+    given = numbers(2, 4, 4, 4), numbers(1, 1, 2, 6)
+    faster = fast_passes.rearranged(simplified(convolution(2, groups=2), *given)[0])
+    assert faster is None or "conv2d.default" in operations(faster)

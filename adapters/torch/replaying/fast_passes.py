@@ -29,6 +29,7 @@ from isotrain.adapters.torch.replaying.products import (
     add_in_product,
     pad_in_convolution,
 )
+from isotrain.adapters.torch.replaying.small_images import multiply_by_kernel
 
 _POOLS = {aten.max_pool2d.default, aten.avg_pool2d.default}
 _POINTWISE = {
@@ -175,6 +176,7 @@ _OPERATIONS = (
     _attend_as_it_lies,
     take_classes_as_they_are,
     add_in_cross_entropy,
+    multiply_by_kernel,
 )
 _LAYOUT = (
     _cancel,

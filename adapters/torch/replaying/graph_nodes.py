@@ -40,6 +40,11 @@ def dtype_of(node: Node) -> torch.dtype:
     return found
 
 
+def is_on_cpu(node: Node) -> bool:
+    """Whether a CPU computes it."""
+    return bool(node.meta["val"].device.type == "cpu")
+
+
 def shaped(node: Node, shape: Sequence[int]) -> Node:
     """The same operation, of which it is noted that its result has this shape."""
     known = node.meta["tensor_meta"]
