@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.bed import SLOTS, Bed
@@ -91,10 +91,10 @@ def _by_script(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
     return _in_sbatch(bed, " ".join(command))
 
 
-def _by_mpirun(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
+def _by_mpirun(bed: Bed, command: Command, *options: str) -> list[tuple[Host, Command]]:
     mpirun = ("mpirun", "--allow-run-as-root", "--host", _PLACES, "-np", _ALL)
     given = ("-x", "PATH", "-x", "PYTHONPATH")
-    return [(bed.with_ssh.first, [*mpirun, *given, *command])]
+    return [(bed.with_ssh.first, [*mpirun, *given, *options, *command])]
 
 
 def _by_mpirun_in_sbatch(bed: Bed, command: Command) -> list[tuple[Host, Command]]:
@@ -152,3 +152,9 @@ ENGINES = {
     )
 }
 """By name."""
+
+
+def mpirun_with(*options: str) -> Engine:
+    """`mpirun`, told further options."""
+    plain = ENGINES["mpirun"]
+    return replace(plain, typed=lambda bed, command: _by_mpirun(bed, command, *options))

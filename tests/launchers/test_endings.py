@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster import ending_job
 from cluster.bed import Bed, two_hosts
-from cluster.engines import ENGINES, Started
+from cluster.engines import ENGINES, Started, mpirun_with
 from cluster.slurm import MISSED_SECONDS
 from waiting import wait_until
 
@@ -22,12 +23,16 @@ _START_SECONDS = 90.0
 _LONG_SECONDS = 60.0
 _AT_ONCE = 3
 _JOB = str(Path(ending_job.__file__))
+_PAGE = Path(__file__).parents[2] / "docs" / "launching" / "mpi.md"
+_ON_PAGE = re.findall(r"(--mca) (\w+) (\d+)", _PAGE.read_text(encoding="utf-8").split("```")[1])
+_ENGINES = ENGINES | {"mpirun": mpirun_with(*itertools.chain.from_iterable(_ON_PAGE))}
+"""As the pages have them."""
 
 
 def start(bed: Bed, name: str, deed: str) -> Started:
     folder = bed.folder / f"{deed}-{name}-{time.monotonic_ns()}"
     folder.mkdir()
-    started = ENGINES[name].start(bed, [bed.python, _JOB, str(folder), deed], folder / "log")
+    started = _ENGINES[name].start(bed, [bed.python, _JOB, str(folder), deed], folder / "log")
     moment = folder / "moment"
     try:
         wait_until(moment.exists, _START_SECONDS, "it does not begin")
@@ -58,6 +63,11 @@ def lose(bed: Bed) -> None:
     bed.network.hosts[1].lose()
 
 
+def lose_first(bed: Bed) -> None:
+    """That of rank 0, and of what was typed."""
+    bed.first.lose()
+
+
 def nothing(bed: Bed) -> None:
     """The rank itself does something."""
 
@@ -71,15 +81,14 @@ class Loss:
         deed: Of rank 3.
         happens: From outside.
         named: What the run says of it.
-        missed: Seconds after which the engine itself misses a host, and does not wait for it any more; None:
-            it waits.
+        missed: Seconds after which the engine itself misses a host, and does not wait for it any more.
     """
 
     engine: str
     deed: str
     happens: Callable[[Bed], None]
     named: str
-    missed: float | None = 0.0
+    missed: float = 0.0
 
 
 _WHERE = r" (at|after) step \d+, in call '\w"
@@ -88,6 +97,8 @@ _KILLED = "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed" + 
 _GONE = "rank [23] of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
 _NEVER = r"rank (\d, )*3 of 4 never came to port .*, in 10 s \(timeouts.start\)"
 _BY_SLURM = 1.5 * MISSED_SECONDS
+_BY_MPIRUN = 20.0
+_FIRST = r"rank 0 is gone: its connection was closed\. It was" + _WHERE
 LOSSES = {
     "killed-srun": Loss("srun", "kill", nothing, _KILLED),
     "killed-mpirun": Loss("mpirun", "kill", nothing, _KILLED),
@@ -98,12 +109,18 @@ LOSSES = {
     "absent-mpirun": Loss("mpirun", ending_job.ABSENT, nothing, _NEVER),
     "absent-torchrun": Loss("torchrun", ending_job.ABSENT, nothing, _NEVER),
     "unplugged-srun": Loss("srun", "go_on", unplug, _SILENT, _BY_SLURM),
-    "unplugged-mpirun": Loss("mpirun", "go_on", unplug, _SILENT, None),
+    "unplugged-mpirun": Loss("mpirun", "go_on", unplug, _SILENT, _BY_MPIRUN),
     "unplugged-torchrun": Loss("torchrun", "go_on", unplug, _SILENT),
     "link-down-srun": Loss("srun", "go_on", put_down, _SILENT, _BY_SLURM),
+    "link-down-mpirun": Loss("mpirun", "go_on", put_down, _SILENT, _BY_MPIRUN),
     "link-down-torchrun": Loss("torchrun", "go_on", put_down, _SILENT),
     "host-lost-srun": Loss("srun", "go_on", lose, _GONE, _BY_SLURM),
+    "host-lost-mpirun": Loss("mpirun", "go_on", lose, _GONE),
     "host-lost-torchrun": Loss("torchrun", "go_on", lose, _GONE),
+    "killed-horovodrun": Loss("horovodrun", "kill", nothing, _KILLED),
+    "first-lost-torchrun": Loss("torchrun", "go_on", lose_first, _FIRST),
+    # What would show its words is lost too.
+    "first-lost-mpirun": Loss("mpirun", "go_on", lose_first, ""),
 }
 
 
@@ -113,7 +130,7 @@ class End:
 
     Attributes:
         ranks: Seconds until no rank was left on any host.
-        engine: Seconds until what was typed on the first host had ended, if it is waited for.
+        engine: Seconds until what was typed on the first host, or on the one that is left, had ended.
         said: There, and by all ranks.
     """
 
@@ -130,8 +147,8 @@ def end_of(loss: Loss) -> End:
             loss.happens(bed)
             wait_until(lambda: not [*left(bed)], _LONG_SECONDS, "ranks are left")
             ranks = time.monotonic() - began
-            if loss.missed is not None:
-                started.processes[0].wait(_LONG_SECONDS)
+            typed = started.processes[-1 if bed.first.is_lost else 0]
+            typed.wait(_LONG_SECONDS)
             return End(ranks, time.monotonic() - began, started.log.read_text())
         finally:
             started.end()
@@ -151,4 +168,4 @@ def test_what_is_lost_ends_the_run_and_the_engine_s_job(
     end = ends[name].result()
     assert re.search(LOSSES[name].named, end.said), end.said
     assert end.ranks < LIMIT_SECONDS + _SLACK_SECONDS
-    assert end.engine < LIMIT_SECONDS + _SLACK_SECONDS + (LOSSES[name].missed or 0.0)
+    assert end.engine < LIMIT_SECONDS + _SLACK_SECONDS + LOSSES[name].missed
