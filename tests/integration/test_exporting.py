@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax_aside
 import numpy as np
 import pytest
 from alone import alone
@@ -90,12 +91,14 @@ def native(folder: Path) -> isotrain.RunResult:
     return run(given, backend="torch-ddp", run_directory=folder / "native")
 
 
-def assert_outside(folder: Path, keras_backend: str, wanted: Mapping[str, np.ndarray]) -> None:
+def assert_outside(
+    folder: Path, keras_backend: str, wanted: Mapping[str, np.ndarray], **variables: str
+) -> None:
     """What others predict, in a process of their own; names all that do not as wanted."""
     program = Path(exported_models.__file__)
     done = subprocess.run(
         [sys.executable, program, folder, *wanted],
-        env=os.environ | {"KERAS_BACKEND": keras_backend},
+        env=os.environ | {"KERAS_BACKEND": keras_backend} | variables,
         capture_output=True,
         text=True,
         timeout=200,
@@ -143,6 +146,14 @@ def test_torch_and_onnx_open_what_is_theirs(
         **dict.fromkeys(("by_torch", "by_onnx_of_torch"), of_native),
     }
     assert_outside(folder, "torch", wanted)
+
+
+@pytest.mark.slow
+def test_keras_opens_them_on_a_framework_that_trained_none(
+    folder: Path, trained: isotrain.RunResult, by_keras: dict[str, np.ndarray]
+) -> None:
+    jax = {"PYTHONPATH": str(jax_aside.folder()), "XLA_FLAGS": " ".join(jax_aside.QUICK_TO_COMPILE)}
+    assert_outside(folder, "jax", by_keras, **jax)
 
 
 @pytest.mark.slow
