@@ -60,8 +60,14 @@ def _spec(tensor: Any) -> keras.InputSpec:
     return keras.InputSpec(dtype, (None, *tensor.shape[1:]), name=getattr(tensor, "name", None))
 
 
+def _save(model: keras.Model, target: Path, inputs: Any | None) -> None:
+    """Writes the model, to be trained on."""
+    with keras_private.without_tensorflow():
+        model.save(target)
+
+
 _WRITERS: Mapping[ExportForm, Callable[[Any, Path, Any], Any]] = {
-    "keras": lambda model, target, inputs: model.save(target),
+    "keras": _save,
     "keras-weights": lambda model, target, inputs: model.save_weights(target),
     "onnx": functools.partial(_export, "onnx"),
     "saved-model": functools.partial(_export, "tf_saved_model"),

@@ -13,6 +13,7 @@ from isotrain.adapters.keras_private import (
     losses,
     masks,
     optimizers,
+    other_frameworks,
     promotion,
 )
 from isotrain.adapters.keras_private.calls import (
@@ -49,6 +50,7 @@ from isotrain.adapters.keras_private.losses import (
 )
 from isotrain.adapters.keras_private.masks import mask_of, set_mask
 from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of, take_rate
+from isotrain.adapters.keras_private.other_frameworks import without_tensorflow
 from isotrain.adapters.keras_private.promotion import keep_64_bits
 
 PARTS = (
@@ -60,6 +62,7 @@ PARTS = (
     *drawing.PARTS,
     *losses.PARTS,
     *optimizers.PARTS,
+    *other_frameworks.PARTS,
 )
 """Each with a test of itself."""
 
@@ -97,4 +100,5 @@ __all__ = [
     "surroundings",
     "take_rate",
     "uncast",
+    "without_tensorflow",
 ]

@@ -83,6 +83,7 @@ def exported(session: isotrain.Session, *, folder: Path, samples: np.ndarray) ->
     """Writes Keras' own files; gives what is to be predicted by who opens them."""
     session.group.export("keras", folder / "model.keras", None)
     session.group.export("keras-weights", folder / "model.weights.h5", None)
+    assert "tensorflow" not in sys.modules, "imported to write what has nothing of it"
     return session.predict((samples,))
 
 
