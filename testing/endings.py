@@ -22,6 +22,9 @@ PROGRESS_SECONDS = (3.0, 12.0, 60.0)
 PATIENCE_SECONDS = 50.0
 """For the launcher to notice and to end everybody."""
 
+_OF_ONE_SIZE = {"global_batch": 6, "drop_remainder": True}
+"""For slices of one size, frameworks trace and compile once."""
+
 _hanging = False
 
 
@@ -59,7 +62,7 @@ def stand_still(inputs: Any, targets: Any, random: SampleRandom) -> tuple[Any, A
 
 def _spec(backend: str, **changes: Any) -> dict[str, Any]:
     adapter = plugin_host().backend(split_backend(backend)[0])
-    return probe.spec(adapter, epochs=None, steps=100_000, **changes)
+    return probe.spec(adapter, epochs=None, steps=100_000, **_OF_ONE_SIZE, **changes)
 
 
 def _killed_late(session: Session) -> None:
