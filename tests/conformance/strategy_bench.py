@@ -119,6 +119,11 @@ class StrategyBench:
         """Whether what replicas exchange leaves their process."""
         return len(self.plan.processes) == self.replicas > 1
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether the framework traces or compiles anew for each size of a slice."""
+        return self.plan.framework in ("tensorflow", "jax")
+
     def restart(self) -> None:
         """Puts every replica to the start."""
         self._session.write_state(self._start)
