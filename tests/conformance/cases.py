@@ -1,8 +1,8 @@
 """What the tests of parity and native equality train: models, data and specs; isotrain is not imported.
 
 One portable model has two towers, a small convolutional network and a small causal transformer, and one
-spec trains both at once. All hyperparameters are exact in float32, through which TensorFlow passes Python
-numbers.
+spec trains both at once; another is quick to trace. All hyperparameters are exact in float32, through which
+TensorFlow passes Python numbers.
 """
 
 from __future__ import annotations
@@ -84,6 +84,23 @@ def portable_model() -> Any:
     z = layers.Dense(2 * WIDTH, activation=gelu, name="widen")(z)
     y = y + layers.Dense(WIDTH, name="narrow")(z)
     y = layers.Dense(LETTERS, name="next_letter")(y)
+    return keras.Model({"image": image, "text": text, "place": place}, {"class": x, "next": y})
+
+
+def small_model() -> Any:
+    """As many inputs and outputs, and next to nothing between them."""
+    import keras
+    from keras import layers
+
+    image = keras.Input((8, 8, 2), name="image")
+    x = layers.Dense(CLASSES, name="classify")(layers.Flatten()(image))
+    text = keras.Input((LENGTH,), dtype="int32", name="text")
+    place = keras.Input((LENGTH,), dtype="int32", name="place")
+    letters = layers.Embedding(LETTERS, WIDTH, name="letters")(text)
+    places = layers.Embedding(LENGTH, WIDTH, name="places")(place)
+    y = layers.Dense(LETTERS, name="next_letter")(
+        layers.LayerNormalization(epsilon=2.0**-10)(letters + places)
+    )
     return keras.Model({"image": image, "text": text, "place": place}, {"class": x, "next": y})
 
 

@@ -38,12 +38,15 @@ def by_hand(
         case: Whose optimizer.
         start: The weights to start from, by name.
     """
-    plan = isotrain.plan(runs.SPECS[case], backend=backend, replicas=replicas)
+    spec = runs.SPECS[case]
+    plan = isotrain.plan(spec, backend=backend, replicas=replicas)
     with tempfile.TemporaryDirectory(prefix="isotrain-by-hand-") as folder:
         job = Path(folder) / "job.json"
         np.savez(Path(folder) / "start.npz", **start)  # type: ignore[arg-type]
         fields = {
-            "optimizer": runs.SPECS[case]["optimizer"],
+            "optimizer": spec["optimizer"],
+            "model": getattr(spec["model"], "__name__", None),
+            "drop_remainder": spec.get("drop_remainder", False),
             "start": f"{folder}/start.npz",
             "result": f"{folder}/result.npz",
             "replicas": replicas,

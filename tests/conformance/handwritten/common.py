@@ -1,7 +1,7 @@
 """What the hand-written loops share: their job, and the order of the samples. isotrain is not imported.
 
-A job is a JSON file with: `optimizer` (name and hyperparameters), `start` and `result` (npz files with the
-weights by name), `replicas`.
+A job is a JSON file with: `optimizer` (name and hyperparameters), `model` (the name of a portable one),
+`drop_remainder`, `start` and `result` (npz files with the weights by name), `replicas`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def global_batches() -> Iterator[np.ndarray]:
         sequence = np.random.SeedSequence(cases.SEED, spawn_key=(epoch,))
         order = np.random.Generator(np.random.PCG64(sequence)).permutation(cases.SAMPLES)
         for start in range(0, cases.SAMPLES, cases.GLOBAL_BATCH):
-            yield order[start : start + cases.GLOBAL_BATCH]
+            rows = order[start : start + cases.GLOBAL_BATCH]
+            if len(rows) == cases.GLOBAL_BATCH or not JOB["drop_remainder"]:
+                yield rows
 
 
 def local_batch(rows: np.ndarray, replica: int) -> tuple[np.ndarray, float]:
@@ -59,6 +61,11 @@ def gather(tree: Tree, rows: np.ndarray) -> Tree:
     if isinstance(tree, dict):
         return {name: array[rows] for name, array in tree.items()}
     return tree[rows]
+
+
+def keras_model() -> Any:
+    """The portable model that the job names."""
+    return getattr(cases, JOB["model"])()
 
 
 def load_keras(model: Any) -> None:

@@ -16,6 +16,7 @@ from conformance.handwritten.common import (
     REPLICAS,
     gather,
     global_batches,
+    keras_model,
     keras_optimizer,
     keras_weights,
     load_keras,
@@ -63,7 +64,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     strategy = make_strategy()
     with strategy.scope():
-        model = cases.portable_model()
+        model = keras_model()
         optimizer = keras_optimizer()
         optimizer.build(model.trainable_variables)
         load_keras(model)  # within the scope, where an assignment reaches every copy

@@ -9,6 +9,7 @@ from conformance.handwritten.common import (
     RANK,
     gather,
     global_batches,
+    keras_model,
     keras_optimizer,
     keras_weights,
     load_keras,
@@ -25,7 +26,7 @@ def tensors(arrays: cases.Arrays) -> dict[str, torch.Tensor]:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = cases.portable_model()
+    model = keras_model()
     load_keras(model)
     ddp = DistributedDataParallel(model)
     optimizer = keras_optimizer()
