@@ -25,8 +25,9 @@ _AT_ONCE = 3
 _JOB = str(Path(ending_job.__file__))
 _PAGE = Path(__file__).parents[2] / "docs" / "launching" / "mpi.md"
 _ON_PAGE = re.findall(r"(--mca) (\w+) (\d+)", _PAGE.read_text(encoding="utf-8").split("```")[1])
-_ENGINES = ENGINES | {"mpirun": mpirun_with(*itertools.chain.from_iterable(_ON_PAGE))}
-"""As the pages have them."""
+_WATCHING = "watching mpirun"
+_ENGINES = ENGINES | {_WATCHING: mpirun_with(*itertools.chain.from_iterable(_ON_PAGE))}
+"""Also `mpirun` that looks for lost hosts, and gives ranks time for a last word, as its page has it."""
 
 
 def start(bed: Bed, name: str, deed: str) -> Started:
@@ -109,18 +110,18 @@ LOSSES = {
     "absent-mpirun": Loss("mpirun", ending_job.ABSENT, nothing, _NEVER),
     "absent-torchrun": Loss("torchrun", ending_job.ABSENT, nothing, _NEVER),
     "unplugged-srun": Loss("srun", "go_on", unplug, _SILENT, _BY_SLURM),
-    "unplugged-mpirun": Loss("mpirun", "go_on", unplug, _SILENT, _BY_MPIRUN),
+    "unplugged-mpirun": Loss(_WATCHING, "go_on", unplug, _SILENT, _BY_MPIRUN),
     "unplugged-torchrun": Loss("torchrun", "go_on", unplug, _SILENT),
     "link-down-srun": Loss("srun", "go_on", put_down, _SILENT, _BY_SLURM),
-    "link-down-mpirun": Loss("mpirun", "go_on", put_down, _SILENT, _BY_MPIRUN),
+    "link-down-mpirun": Loss(_WATCHING, "go_on", put_down, _SILENT, _BY_MPIRUN),
     "link-down-torchrun": Loss("torchrun", "go_on", put_down, _SILENT),
     "host-lost-srun": Loss("srun", "go_on", lose, _GONE, _BY_SLURM),
-    "host-lost-mpirun": Loss("mpirun", "go_on", lose, _GONE),
+    "host-lost-mpirun": Loss(_WATCHING, "go_on", lose, _GONE),
     "host-lost-torchrun": Loss("torchrun", "go_on", lose, _GONE),
     "killed-horovodrun": Loss("horovodrun", "kill", nothing, _KILLED),
     "first-lost-torchrun": Loss("torchrun", "go_on", lose_first, _FIRST),
     # What would show its words is lost too.
-    "first-lost-mpirun": Loss("mpirun", "go_on", lose_first, ""),
+    "first-lost-mpirun": Loss(_WATCHING, "go_on", lose_first, ""),
 }
 
 
