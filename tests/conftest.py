@@ -29,10 +29,11 @@ OF_THIS_PROGRAM.most = (
 )
 OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
 if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
-    of_torch = ("isotrain.adapters.torch.ddp", "isotrain.adapters.horovod.torch_exchange")
+    horovod = "isotrain.adapters.horovod"
+    of_torch = ("isotrain.adapters.torch.ddp", f"{horovod}.torch_exchange")
     OF_THIS_PROGRAM.beside = {
-        "isotrain.adapters.torch.group": of_torch,
-        "isotrain.adapters.tensorflow.group": ("isotrain.adapters.horovod.tf_exchange",),
+        "isotrain.adapters.torch.group": (f"{horovod}.adapter", *of_torch),
+        "isotrain.adapters.tensorflow.group": (f"{horovod}.adapter", f"{horovod}.tf_exchange"),
     }
 # Frameworks are told their number of threads, and NumPy's is set below.
 OF_THIS_PROGRAM.unread = frozenset(

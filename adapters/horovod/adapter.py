@@ -293,7 +293,7 @@ class HorovodTorch(_Horovod):
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         if self._with_mpi():
             return _FRESH_UNDER_MPI
-        return torch_preload(spec, device, "isotrain.adapters.horovod.torch_exchange")
+        return torch_preload(spec, device, __name__, "isotrain.adapters.horovod.torch_exchange")
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("torch")
@@ -362,7 +362,7 @@ class HorovodTF(_Horovod):
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         if self._with_mpi():
             return _FRESH_UNDER_MPI
-        return tensorflow_preload(device, "isotrain.adapters.horovod.tf_exchange")
+        return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_exchange")
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         keras_backend.claim("tensorflow")

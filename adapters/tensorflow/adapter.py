@@ -317,7 +317,7 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> Start:
     """What a process with TensorFlow replicas imports, `modules` besides; GPUs are left to fresh ones."""
     if device == "gpu":
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
-    own = ("isotrain.adapters.tensorflow.group", *modules)
+    own = (__name__, "isotrain.adapters.tensorflow.group", *modules)
     return Start((keras_backend.DEFERRED, "tensorflow", "keras", *own))
 
 

@@ -297,7 +297,7 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
     if device == "gpu":
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
     # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
-    own = ("torch._dynamo", "isotrain.adapters.torch.group", *modules)
+    own = ("torch._dynamo", __name__, "isotrain.adapters.torch.group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
         return Start(("torch", *own))
     of_keras = (*own, "isotrain.adapters.torch.keras_program")

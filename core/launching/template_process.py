@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import code_of
+from isotrain.core.plugins.host import BUILTINS
 from isotrain.core.system.own_interpreter import is_of_interpreter
 
 _OWN_IMPORTS = (
@@ -30,7 +31,7 @@ _OWN_IMPORTS = (
     "isotrain.core.launching.returned",
     "isotrain.core.plugins.cast",
 )
-"""What every process of a run needs of isotrain, whatever its backend."""
+"""What every process of a run needs of isotrain, whatever its backend; and the built-in plugins."""
 _STREAMS = 3
 _GIVEN = 7
 """Descriptors of a request to fork: streams, what is inherited, and the working directory."""
@@ -49,7 +50,7 @@ def main(door: int, launcher: int, imports: Sequence[str]) -> None:
     """
     gc.disable()  # of what is made here, nothing goes
     before = dict(os.environ)
-    for module in (*imports, *_OWN_IMPORTS):
+    for module in (*imports, *_OWN_IMPORTS, *BUILTINS):
         importlib.import_module(module)
     gc.freeze()  # a collection in a child would otherwise write to every page that it shares
     set_by_imports = dict(os.environ.items() - before.items())

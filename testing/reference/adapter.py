@@ -104,7 +104,7 @@ class Reference(ServedOverTcp):
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
         package = "isotrain.testing.reference"
-        return Start(("numpy", f"{package}.exchange", f"{package}.group"))
+        return Start(("numpy", __name__, f"{package}.exchange", f"{package}.group"))
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         from isotrain.testing.reference.exchange import Exchange
