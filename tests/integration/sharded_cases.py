@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,21 @@ from integration.recomputed_models import peak_bytes
 
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
+from isotrain.testing import probe
 from isotrain.testing.board import Board
 from isotrain.testing.series import PATIENT, next_session
 
 PARALLEL = {"name": "data-parallel"}
 SAVED = 4
 """Steps after which a run saves: at the end of its first epoch, whose last batch leaves replicas empty."""
+BY_NORMS = "adam, by norms"
 LAST = "adamw, clipped, accumulated"
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {  # to record takes longest: the last is
     "momentum": {
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "record": False,
     },
-    "adam, by norms": {
+    BY_NORMS: {
         "optimizer": {"name": "adam", "lr": 0.0625},
         "clip": {"norm": 0.25},
         "record": False,
@@ -38,7 +40,10 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {  # to record takes longest: the 
         "accumulate": 2,
     },
 }
+Tried = Mapping[str, Sequence[str]]
+"""The kinds of sharded runs that are tried, by optimizer."""
 NATIVE = "native"
+MEASURED = "measured"
 WHOLE = "lamb, recomputed"
 OF_MODULES: Mapping[str, Mapping[str, Any]] = {
     **OPTIMIZERS,
@@ -115,6 +120,11 @@ def native_data() -> DataSet:
     return DataSet((inputs, np.sin(inputs)), (inputs[:5], np.sin(inputs[:5])))
 
 
+def full_batches() -> DataSet:
+    """The conformance kit's, of which all global batches have one size, for which TensorFlow traces once."""
+    return DataSet(probe.samples(21), probe.samples(13))
+
+
 def native_batches() -> DataSet:
     """The like, of which all global batches have one size, for which TensorFlow traces once."""
     (inputs, targets), evaluated = native_data().train, native_data().validation
@@ -158,29 +168,34 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def compared(
-    base: Mapping[str, Any],
-    names: Sequence[str],
-    kinds: Sequence[str],
-    recomputed: Sequence[str] = (),
+    base: Mapping[str, Any], tried: Tried, recomputed: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Specs of runs with some optimizers: one data-parallel, others of each kind.
+    """Specs of runs with some optimizers: one data-parallel, others of some kinds.
 
     Args:
         base: What all have.
-        names: Of the optimizers.
-        kinds: Of the sharded runs.
-        recomputed: Optimizers with which these compute all layers again in the backward pass.
+        tried: The optimizers, and the kinds.
+        recomputed: Optimizers with which sharded runs compute all layers again in the backward pass.
     """
-    strategies = {"parallel": PARALLEL, **{kind: KINDS[kind] for kind in kinds}}
     found = {
         f"{name}: {kind}": spec(strategy, base, **OF_MODULES[name])
-        for name in names
-        for kind, strategy in strategies.items()
+        for name, kinds in tried.items()
+        for kind, strategy in {"parallel": PARALLEL, **{k: KINDS[k] for k in kinds}}.items()
     }
     for name in recomputed:
-        for kind in kinds:
+        for kind in tried[name]:
             found[f"{name}: {kind}"]["recompute"] = "*"
     return found
+
+
+def measured(kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Specs of runs of which it is looked at what they take and send."""
+    bucket = {"bucket_megabytes": 8e-6 * WIDTH * WIDTH}
+    strategies = {kind: KINDS[kind]["options"] | bucket for kind in kinds}
+    return {
+        f"{MEASURED}: {kind}": spec({"name": "sharded", "options": options}, native())
+        for kind, options in strategies.items()
+    }
 
 
 def native_and_counted(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -233,10 +248,10 @@ def passed_on(session: Session, base: Mapping[str, Any], folder: str, kind: str)
     found = {"parallel": _saved(session, f"{folder}/parallel")}
     with next_session(session, "sharded", spec(KINDS[kind], base, **changes)) as session:
         found["sharded"] = _saved(session, f"{folder}/sharded")
-        found["parallel to sharded"] = gone_on(session, f"{folder}/parallel")
-        found["sharded to sharded"] = gone_on(session, f"{folder}/sharded")
+        found["parallel to sharded"] = gone_on(session, folder=f"{folder}/parallel")
+        found["sharded to sharded"] = gone_on(session, folder=f"{folder}/sharded")
     with next_session(session, "parallel", spec(PARALLEL, base, **changes)) as session:
-        found["sharded to parallel"] = gone_on(session, f"{folder}/sharded")
+        found["sharded to parallel"] = gone_on(session, folder=f"{folder}/sharded")
     return found
 
 
@@ -255,7 +270,7 @@ def stopped(session: Session) -> None:
             return
 
 
-def gone_on(session: Session, folder: str) -> dict[str, Any]:
+def gone_on(session: Session, name: str = "", *, folder: str) -> dict[str, Any]:
     """Goes on from what other processes have saved."""
     restore_own(session, Path(folder))
     return trained(session)
@@ -275,15 +290,11 @@ def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> 
     return {"parallel": found, "held": held}
 
 
-def measured(session: Session, kinds: Sequence[str]) -> dict[str, Any]:
-    """What each really takes and sends: sizes of live tensors, and bytes on the wire in a step."""
-    found = {}
-    for kind in kinds:
-        options = {**KINDS[kind]["options"], "bucket_megabytes": 8e-6 * WIDTH * WIDTH}
-        strategy = {"name": "sharded", "options": options}
-        with next_session(session, kind.replace(" ", "-"), spec(strategy, native())) as session:
-            found[kind] = {**_memory(session), **_sent(session)}
-    return found
+def trained_or_measured(session: Session, name: str) -> dict[str, Any]:
+    """As `trained`; or what it takes and sends: sizes of live tensors, bytes on the wire in a step."""
+    if name.startswith(MEASURED):
+        return {**_memory(session), **_sent(session)}
+    return trained(session)
 
 
 def _memory(session: Session) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,21 +25,24 @@ CLOSE = 1e-12
 EVERY = tuple(cases.OPTIMIZERS)
 STAGES = ("stage 1", "stage 2")
 HYBRID = ("hybrid 1", "hybrid 2")
-MOST = EVERY[-1:]
-"""The optimizer that takes most."""
-TRIED: dict[tuple[str, int], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("reference", 2): (EVERY, (*STAGES, "hybrid 1")),
-    ("reference", 3): (EVERY, STAGES),
-    ("reference", 4): (EVERY, HYBRID),
-    ("torch-ddp", 3): (EVERY, (*STAGES, "stage 3")),
-    ("horovod-torch", 4): (MOST, ("hybrid 3",)),
-    ("horovod-tf", 3): (MOST, ("stage 2",)),
+LAST = cases.LAST
+TRIED: dict[tuple[str, int], cases.Tried] = {
+    ("reference", 2): dict.fromkeys(EVERY, (*STAGES, "hybrid 1")),
+    ("reference", 3): dict.fromkeys(EVERY, STAGES),
+    ("reference", 4): dict.fromkeys(EVERY, HYBRID),
+    ("torch-ddp", 3): {
+        cases.BY_NORMS: ("stage 2", "stage 3"),
+        LAST: (*STAGES, "stage 3"),
+    },
+    ("horovod-torch", 4): {LAST: ("hybrid 3",)},
+    ("horovod-tf", 3): {LAST: ("stage 2",)},
 }
-"""Backend and replicas to the optimizers and kinds that are tried: all where that is quick.
+"""Backend and replicas to the kinds that are tried with each optimizer: all where that is quick.
 
-`test_it_goes_on_as_data_parallel_and_back` has the second stage on `tf-multiworker`, and several hosts.
+`test_it_goes_on_as_data_parallel_and_back` has the second stage on `tf-multiworker`, and several hosts; the
+conformance kit's momentum is that of portable models in stage 3.
 """
-RECOMPUTED = {"torch-ddp": EVERY[1:2], "horovod-torch": MOST, "horovod-tf": MOST}
+RECOMPUTED = {"torch-ddp": (cases.BY_NORMS,), "horovod-torch": (LAST,), "horovod-tf": (LAST,)}
 """With what sharded runs compute all layers again in the backward pass: where no record would be left out."""
 NATIVELY = {"horovod-torch": ("stage 1",), "horovod-tf": ("stage 1",)}
 """Kinds that are tried with native models, which have so many weights that what they send is counted."""
@@ -62,8 +66,10 @@ def plugins() -> Iterator[None]:
 
 
 def base(backend: str) -> dict[str, Any]:
-    """What is replayed is tried on `torch-ddp`."""
-    return {**probe.spec(plugin_host().backend(backend)), "record": backend != "horovod-torch"}
+    """What is replayed is tried on `torch-ddp`; TensorFlow's replicas without samples, on Horovod."""
+    data = cases.full_batches if backend == "tf-multiworker" else probe.data
+    record = backend != "horovod-torch"
+    return probe.spec(plugin_host().backend(backend), data=data, record=record)
 
 
 def launched(work: Any, backend: str, replicas: int, strategy: Any) -> list[Any]:
@@ -91,22 +97,20 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
 
 @pytest.mark.parametrize(("backend", "replicas"), COUNTED)
 def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
-    names, kinds = TRIED[backend, replicas]
-    specs = cases.compared(base(backend), names, kinds, RECOMPUTED.get(backend, ()))
+    tried = TRIED[backend, replicas]
+    specs = cases.compared(base(backend), tried, RECOMPUTED.get(backend, ()))
     if native := NATIVELY.get(backend):
         specs |= cases.native_and_counted(native)
     processes = launched_in_turn(specs, cases.trained, backend, replicas)
+    assert_as_parallel(processes, tried)
     for kind in native or ():
         assert_sent(processes, f"{cases.NATIVE}: {kind}")
         for found in processes:
             assert_equal(found[f"{cases.NATIVE}: {kind}"], found[f"{cases.NATIVE}: parallel"], kind)
-    for name in names:
-        for rank, found in enumerate(processes):
-            expected = found[f"{name}: parallel"]
+    for name, kinds in tried.items():
+        for found in processes:
             for kind in kinds:
-                what = f"{name}: {kind}"
-                assert_equal(found[what], expected, f"{what}, rank {rank}")
-                assert not found[what]["keeps gradients"], "it does not have those of others"
+                assert not found[f"{name}: {kind}"]["keeps gradients"], "it has not those of others"
         for kind in kinds:
             size = cases.HOST if kind.startswith("hybrid") else replicas
             for first in range(0, replicas, size):
@@ -117,6 +121,14 @@ def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
                 assert len(parts) == times * len(set(parts)), "a slot is kept twice"
 
 
+def assert_as_parallel(processes: Sequence[Mapping[str, Any]], tried: cases.Tried) -> None:
+    for name, kinds in tried.items():
+        for rank, found in enumerate(processes):
+            for kind in kinds:
+                what = f"{name}: {kind}"
+                assert_equal(found[what], found[f"{name}: parallel"], f"{what}, rank {rank}")
+
+
 def assert_sent(processes: Sequence[Mapping[str, Any]], name: str) -> None:
     """Gradients to those who update, and weights to all: as many bytes as the plan says, on average."""
     promised = processes[0][name]["to be sent"]
@@ -125,35 +137,49 @@ def assert_sent(processes: Sequence[Mapping[str, Any]], name: str) -> None:
     assert 0.9 * promised < sent < 1.1 * promised + talk, name
 
 
-@pytest.mark.slow
-def test_torchs_own_models_and_optimizers_are_sharded_too() -> None:
-    kinds = ("stage 1", "hybrid 2")
-    specs = cases.compared(cases.native(), EVERY, kinds)
-    for rank, found in enumerate(launched_in_turn(specs, cases.trained, "torch-ddp", 4)):
-        for name in EVERY:
-            for kind in kinds:
-                what = f"{name}: {kind}"
-                assert_equal(found[what], found[f"{name}: parallel"], f"{what}, rank {rank}")
+NATIVE: cases.Tried = {"momentum": ("stage 1",), cases.BY_NORMS: ("hybrid 2",), LAST: HYBRID}
+MEASURED = {"stage 1": 4, "stage 2": 4, "hybrid 1": cases.HOST, "hybrid 2": cases.HOST}
+"""Kinds of which it is looked at what they take and send, and among how many replicas slots are spread."""
+
+
+@pytest.fixture(scope="module")
+def of_four() -> list[dict[str, Any]]:
+    """What four replicas of torch's own models have found in their turns."""
+    uneven = cases.native(**cases.UNEVEN)
+    specs = {
+        **cases.compared(cases.native(), NATIVE),
+        **cases.measured(MEASURED),
+        # the last one, as it keeps its port
+        **{f"uneven, {n}": s for n, s in cases.compared(uneven, {LAST: ("hybrid 3",)}).items()},
+    }
+    return launched_in_turn(specs, cases.trained_or_measured, "torch-ddp", 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "replicas", "kind"),
-    [
-        (cases.WHOLE, 2, "stage 3"),
-        ("momentum", 3, "stage 3"),
-        (cases.LAST, 4, "hybrid 3"),
-    ],
-)
-def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int, kind: str) -> None:
+def test_torchs_own_models_and_optimizers_are_sharded_too(of_four: list[dict[str, Any]]) -> None:
+    assert_as_parallel(of_four, NATIVE)
+
+
+@pytest.mark.slow
+def test_with_weights_in_parts_on_hosts_it_equals_data_parallel(
+    of_four: list[dict[str, Any]],
+) -> None:
+    name = f"uneven, {LAST}"
+    assert_as_parallel(of_four, {name: ("hybrid 3",)})
+    slots = [found[f"{name}: hybrid 3"]["slots"] for found in of_four]
+    for host in (slots[:2], slots[2:]):
+        assert sum(host) == of_four[0][f"{name}: parallel"]["slots"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "replicas"), [(cases.WHOLE, 2), ("momentum", 3)])
+def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int) -> None:
     base = cases.native(**cases.UNEVEN) if replicas > 2 else cases.native()
-    specs = cases.compared(base, [name], (kind,))
-    processes = launched_in_turn(specs, cases.trained, "torch-ddp", replicas)
-    for rank, found in enumerate(processes):
-        assert_equal(found[f"{name}: {kind}"], found[f"{name}: parallel"], f"rank {rank}")
-    slots = [found[f"{name}: {kind}"]["slots"] for found in processes]
-    for host in (slots[:2], slots[2:]) if kind == "hybrid 3" else (slots,):
-        assert sum(host) == processes[0][f"{name}: parallel"]["slots"]
+    tried = {name: ("stage 3",)}
+    processes = launched_in_turn(cases.compared(base, tried), cases.trained, "torch-ddp", replicas)
+    assert_as_parallel(processes, tried)
+    slots = [found[f"{name}: stage 3"]["slots"] for found in processes]
+    assert sum(slots) == processes[0][f"{name}: parallel"]["slots"]
 
 
 @pytest.mark.slow
@@ -175,23 +201,24 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
     assert saved.tensors("state")["0.weight"].parts == 2
     expected = run.returned[0]["parallel"]
     work = functools.partial(cases.gone_on, folder=folder)
-    for replicas, strategy in ((3, cases.sharded(3)), (2, cases.sharded(3)), (2, cases.PARALLEL)):
-        other = attempt(work, {**fields, "strategy": strategy}, "torch-ddp", replicas)
-        assert other.failure is None, other.failure
-        for rank, found in enumerate(other.returned):
-            for kind in ("weights", "evaluation"):
-                assert_close(found[kind], expected[kind], f"{replicas}, rank {rank}: {kind}")
+    others = {
+        3: {"in parts": cases.sharded(3)},
+        2: {"whole": cases.PARALLEL, "in parts": cases.sharded(3)},
+    }
+    for replicas, strategies in others.items():
+        specs = {name: {**fields, "strategy": each} for name, each in strategies.items()}
+        for rank, turns in enumerate(launched_in_turn(specs, work, "torch-ddp", replicas)):
+            for name, kind in itertools.product(specs, ("weights", "evaluation")):
+                what = f"{replicas} replicas, {name}, rank {rank}: {kind}"
+                assert_close(turns[name][kind], expected[kind], what)
 
 
 @pytest.mark.slow
-def test_it_takes_and_sends_what_the_plan_says() -> None:
+def test_it_takes_and_sends_what_the_plan_says(of_four: list[dict[str, Any]]) -> None:
     """Of the replica that has most, and on average: with equal layers, all of it within a tenth."""
-    kinds = {"stage 1": 4, "stage 2": 4, "hybrid 1": cases.HOST, "hybrid 2": cases.HOST}
-    work = functools.partial(cases.measured, kinds=tuple(kinds))
-    processes = launched(work, "torch-ddp", 4, cases.PARALLEL)
     whole = cases.LAYERS * cases.WIDTH**2 * 8
-    for kind, parts in kinds.items():
-        all_found = [found[kind] for found in processes]
+    for kind, parts in MEASURED.items():
+        all_found = [found[f"{cases.MEASURED}: {kind}"] for found in of_four]
         planned = all_found[0]["planned"]
         gradients = whole if kind.endswith("1") else whole / parts + whole / cases.LAYERS
         assert planned == [whole, gradients, 2 * whole / parts], "two slots for each weight"
