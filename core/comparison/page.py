@@ -16,6 +16,7 @@ from isotrain.core.comparison.drawing import NARROW, WIDE, missing, svg_inline
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import LEAST_RUNS, Cell, ComparisonRecord
 from isotrain.core.comparison.series import finished
+from isotrain.core.comparison.settings import launcher_line
 from isotrain.core.showing import tables
 
 _HERE = Path(__file__).parent
@@ -90,7 +91,7 @@ def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
     return {
         "comparison": comparison,
         "created": _moment(comparison.created),
-        "machine_line": _machine_line(comparison.machine),
+        "machine_line": _machine_line(comparison),
         "heading": _heading(comparison),
         "counts": _counts(comparison),
         "marks": _marks(comparison),
@@ -113,13 +114,16 @@ def _moment(seconds: float) -> str:
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
-def _machine_line(machine: dict[str, Any]) -> str:
-    """The machine in a few words."""
+def _machine_line(comparison: ComparisonRecord) -> str:
+    """The machine in a few words, and what has started runs elsewhere."""
+    machine = comparison.machine
     parts = [str(machine[name]) for name in ("processor",) if machine.get(name)]
     for name, unit in (("cores", "cores"), ("memory_gib", "GiB of memory"), ("gpus", "GPUs")):
         if machine.get(name):
             parts.append(f"{tables.text_of(machine[name])} {unit}")
-    return ", ".join(parts) or "machine not recorded"
+    line = ", ".join(parts) or "machine not recorded"
+    started = launcher_line(comparison.settings)
+    return f"{line}; runs were {started}" if started else line
 
 
 def _heading(comparison: ComparisonRecord) -> str:

@@ -125,3 +125,16 @@ def run_seconds(request: Request, cells: int) -> float:
         return _RUN_SECONDS
     share = request.time_budget / (REPEATS * max(1, cells))
     return min(_RUN_SECONDS, max(_LEAST_RUN_SECONDS, share / 2))
+
+
+def launcher_line(settings: Mapping[str, Any]) -> str | None:
+    """What has started all runs of a comparison, in words; None: the local launcher.
+
+    Args:
+        settings: As they were recorded.
+    """
+    chosen = settings.get("launcher")
+    if not isinstance(chosen, Mapping):
+        return None
+    options = ", ".join(f"{name}={value}" for name, value in chosen.get("options", {}).items())
+    return f"started by launcher {chosen.get('name')}{f' ({options})' if options else ''}"

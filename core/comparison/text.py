@@ -6,6 +6,7 @@ import html as markup
 from pathlib import Path
 
 from isotrain.core.comparison.records import Cell, Change, ComparisonRecord, Estimate
+from isotrain.core.comparison.settings import launcher_line
 from isotrain.core.comparison.verdict import three_digits
 from isotrain.core.showing.html import html_table
 from isotrain.core.showing.tables import facts, paragraph, table
@@ -36,6 +37,8 @@ def result(comparison: ComparisonRecord) -> str:
             remarks.setdefault(remark, []).append(cell.name)
     parts += [paragraph(f"{', '.join(names)}: {remark}.") for remark, names in remarks.items()]
     parts += _changes(comparison)
+    if started := launcher_line(comparison.settings):
+        parts.append(paragraph(f"All runs were {started}."))
     parts.append(paragraph(comparison.verdict.reason))
     if not comparison.finished:
         parts.append(paragraph("This comparison is not finished: --resume goes on with it."))

@@ -19,7 +19,7 @@ from integration import driven_job
 
 import isotrain
 from isotrain.core.cli.told_work import told_work
-from isotrain.core.comparison import runner
+from isotrain.core.comparison import runner, store, text
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.runner import Runner
 from isotrain.core.contracts.events import CommandFailed, Ready
@@ -300,25 +300,35 @@ def test_an_interrupt_ends_the_engine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not [command for command in running if program[-1] in command]
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plots take longer than a run."""
+    monkeypatch.setattr(store, "REPORT_PACKAGES", ("no_such_package",))
+
+
+@pytest.mark.usefixtures("no_report")
 def test_cells_of_a_comparison_go_by_a_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Far, "folder", str(tmp_path / "there"))
     found = isotrain.compare(
         {**SPEC, "checkpoint": {"every_steps": 1}},
-        backends=["reference"],
+        backends=["reference", "tf-mirrored"],
         repeats=1,
         run_limit=0.05,
         steps=3,
         output=tmp_path / "found",
         launcher="far",
     )
-    (cell,) = found.cells
+    (cell, other) = found.cells
     assert (cell.name, cell.status) == ("reference@2", "finished"), cell.reason
+    assert (other.name, other.status) == ("tf-mirrored@2", "skipped")
+    assert "launcher 'far' does not start backend 'tf-mirrored'" in str(other.reason)
     assert cell.losses == pytest.approx(run(tmp_path, "local").history.loss[:3], rel=1e-12)
     assert (cell.plan["launcher"], cell.plan["launcher_options"]) == ("far", {})
     assert found.settings["launcher"] == {"name": "far", "options": {}}
     assert found.settings["replicas"] == [2]
+    assert "All runs were started by launcher far." in text.result(found)
     (repeat,) = cell.repeats
     assert len(repeat.peak_memory_bytes) == 2
     assert 0 < repeat.first_step_s < repeat.run_s
@@ -362,6 +372,7 @@ def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
     assert len(sorted((tmp_path / "kept" / "fingerprints").iterdir())) == 2
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_cannot_go_with_a_launcher_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +401,6 @@ def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
     assert told == trace
     with pytest.raises(isotrain.PlanError, match=rf"does not see {tmp_path}, where"):
         told(None)
-    for text in ('{"work": "dance"}', "[]", "measure"):
+    for other in ('{"work": "dance"}', "[]", "measure"):
         with pytest.raises(isotrain.PlanError, match="--work: expected what"):
-            told_work(text)
+            told_work(other)

@@ -104,6 +104,7 @@ LOSSES = {
     "killed-srun": Loss("srun", "kill", nothing, _KILLED),
     "killed-mpirun": Loss("mpirun", "kill", nothing, _KILLED),
     "killed-torchrun": Loss("torchrun", "kill", nothing, _KILLED),
+    "killed-horovodrun": Loss("horovodrun", "kill", nothing, _KILLED),
     "suspended-srun": Loss("srun", "stop", nothing, _SILENT),
     "suspended-mpirun": Loss("mpirun", "stop", nothing, _SILENT),
     "absent-srun": Loss("srun", ending_job.ABSENT, nothing, _NEVER),
@@ -118,7 +119,6 @@ LOSSES = {
     "host-lost-srun": Loss("srun", "go_on", lose, _GONE, _BY_SLURM),
     "host-lost-mpirun": Loss(_WATCHING, "go_on", lose, _GONE),
     "host-lost-torchrun": Loss("torchrun", "go_on", lose, _GONE),
-    "killed-horovodrun": Loss("horovodrun", "kill", nothing, _KILLED),
     "first-lost-torchrun": Loss("torchrun", "go_on", lose_first, _FIRST),
     # What would show its words is lost too.
     "first-lost-mpirun": Loss(_WATCHING, "go_on", lose_first, ""),
