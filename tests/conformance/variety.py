@@ -106,6 +106,8 @@ ROUGH: dict[str, dict[str, Any]] = {
 
 SPECS = {name: {**BASE, **changes} for name, changes in {**FLOAT64, **ROUGH}.items()}
 """All of them."""
+EVALUATED = {next(iter(SPECS)), *ROUGH}
+"""Those whose model is evaluated too: of the choices, it knows the precision alone."""
 
 
 def train(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
@@ -116,4 +118,5 @@ def train(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
     found["loss"] = np.array(losses)
     found["rate"] = np.array([session.learning_rate(step) for step in range(len(losses))])
     found["accuracy"] = np.array(session.metrics()["accuracy"])
-    return found | {f"evaluated/{n}": np.array(v) for n, v in session.evaluate().items()}
+    evaluated = session.evaluate() if name in EVALUATED else {}
+    return found | {f"evaluated/{n}": np.array(v) for n, v in evaluated.items()}
