@@ -24,15 +24,17 @@ from isotrain.plugin import (
     StateKind,
     TrainingSpec,
     keras_files,
+    keras_private,
     keras_traits,
     map_tree,
+    portable,
     weight_files,
 )
 from isotrain_jax import mesh
 from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
 from isotrain_jax.program import Arrays, Piece, Program, State
 from isotrain_jax.replica import JaxReplica
-from isotrain_jax.state import Names, to_numpy
+from isotrain_jax.state import Names, shifted, to_numpy
 
 _CACHED_ARRAYS = 256
 
@@ -55,6 +57,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self.local_replicas = (ties.rank,)
         self._program = program = Program(spec)
         self._names = Names(program, ties.rank)
+        self._of_first = Names(program, rank=0)
         self._state: State = ties.lift(program.initial_state())
         self._evaluated = program.nothing_evaluated()
         self._precision = spec.precision
@@ -79,8 +82,15 @@ class JaxReplicaGroup(ReplicaGroup):
             weights = (self._state.trainable, self._state.others)
             alike = self._mesh.compile(functools.partial(jax.tree.map, mesh.of_first))(weights)
             self._state = self._state._replace(trainable=alike[0], others=alike[1])
-        as_first_has_them = Names(self._program, rank=0)
-        self.write_state(as_first_has_them.read(self._local_state(), ("non-trainable",)))
+        others = self._of_first.read(self._local_state(), ("non-trainable",))
+        self._first_seeds = {n: seed for n, seed in others.items() if keras_private.is_seed(n)}
+        self.write_state(others)
+
+    def draw_anew(self, replica: int, step: int) -> None:
+        shift = portable.seed_shift(replica, step)
+        moved = {name: shifted(name, seed, shift) for name, seed in self._first_seeds.items()}
+        written = self._of_first.written(self._local_state(), moved, self._mesh.place)
+        self._state = self._lifted(written)
 
     def _local_state(self) -> State:
         """What this process has."""

@@ -9,7 +9,14 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from isotrain.plugin import IsotrainError, StateInfo, StateKind, portable, unknown_name
+from isotrain.plugin import (
+    IsotrainError,
+    StateInfo,
+    StateKind,
+    keras_private,
+    portable,
+    unknown_name,
+)
 from isotrain_jax import layout
 from isotrain_jax.program import OF_VARIABLES, Program, State
 
@@ -57,7 +64,7 @@ class Names:
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds to NumPy."""
         return {
-            name: _shifted(name, self._seen(place, to_numpy(value)), -self._shift)
+            name: shifted(name, self._seen(place, to_numpy(value)), -self._shift)
             for name, place, value in self._chosen(state, kinds)
         }
 
@@ -107,7 +114,7 @@ class Names:
         parts = {part: list(getattr(state, part)) for part in OF_VARIABLES}
         for name, array in given.items():
             found = self._found(name)
-            own, value = parts[found.part], _shifted(name, np.asarray(array), self._shift)
+            own, value = parts[found.part], shifted(name, np.asarray(array), self._shift)
             value = self._here(name, found, np.atleast_1d(value), own[found.index].shape)
             own[found.index] = place(value.astype(own[found.index].dtype))
         return state._replace(**parts)
@@ -138,9 +145,9 @@ def to_numpy(array: jax.Array) -> np.ndarray:
     return found.astype(np.float32) if found.dtype == ml_dtypes.bfloat16 else found
 
 
-def _shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
+def shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
     """Moves the seed in the state of a seed generator, (seed, draws so far); other state stays."""
-    if not name.endswith("seed_generator_state"):
+    if not keras_private.is_seed(name):
         return value
     moved = np.array(value)
     moved[0] = (int(moved[0]) + shift) & 0xFFFFFFFF
