@@ -20,6 +20,7 @@ from isotrain.core.errors import PlanError
 from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
+from isotrain.core.launching.starter import start_template
 from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.launchable import require_interface_used, require_startable
 from isotrain.core.planning.make_plan import make_plan
@@ -128,16 +129,17 @@ class AskedRun:
             require_interface_used(self.interface, resolved)
             require_startable(host.launcher(resolved.launcher, resolved.launcher_options))
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
-        packages = versions(host.backend(resolved.backend).packages)
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(held_directory(given, self.run_directory, self.resume))
             checkpoint = starting_checkpoint(given, directory, self.resume)
             _require_same_run(checkpoint, given, resolved)
+            start_template(resolved)  # now that nothing is refused any more: it takes longest
             audience = Audience(host, loggers, resolved.to_dict(), directory.path)
             if self.resume is not None:
                 step = 0 if checkpoint is None else checkpoint.step
                 directory.rewind(step)
                 audience.rewound(step)
+            packages = versions(host.backend(resolved.backend).packages)
             directory.write_start(given, resolved, packages)
             stack.enter_context(audience)
             folder = checkpoint_folder(given, directory.path)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
 
 from isotrain.core.contracts.events import OnEvent, Remark
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching import templates
 from isotrain.core.launching.beginning import Beginning, Begun, FreshProcess
 from isotrain.core.launching.template import Template, TemplateError
+
+
+def start_template(plan: Plan) -> None:
+    """Begins to start the template of a plan, where it has one, before a launcher is there to ask for it.
+
+    It imports while the rest is made ready. Where it cannot be started the launcher finds out, and says so.
+    """
+    if plan.start.way == "forked" and VARIABLE not in os.environ:  # else the launcher refuses
+        with contextlib.suppress(TemplateError):
+            templates.OF_THIS_PROGRAM.get(plan.start.imports, _variables(plan))
+
+
+def _variables(plan: Plan) -> Mapping[str, str]:
+    """Of every process, but for those that tell it its place."""
+    return {**os.environ, **plan.variables, "PYTHONUNBUFFERED": "1"}
 
 
 class Starter:
@@ -28,11 +45,7 @@ class Starter:
             plan: Says how.
             on_event: Told where processes start in another way than the plan says.
         """
-        self.variables: Mapping[str, str] = {
-            **os.environ,
-            **plan.variables,
-            "PYTHONUNBUFFERED": "1",
-        }
+        self.variables = _variables(plan)
         self._timeouts = plan.timeouts
         self._on_event = on_event
         self._begun = 0

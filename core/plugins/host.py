@@ -314,7 +314,7 @@ def _new(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _made(kind: str, name: str, factory: Callable[..., T], options: Mapping[str, Any]) -> T:
-    known = inspect.signature(factory).parameters
+    known = inspect.signature(factory).parameters if options else {}  # which takes milliseconds
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for option in options:
         if option not in known and not is_open:

@@ -26,7 +26,8 @@ from waiting import wait_until
 import isotrain
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.runner import run_here
-from isotrain.core.errors import RunFailedError
+from isotrain.core.contracts.process import VARIABLE
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.beginning import Beginning
 from isotrain.core.launching.template import Template, TemplateError
 from isotrain.core.launching.templates import OF_THIS_PROGRAM, Templates
@@ -249,6 +250,27 @@ def test_a_module_that_was_changed_between_two_runs(
         text = MODULE.replace("int(sys.argv[2])", str(width))
         (tmp_path / "mine_changing.py").write_text(text)
         assert launch(parameters, tmp_path / str(width), **fields) == [5 * width, 5 * width]
+
+
+def test_a_template_imports_while_the_run_s_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not for a run that is refused, nor for one inside of a run."""
+    get, seen = OF_THIS_PROGRAM.get, list[bool]()
+
+    def watched(*given: Any) -> Template:
+        seen.append((tmp_path / "plan.json").exists())
+        return get(*given)
+
+    monkeypatch.setattr(OF_THIS_PROGRAM, "get", watched)
+    assert launch(parameters, tmp_path) == [10, 10]
+    assert seen == [False, True]
+    with pytest.raises(PlanError):
+        launch(parameters, tmp_path)
+    monkeypatch.setenv(VARIABLE, "{}")
+    with pytest.raises(IsotrainError, match="inside of a process that belongs to a run"):
+        launch(parameters, tmp_path / "inside")
+    assert seen == [False, True]
 
 
 def leaves_one_behind(session: Any) -> None:
