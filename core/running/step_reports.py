@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from functools import partial
 from math import isnan
-from operator import mul
 from typing import Self
 
 from isotrain.core.contracts.events import Progress, Steps
@@ -161,7 +160,8 @@ class StepReports:
         rates = self._rates[:count]
         self._reporter.emit(Steps(first=self._first, losses=losses, learning_rates=rates))
         sizes = self._sizes[:count]
-        self._epoch_sum += sum(map(mul, losses, sizes))
+        for loss, size in zip(losses, sizes, strict=True):
+            self._epoch_sum += loss * size  # one by one: however blocks are cut, to the same bits
         self._epoch_samples += sum(sizes)
         del self._losses[:count], self._rates[:count], self._sizes[:count]
         self._first += count
