@@ -110,15 +110,13 @@ def test_the_first_step_is_told_at_once_of_a_run_that_goes_on_too(heard: Heard) 
 
 
 def test_the_loss_of_an_epoch_does_not_hang_on_when_steps_are_told(heard: Heard) -> None:
-    losses = [1e16, *[1.0] * 6]  # to which it matters how many are added at once
+    losses = [1e16, *[0.75] * 6]  # to which it matters how many are added at once
     whole, cut = reports(heard), reports(heard)
     add_all(whole, losses)
     whole.flush()
     for step, loss in enumerate(losses):
         cut.add(batch(step), loss, 0.1)
-        if step in (1, 4):
-            cut.flush()
-    cut.flush()
+        cut.flush()
     assert cut.epoch_loss() == whole.epoch_loss()
 
 
