@@ -192,8 +192,11 @@ def by_keras(built: Any, case: str) -> list[float]:
     """`compile` and `fit` on one replica, from the same weights."""
     import keras
 
+    from isotrain.plugin import keras_private
+
     given = spec_of(case)
-    model = keras.models.clone_model(built)
+    with keras_private.without_tensorflow():  # which takes as long to import as all else here
+        model = keras.models.clone_model(built)
     model.set_weights(built.get_weights())
     loss = given["loss"]
     by_output = isinstance(loss, dict) and "number" in loss
