@@ -30,7 +30,6 @@ NATIVE: dict[str, dict[str, Any]] = {
 }
 """Changes of the spec with a native model, by name."""
 PORTABLE: dict[str, dict[str, Any]] = {
-    "convolutions": {},
     "a metric that is made late": {
         "model": portable_going_on.small,
         "metrics": ["r2_score", "mean_absolute_error"],
@@ -50,6 +49,7 @@ PORTABLE: dict[str, dict[str, Any]] = {
 }
 TWICE_ADDED = f"{Path(__file__).with_name('twice_added.py')}:"
 REPLAYED: dict[str, dict[str, Any]] = {
+    "convolutions": {},
     "a metric that is recorded late": {
         "metrics": [{"name": f"{TWICE_ADDED}TwiceAdded", "late": True}]
     },
