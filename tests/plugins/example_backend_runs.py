@@ -32,7 +32,7 @@ CASE = runs.FLOAT64
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
-EPOCH = digits.spec(count=70, epochs=1)
+EPOCH = digits.spec(count=2 * digits.GLOBAL_BATCH, epochs=1)
 PENALTIES = (0.0, 0.25)
 SAMPLES = "samples.npy"
 """To be predicted for by the exported models beside it."""
