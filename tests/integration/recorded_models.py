@@ -12,15 +12,16 @@ BATCH = 8
 SHAPES = {"image": (6, 6, 1), "words": (5,)}
 
 
-def data(kind: str = "points", length: int = 20) -> Any:
-    """Samples, and nine more to evaluate on: the last batches of both are smaller than the others."""
+def data(kind: str = "points", length: int = 20, evaluated: int = 9) -> Any:
+    """Samples, and more to evaluate on: left as it is, the last batches of both are smaller than others."""
     generator = np.random.default_rng(5)
-    targets: Any = generator.integers(0, 4, length + 9)
+    count = length + evaluated
+    targets: Any = generator.integers(0, 4, count)
     if kind == "words":
-        inputs = generator.integers(0, 7, (length + 9, 5)).astype("int32")
-        targets = generator.integers(0, 4, (length + 9, 5))
+        inputs = generator.integers(0, 7, (count, 5)).astype("int32")
+        targets = generator.integers(0, 4, (count, 5))
     else:
-        inputs = generator.normal(size=(length + 9, *SHAPES.get(kind, (6,)))).astype("float32")
+        inputs = generator.normal(size=(count, *SHAPES.get(kind, (6,)))).astype("float32")
     if kind == "two":
         targets = {"left": inputs[:, :1], "right": inputs[:, 1:2]}
     if kind == "rare":
