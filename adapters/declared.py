@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import Capabilities, Capability
+from typing import TYPE_CHECKING
+
+from isotrain.plugin import DATA, SHARD, Capabilities, Capability
+
+if TYPE_CHECKING:
+    from isotrain.plugin import Plan
 
 OF_WHOLE_REPLICAS = (
     Capability.LOCAL_STEP,
@@ -43,3 +48,20 @@ STAGED_GROUP = Capabilities(
         "a process has one stage of a replica, which takes no step alone",
     ),
 )
+
+
+def fully_sharded_bytes(plan: Plan, sums: int = 1, times: int = 1) -> float:
+    """What a replica of a fully sharded run sends per step.
+
+    Micro-batches join weights twice, and gradients are summed; between hosts with the same parts, these are
+    reduced.
+
+    Args:
+        plan: With the measures of the model.
+        sums: How much the sum of gradients moves, to an optimal one.
+        times: How often gradients are summed and reduced.
+    """
+    parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
+    joined = (2 * plan.accumulate + times * sums) * (parts - 1) / parts
+    reduced = times * 2 * (hosts - 1) / hosts / parts
+    return (joined + reduced) * (plan.gradient_bytes or 0)

@@ -32,9 +32,23 @@ def recompute(model: keras.Layer, spec: TrainingSpec, recomputed: Recomputed) ->
     Raises:
         SpecError: The spec names a layer that is not there.
     """
+    for layer in chosen(model, spec):
+        recompute_layer(layer, recomputed)
+
+
+def recompute_layer(layer: keras.Layer, recomputed: Recomputed) -> None:
+    """Has one computed again in the backward pass."""
+    layer.call = _recomputed(layer, recomputed)
+
+
+def chosen(model: keras.Layer, spec: TrainingSpec) -> list[keras.Layer]:
+    """The layers that the spec names, but for those inside of such layers.
+
+    Raises:
+        SpecError: The spec names a layer that is not there.
+    """
     layers = dict(_named(model))
-    for name in spec.recomputed(layers, _SEPARATOR):
-        layers[name].call = _recomputed(layers[name], recomputed)
+    return [layers[name] for name in spec.recomputed(layers, _SEPARATOR)]
 
 
 def _named(layer: keras.Layer, start: str = "") -> Iterator[tuple[str, keras.Layer]]:
@@ -53,21 +67,28 @@ def _recomputed(layer: keras.Layer, recomputed: Recomputed) -> Callable[..., Any
     def call_or_recompute(*args: Any, **kwargs: Any) -> Any:
         if not keras_private.is_training():
             return call(*args, **kwargs)
-        block = _Call(layer, call, (args, kwargs))
+        block = LayerCall(layer, call, (args, kwargs))
 
         def compute(*tensors: Any) -> list[Any]:
             return block.computed(tensors)
 
         compute.__name__ = layer.name
-        return block.given(recomputed(compute)(*block.tensors()))
+        return block.given(recomputed(compute)(*block.weights(), *block.inputs()))
 
     return call_or_recompute
 
 
-class _Call:
-    """One call of a layer as a function of tensors."""
+class LayerCall:
+    """One call of a layer as a function of tensors: of its trainable weights, and of inputs."""
 
     def __init__(self, layer: keras.Layer, call: Callable[..., Any], given: Any) -> None:
+        """Notes what the layer is called with.
+
+        Args:
+            layer: Which.
+            call: Its own.
+            given: Positional arguments, and others by name.
+        """
         self._layer = layer
         self._call = call
         self._surroundings = keras_private.surroundings()
@@ -83,25 +104,28 @@ class _Call:
         self._masked: list[int] = []
         self._moved: list[int] = []
 
-    def tensors(self) -> list[Any]:
-        """What its results are differentiated by: trainable weights, which it does not keep, and inputs."""
+    def weights(self) -> list[Any]:
+        """The first tensors that its results are differentiated by."""
         with keras_private.uncast():
-            weights = [keras.ops.convert_to_tensor(v.value) for v in self._trainable]
-        return [*weights, *(self._leaves[i] for i in self._places)]
+            return [keras.ops.convert_to_tensor(v.value) for v in self._trainable]
+
+    def inputs(self) -> list[Any]:
+        """The others."""
+        return [self._leaves[i] for i in self._places]
 
     def computed(self, tensors: Sequence[Any]) -> list[Any]:
         """Calls the layer; gives outputs, their masks, moved variables and added losses in a row."""
         count = len(self._trainable)
         variables = [*self._trainable, *self._others]
-        scope = keras.StatelessScope(
-            [*zip(variables, [*tensors[:count], *self._before], strict=True)], collect_losses=True
-        )
+        values = [*tensors[:count], *self._before]
+        scope = self._scope(list(zip(variables, values, strict=True)))
         before = [scope.get_current_value(variable) for variable in self._others]
         args, kwargs = self._filled(tensors[count:])
         with self._surroundings(), scope:
             outputs = self._call(*args, **kwargs)
         after = [scope.get_current_value(variable) for variable in self._others]
-        self._require_own(len(scope.state_mapping) - len(variables))
+        if len(scope.state_mapping) > len(variables):
+            raise SpecError(self._refusal())
         keras_private.disown_losses(keras_private.layers_of(self._layer), scope.losses)
         leaves = keras.tree.flatten(outputs)
         masks = [keras_private.mask_of(leaf) for leaf in leaves]
@@ -124,8 +148,20 @@ class _Call:
         for place in self._moved:
             self._others[place].assign(next(found))
         for loss in found:
-            self._layer.add_loss(loss)
+            keras.Layer.add_loss(self._layer, loss)  # functional models take none
         return keras.tree.pack_sequence_as(self._outputs, leaves)
+
+    def _scope(self, values: Sequence[tuple[keras.Variable, Any]]) -> keras.StatelessScope:
+        """In which the layer has its weights, and other variables that it moves."""
+        return keras.StatelessScope(values, collect_losses=True)
+
+    def _refusal(self) -> str:
+        """Why it cannot be: it would move twice what is not its own."""
+        return (
+            f"recompute: the layer {self._layer.name} moves variables that are not its own (it may draw"
+            " random numbers without a seed generator of its own), and would move them a second time"
+            " when it is computed again. Leave it out."
+        )
 
     def _filled(self, tensors: Sequence[Any]) -> Any:
         leaves = list(self._leaves)
@@ -133,19 +169,6 @@ class _Call:
             leaves[place] = tensor
             keras_private.set_mask(tensor, self._masks[place])  # some layers take it off
         return keras.tree.pack_sequence_as(self._given, leaves)
-
-    def _require_own(self, foreign: int) -> None:
-        """Refuses what would be moved twice.
-
-        Raises:
-            SpecError: The layer moves variables that are not its own.
-        """
-        if foreign:
-            raise SpecError(
-                f"recompute: the layer {self._layer.name} moves variables that are not its own (it may draw"
-                " random numbers without a seed generator of its own), and would move them a second time"
-                " when it is computed again. Leave it out."
-            )
 
 
 def _is_differentiable(leaf: Any) -> bool:

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
-from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP
+from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP, fully_sharded_bytes
 from isotrain.adapters.horovod import build
 from isotrain.adapters.tensorflow.adapter import (
     DEFAULT_BUCKET_BYTES,
@@ -22,10 +22,10 @@ from isotrain.adapters.tensorflow.adapter import (
     tensorflow_variables,
 )
 from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
+from isotrain.adapters.tensorflow.adapter import parted_remarks as tensorflow_parted_remarks
 from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
 from isotrain.adapters.torch.adapter import (
-    fully_sharded_bytes,
     parted_remarks,
     torch_changed,
     torch_preload,
@@ -346,9 +346,16 @@ class HorovodTF(_Horovod):
     compiler = "XLA"
     slot_forms = KerasSlotForms()
     summary = "Horovod under TensorFlow, one process per replica"
-    capabilities = _CAPABILITIES | {
-        "fully-sharded": Capabilities.none("a variable of TensorFlow is whole on each replica")
-    }
+    capabilities = _CAPABILITIES | {"fully-sharded": FULLY_SHARDED_GROUP}
+
+    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
+        return tensorflow_parted_remarks(spec) if placement == "fully-sharded" else []
+
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
+        """As any Horovod backend, or what a fully sharded run sends."""
+        if plan.placement == "fully-sharded":
+            return fully_sharded_bytes(plan, times=plan.accumulate)
+        return super().exchanged_bytes(plan, spec)
 
     def _framework_usability(self) -> Usability:
         return tensorflow_usability()
@@ -380,6 +387,19 @@ class HorovodTF(_Horovod):
         parts = runtime.sharing_parts(context.mesh)
         ties = tf_exchange.HorovodExchange(context, setting, parts)
         return tf_exchange.HorovodReplicaGroup(spec, ties, setting.options)
+
+    def start_fully_sharded(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        from isotrain.adapters.horovod import runtime, tf_exchange
+        from isotrain.adapters.tensorflow import native, parted
+
+        native.use_threads(setting.threads)
+        native.use_own_gpu(setting, context)
+        parts = runtime.sharing_parts(context.mesh)
+        ties = tf_exchange.HorovodExchange(context, setting, parts)
+        return parted.PartedGroup(spec, ties, context.mesh, unit_bytes)
 
     def start_staged(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut

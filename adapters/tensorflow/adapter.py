@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import STAGED_GROUP
+from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP, fully_sharded_bytes
 from isotrain.adapters.tensorflow.build import is_cuda_build
 from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
 from isotrain.plugin import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow import exchange
-    from isotrain.plugin import ExportForm, ReplicaGroup, Service, TrainingSpec
+    from isotrain.plugin import ExportForm, Plan, ReplicaGroup, Service, TrainingSpec
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
@@ -50,7 +50,7 @@ TENSORFLOW_LINES = (
 """Remarks and warnings that TensorFlow writes whatever it does; see `Adapter.usual_lines`."""
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-_WHOLE = Capabilities.none("a variable of TensorFlow is whole on each replica")
+_MIRRORED = Capabilities.none("a variable of a MirroredStrategy is on every replica alike")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -183,8 +183,8 @@ class TFMirrored(_TensorFlowAdapter):
     capabilities = {
         "replicated": _REPLICATED,
         "served": Capabilities.none("all its replicas live in one process and step together"),
-        "sharded": Capabilities.none("a variable of a MirroredStrategy is on every replica alike"),
-        "fully-sharded": _WHOLE,
+        "sharded": _MIRRORED,
+        "fully-sharded": _MIRRORED,
         "staged": Capabilities.none(
             "all its replicas live in one process, and stages need one each"
         ),
@@ -237,7 +237,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         "served": SERVED_GROUP,
         "sharded": sharded_group(_REPLICATED),
         "staged": STAGED_GROUP,
-        "fully-sharded": _WHOLE,
+        "fully-sharded": FULLY_SHARDED_GROUP,
     }
     cpu_collective = "ring"
     served_over = "grpc"
@@ -250,6 +250,15 @@ class TFMultiWorker(_TensorFlowAdapter):
                 " address it is given; keep its ports behind a firewall."
             )
         return remarks
+
+    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
+        return parted_remarks(spec) if placement == "fully-sharded" else []
+
+    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
+        """An optimal all-reduce, or what a fully sharded run sends."""
+        if plan.placement == "fully-sharded":
+            return fully_sharded_bytes(plan, times=plan.accumulate)
+        return super().exchanged_bytes(plan, spec)
 
     def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return tensorflow_variables(device, threads)
@@ -268,6 +277,17 @@ class TFMultiWorker(_TensorFlowAdapter):
         from isotrain.adapters.tensorflow import served
 
         served.serve(setting, service)
+
+    def start_fully_sharded(
+        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    ) -> ReplicaGroup:
+        keras_backend.claim("tensorflow")
+        from isotrain.adapters.tensorflow import native, native_exchange, parted
+
+        native.use_threads(setting.threads)
+        native.multi_worker_strategy(setting, context, spec.timeouts.start)  # for its server
+        ties = native_exchange.ProcessExchange(context, setting, DEFAULT_BUCKET_BYTES)
+        return parted.PartedGroup(spec, ties, context.mesh, unit_bytes)
 
     def start_staged(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
@@ -294,6 +314,22 @@ class TFMultiWorker(_TensorFlowAdapter):
         from isotrain.adapters.tensorflow.native_exchange import WorkerExchange
 
         return WorkerExchange(context, setting, bucket_bytes)
+
+
+def parted_remarks(spec: TrainingSpec) -> list[str]:
+    """What a plan says of weights in parts on TensorFlow.
+
+    Raises:
+        UnsupportedError: They cannot be of this model.
+    """
+    if isinstance(spec.model, Mapping):
+        raise UnsupportedError(
+            "strategy sharded: stage=3 joins on TensorFlow the weights of layers of Keras, and the model is a"
+            " native one. Give a portable one, or take stage 1 or 2."
+        )
+    return [
+        "layers with weights are computed again in the backward pass, for which these are joined once more"
+    ]
 
 
 def tensorflow_variables(device: DeviceKind, threads: int) -> dict[str, str]:

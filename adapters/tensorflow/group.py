@@ -66,7 +66,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._exchange = exchange
         self.replicas = exchange.replicas
         self.local_replicas = exchange.local_replicas
-        self._program = Program(spec, (holder or strategy).scope)
+        self._program = self._build(spec, (holder or strategy).scope)
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
@@ -74,6 +74,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._metrics = TracedMetrics(self._program, self._traced, self._totals)
         self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
         self._updates_own = False
+
+    def _build(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> Program:
+        return Program(spec, scope)
 
     @property
     def model(self) -> Any:

@@ -104,13 +104,14 @@ class WorkerExchange(StrategyExchange):
         """Sends each of some replicas a tensor, and gives those that came; empty ones do not travel."""
         own, sent = self.replica(), []
         found = [given[i] if r == own else like[i] for i, r in enumerate(members)]
-        for place, other in enumerate(members):
-            if other != own and given[place].shape[0]:
-                keys = self._keys(kind, (own, other), given[place])
-                sent.append(self._send(given[place], keys))
-            if other != own and like[place].shape[0]:
-                keys = self._keys(kind, (other, own), like[place])
-                found[place] = self._receive(like[place], keys)
+        with tf.control_dependencies(given):  # what is to come takes memory once it is asked for
+            for place, other in enumerate(members):
+                if other != own and given[place].shape[0]:
+                    keys = self._keys(kind, (own, other), given[place])
+                    sent.append(self._send(given[place], keys))
+                if other != own and like[place].shape[0]:
+                    keys = self._keys(kind, (other, own), like[place])
+                    found[place] = self._receive(like[place], keys)
         with tf.control_dependencies(sent):
             return [tf.identity(tensor) for tensor in found]
 
@@ -160,6 +161,14 @@ class ProcessExchange(WorkerExchange):
 
     def position(self) -> int:
         return 0
+
+    def _sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [self.sum_within(tensor, (self._members(()),)) for tensor in tensors]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        size = tensor.shape.num_elements()
+        rows = self.join_parts(tf.reshape(tensor, [-1]), [size] * self.replicas)
+        return tf.reshape(rows, [self.replicas, *tensor.shape])
 
 
 def _key(*facts: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -31,7 +31,7 @@ from isotrain.adapters.tensorflow.state import NamedState, native, sums
 from isotrain.adapters.tensorflow.variables import assign_all, joined, undone_where, value_of
 from isotrain.adapters.tensorflow.weight_update import Gradients, WeightUpdate
 from isotrain.adapters.tensorflow.weights import moving_statistics, require_precision, weights_of
-from isotrain.plugin import Phase, StatePart, TrainingSpec
+from isotrain.plugin import Phase, StateKind, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
 """The inputs and the targets of one slice."""
@@ -61,12 +61,18 @@ class Program:
             scope: The scope of the `tf.distribute` strategy, in which variables are created.
         """
         tf.random.set_seed(spec.seed)
-        self.model = portable.build_model(spec, "tensorflow", scope, recomputed)
-        if isinstance(self.model, tf.Module):
-            recompute(self.model, spec)
+        self.model = self._build_model(spec, scope)
         require_precision(self.model, spec.precision)
         with scope():
             self._build_around_model(spec)
+
+    def _build_model(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> Any:
+        model = portable.build_model(spec, "tensorflow", scope, recomputed)
+        if isinstance(model, tf.Module):
+            recompute(model, spec)
+        return model
 
     def _build_around_model(self, spec: TrainingSpec) -> None:
         trainable, others = weights_of(self.model, spec)
@@ -74,7 +80,7 @@ class Program:
         self._others = [native(variable) for variable in others]
         self._moved = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._moved]
-        self.update = WeightUpdate(spec, trainable)
+        self.update = self._update_of(spec, trainable)
         apart = generators_apart(spec, "tensorflow", self.model)
         self._unseeded = apart[UNSEEDED]
         self._generators = {name: generator.state for name, generator in apart.items()}
@@ -83,7 +89,7 @@ class Program:
         keyed = private.generators_of(self.model)
         self._keys = list(keyed.values())
         self._generators |= keyed
-        self.state = NamedState(
+        self.state = self._state_of(
             trainable,
             others,
             {
@@ -103,6 +109,17 @@ class Program:
             "evaluation": evaluation.losses,
         }
         self.measures = Measures(spec, self.model, self.losses)
+
+    def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> WeightUpdate:
+        return WeightUpdate(spec, trainable)
+
+    def _state_of(
+        self,
+        trainable: Sequence[Any],
+        others: Sequence[Any],
+        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
+    ) -> NamedState:
+        return NamedState(trainable, others, kinds)
 
     def not_carried(self) -> list[str]:
         """What steps of a tf.Module may depend on, and no variable holds."""

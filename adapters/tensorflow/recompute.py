@@ -21,62 +21,106 @@ _HARMLESS = {
 """Operations that count as stateful, and may well be made twice."""
 
 
+class Turns:
+    """Has what is traced in one graph happen one after the other, also where nothing needs what is before."""
+
+    def __init__(self) -> None:
+        """Has noted nothing."""
+        self._graph: Any = None
+        self._noted: list[tf.Tensor] = []
+
+    def after(self, awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The values of tensors once all others are there, and what was noted last in this graph."""
+        noted = self._noted if self._graph is tf.compat.v1.get_default_graph() else []
+        return _after([*awaited, *noted], tensors)
+
+    def note(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Has what comes next wait for these."""
+        self._graph = tf.compat.v1.get_default_graph()
+        self._noted = _firsts(tensors)
+
+
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that a backward pass computes again; it is traced within a `tf.function`."""
-    again = _again(function)
+    again = computed_again(function, Turns())
 
     def call(*tensors: Any) -> Any:
-        before = len(tf.compat.v1.get_default_graph().get_operations())
+        before = operations()
         results = again(*tensors)
-        _require_repeatable(function.__name__, before)
+        if found := unrepeatable(before):
+            raise SpecError(
+                f"recompute: {function.__name__} has the operation {found}, which draws, assigns or"
+                " exchanges, or is a function of which nobody can tell; computed again, it would do so a"
+                " second time. Leave it out."
+            )
         return results
 
     return call
 
 
-def _again(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `tf.recompute_grad`, but for how it waits: an optimizer of graphs folds that away."""
+def computed_again(function: Callable[..., Any], turns: Turns, late: int = 0) -> Callable[..., Any]:
+    """As `tf.recompute_grad`, but for how it waits: an optimizer of graphs folds that away.
+
+    Args:
+        function: Of tensors.
+        turns: In which it is computed again.
+        late: So many of the first tensors it is given once the others are there, and it is its turn.
+    """
 
     @tf.custom_gradient
     def call(*tensors: Any) -> Any:
+        first = turns.after(tensors[late:], tensors[:late]) if late else []
+
         def backward(*upstream: Any, variables: Any = None) -> Any:
-            late = _after(upstream, tensors)
-            sources = [*late, *(variables or ())]
+            again = turns.after(upstream, tensors)
+            sources = [*again, *(variables or ())]
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                results = function(*late)
+                results = function(*again)
             found = tape.gradient(results, sources, upstream, tf.UnconnectedGradients.ZERO)
             found = _after(found, found)  # what was computed again is let go before more is
-            own, others = found[: len(late)], found[len(late) :]
+            turns.note(found)
+            own, others = found[: len(again)], found[len(again) :]
             return own if variables is None else (own, others)
 
-        return function(*tensors), backward
+        return function(*first, *tensors[late:]), backward
 
     return call
 
 
 def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The values of tensors once all others are there, in a way of which no optimizer knows what it gives."""
-    firsts = [tf.reshape(each, [-1])[:1] for each in awaited if each.dtype.is_floating]
+    firsts = _firsts(awaited)
+    if not firsts:
+        return list(tensors)
     nothing = tf.add_n([tf.reduce_sum(tf.cast(first > np.inf, tf.float32)) for first in firsts])
     return [
         each + tf.cast(nothing, each.dtype) if each.dtype.is_floating else each for each in tensors
     ]
 
 
-def _require_repeatable(name: str, before: int) -> None:
-    """Refuses what would be another, or happen twice, when it is computed again.
+def _firsts(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The first number of each that has any of floating point, or none."""
+    return [tf.reshape(each, [-1])[:1] for each in tensors if each.dtype.is_floating]
 
-    Raises:
-        SpecError: Among the operations that were traced since is one that draws, assigns or exchanges.
+
+def operations() -> int:
+    """How many there are in the graph that is traced."""
+    return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def unrepeatable(before: int) -> str | None:
+    """Which of the operations that were traced since would be another, or happen twice, when computed again.
+
+    One that draws, assigns or exchanges.
+
+    Args:
+        before: How many there were.
     """
     for operation in tf.compat.v1.get_default_graph().get_operations()[before:]:
         if operation.op_def.is_stateful and operation.type not in _HARMLESS:
-            raise SpecError(
-                f"recompute: {name} has the operation {operation.type}, which draws, assigns or exchanges,"
-                " or is a function of which nobody can tell; computed again, it would do so a second time."
-                " Leave it out."
-            )
+            return str(operation.type)
+    return None
 
 
 def recompute(model: tf.Module, spec: TrainingSpec) -> None:

@@ -30,3 +30,8 @@ def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) ->
 def joined(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     """One vector of them all."""
     return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)
+
+
+def nbytes(variable: tf.Variable) -> int:
+    """What the numbers of a variable take."""
+    return int(variable.shape.num_elements() * variable.dtype.size)

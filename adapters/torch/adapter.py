@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP
+from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP, fully_sharded_bytes
 from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
-    DATA,
     NOT_REPLICATED,
     SERVED_GROUP,
-    SHARD,
     Capabilities,
     Capability,
     DeviceKind,
@@ -214,22 +212,6 @@ class TorchDDP(ServedOverTcp):
 
         device = group.replica_device(setting, context)
         return staged.StagedGroup(spec, setting, device, connect, cut)
-
-
-def fully_sharded_bytes(plan: Plan, sums: int = 1) -> float:
-    """What a replica of a fully sharded run sends per step.
-
-    Micro-batches join weights twice, and gradients are summed; between hosts with the same parts, these are
-    reduced.
-
-    Args:
-        plan: With the measures of the model.
-        sums: How much the sum of gradients moves, to an optimal one.
-    """
-    parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
-    joined = (2 * plan.accumulate + sums) * (parts - 1) / parts
-    reduced = 2 * (hosts - 1) / hosts / parts
-    return (joined + reduced) * (plan.gradient_bytes or 0)
 
 
 def parted_remarks(spec: TrainingSpec) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from isotrain.adapters import keras_private
+from isotrain.adapters.keras_apart import require_apt
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.keras_reading import reading
@@ -57,15 +58,7 @@ class PartedKerasProgram(KerasProgram):
         self._make_slots()
 
     def _require_apt(self) -> None:
-        named = dict(zip(self.trainable, self._variables, strict=True))
-        bad = [
-            name for name, each in named.items() if each.constraint is not None or not each.shape
-        ]
-        if bad:
-            raise SpecError(
-                f"strategy sharded: {', '.join(bad)}: stage=3 takes no weight apart that is a single number"
-                " or has a constraint. Take stage 1 or 2."
-            )
+        require_apt(dict(zip(self.trainable, self._variables, strict=True)))
         wrapped = [
             layer.name
             for layer in keras_private.layers_of(self.model)
@@ -75,12 +68,6 @@ class PartedKerasProgram(KerasProgram):
             raise SpecError(
                 f"strategy sharded: {', '.join(wrapped)}: stage=3 joins weights as Keras reads them, and a"
                 " torch module in a Keras model reads its own past it. Take stage 1 or 2."
-            )
-        types = {str(each.dtype) for each in named.values()}
-        if not types <= {"float32", "float64"} or len(types) != 1:
-            raise SpecError(
-                "strategy sharded: stage=3 takes trainable weights of one type, float32 or float64; those of"
-                f" this model are {', '.join(sorted(types)) or 'none'}. Take stage 1 or 2."
             )
 
     def _make_slots(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from isotrain.adapters import cuts
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.tensors import Part
@@ -18,50 +17,21 @@ _WHAT = ("reads {}", "has the gradient of {}", "is through with its forward pass
 """What a replica does before it exchanges with the others."""
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How a tensor is cut: along its longest axis, into parts that differ by a row at most.
-
-    Attributes:
-        shape: Of the whole.
-        parts: Into how many.
-    """
-
-    shape: torch.Size
-    parts: int
-
-    @functools.cached_property
-    def axis(self) -> int:
-        """Along which it is cut."""
-        return max(range(len(self.shape)), key=self.shape.__getitem__)
-
-    @functools.cached_property
-    def lengths(self) -> list[int]:
-        """Of the parts, along the axis."""
-        least, more = divmod(self.shape[self.axis], self.parts)
-        return [least + (place < more) for place in range(self.parts)]
+class Cut(cuts.Cut):
+    """How a tensor is cut."""
 
     def parted(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
         """All parts of a tensor."""
         return whole.split(self.lengths, self.axis)
 
-    def numbers(self, place: int) -> int:
-        """How many are in a part."""
-        return self.shape.numel() // self.shape[self.axis] * self.lengths[place]
-
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole of parts that are flat."""
-        shapes = [[*self.shape] for _ in parts]
-        for shape, length in zip(shapes, self.lengths, strict=True):
-            shape[self.axis] = length
-        shaped = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        shaped = [part.view(self.shape_of(place)) for place, part in enumerate(parts)]
         return torch.cat(shaped, self.axis)
 
     def part(self, own: torch.Tensor, place: int) -> Part:
         """A part of a tensor that is cut so."""
-        offset = [0] * len(self.shape)
-        offset[self.axis] = sum(self.lengths[:place])
-        return Part(own, self.shape, offset)
+        return Part(own, torch.Size(self.shape), self.offset(place))
 
 
 class PartedWeights:

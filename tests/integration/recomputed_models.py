@@ -151,11 +151,11 @@ def peak_bytes(session: isotrain.Session) -> int:
                 session.step(batch)
             peak = watch.peak
         else:
-            peak = _of_tensorflow(session, batch)
+            peak = peak_of_tensorflow(session, batch)
     return peak
 
 
-def _of_tensorflow(session: isotrain.Session, batch: Any) -> int:
+def peak_of_tensorflow(session: isotrain.Session, batch: Any) -> int:
     """By TensorFlow's own allocator, where the variable TF_CPU_ALLOCATOR_USE_BFC makes it count."""
     import tensorflow as tf
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from conformance import wire
 from integration.checkpoint_reads import restore_own
-from integration.recomputed_models import peak_bytes
+from integration.recomputed_models import peak_bytes, peak_of_tensorflow
 
+from isotrain.core.contracts.state import StateKind
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
 from isotrain.testing import probe
@@ -235,7 +236,9 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
     }
 
 
-def passed_on(session: Session, base: Mapping[str, Any], folder: str, kind: str) -> dict[str, Any]:
+def passed_on(
+    session: Session, base: Mapping[str, Any], folder: str, kind: str, measures: bool
+) -> dict[str, Any]:
     """Saves in the middle under each strategy, and goes on from there under each.
 
     Args:
@@ -243,6 +246,7 @@ def passed_on(session: Session, base: Mapping[str, Any], folder: str, kind: str)
         base: Of the specs.
         folder: With a folder of checkpoints for each strategy.
         kind: Of the sharded runs.
+        measures: Whether to look besides what a TensorFlow process of a run in stage 3 takes.
     """
     changes = OPTIMIZERS[LAST]
     found = {"parallel": _saved(session, f"{folder}/parallel")}
@@ -252,6 +256,10 @@ def passed_on(session: Session, base: Mapping[str, Any], folder: str, kind: str)
         found["sharded to sharded"] = gone_on(session, folder=f"{folder}/sharded")
     with next_session(session, "parallel", spec(PARALLEL, base, **changes)) as session:
         found["sharded to parallel"] = gone_on(session, folder=f"{folder}/sharded")
+    if measures:
+        strategy = sharded(3, bucket_megabytes=8e-6 * WIDE * WIDE)
+        with next_session(session, "measured", spec(strategy, native(**PARTED))) as session:
+            found["measured"] = _joined_by_layers(session)
     return found
 
 
@@ -333,6 +341,76 @@ def _memory(session: Session) -> dict[str, Any]:
 def _bytes(tensors: Sequence[Any]) -> int:
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+WIDE, BRANCHES = 2 * WIDTH, 4
+
+
+def wide_batches() -> DataSet:
+    """Three batches so small that what goes through layers is little beside their weights."""
+    inputs = np.random.default_rng(9).normal(size=(12, WIDE))
+    return DataSet((inputs, np.sin(inputs)))
+
+
+def branched_model() -> Any:
+    """Some of the layers beside each other."""
+    import keras
+
+    outputs = inputs = keras.Input((WIDE,))
+    for number in range(0, LAYERS, BRANCHES):
+        layers = [
+            keras.layers.Dense(WIDE, activation="tanh", use_bias=False, name=f"layer{number + own}")
+            for own in range(BRANCHES)
+        ]
+        outputs = keras.layers.average([layer(outputs) for layer in layers])
+    return keras.Model(inputs, outputs)
+
+
+PARTED: Mapping[str, Any] = {
+    "model": branched_model,
+    "data": wide_batches,
+    "global_batch": 4,
+    "clip": {"global_norm": 0.25},
+    "epochs": 1,
+}
+"""Layers that are joined one after the other, and gradients that all wait for their norm."""
+
+
+def _joined_by_layers(session: Session) -> dict[str, Any]:
+    """What a TensorFlow process keeps, takes besides and sends in a step; and what layers it serves."""
+    from integration import parted_layers
+
+    group, state = session.group, session.plan.state_bytes
+    assert state is not None
+    first, second, _ = session.batches()
+    session.step(first)
+    found = {
+        "held": _described(session, ("trainable", "optimizer")),
+        "besides": peak_of_tensorflow(session, second),
+        "planned": [state.weights, state.gradients, state.slots],
+        **_sent(session),
+        "predicted in parts": group.predict([second.slices[0][0].inputs])[0].numpy(),
+    }
+    group.gather_weights()
+    found["gathered"] = _described(session, ("trainable",))
+    found["predicted"] = group.predict([second.slices[0][0].inputs])[0].numpy()
+    name, whole = next(iter(group.read_state(("trainable",)).items()))
+    group.write_state({name: whole + 1})
+    group.part_weights()
+    (info,) = [i for n, i in group.describe_state(("trainable",)).items() if n == name]
+    rows = slice(info.offset[0], info.offset[0] + info.part[0])
+    found["set"] = group.read_state(("trainable",))[name] - whole[rows]
+    if session.rank:
+        return found
+    return {
+        **found,
+        "unusual": parted_layers.unusual(session.spec),
+        "refusals": parted_layers.refusals(),
+    }
+
+
+def _described(session: Session, kinds: Sequence[StateKind]) -> int:
+    return sum(info.nbytes for info in session.group.describe_state(kinds).values())
 
 
 def trained_and_sent(session: Session, name: str) -> dict[str, Any]:

@@ -302,13 +302,16 @@ def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
     assert group.between == ((0, 2), (1, 3))
 
 
-def on_hosts(host: PluginHost, hosts: str, options: dict[str, Any], **changes: Any) -> Plan:
+def on_hosts(
+    host: PluginHost, hosts: str, options: dict[str, Any], backend: str = BACKEND, **changes: Any
+) -> Plan:
     """A plan for processes that lie on these hosts, of one letter each."""
     spots = [Spot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)]
-    model = {"torch": dict} if options.get("stage") == 3 else dict
+    native = options.get("stage") == 3 and backend == BACKEND
+    model = {"torch": dict} if native else dict
     cast = Cast(spec("sharded", options, model=model, **changes), host)
     layout = Layout("there", tuple(spots), cores=1, gpus=0)
-    made = make_plan(cast, backend=BACKEND, replicas=len(hosts), layout=layout)
+    made = make_plan(cast, backend=backend, replicas=len(hosts), layout=layout)
     measures = Measured(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
     return with_measures(made, cast, measures)
 
@@ -341,6 +344,17 @@ def test_what_micro_batches_exchange_is_told(
 ) -> None:
     made = on_hosts(host, hosts, options, accumulate=3)
     assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
+
+
+@pytest.mark.parametrize("backend", ["tf-multiworker", "horovod-tf"])
+def test_tensorflow_sums_gradients_of_parts_in_each_micro_batch(
+    host: PluginHost, backend: str
+) -> None:
+    options = {"stage": 3, "hybrid": True}
+    made = on_hosts(host, "aabb", options, backend, accumulate=3)
+    sent = 3 * (3 * 1 / 2 + 2 * 1 / 2 / 2)
+    assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
+    assert any("computed again in the backward pass" in remark for remark in made.remarks)
 
 
 def test_hybrid_runs_need_hosts_of_one_size_and_a_weight_for_each_replica_of_one(
@@ -381,7 +395,10 @@ def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: Plugi
             {"backend": "horovod-torch", "model": {"torch": "builtins:object"}},
             "of which Horovod joins no weights",
         ),
-        ({"backend": "tf-multiworker"}, "is whole on each replica"),
+        (
+            {"backend": "horovod-tf", "model": {"tensorflow": "builtins:object"}},
+            "joins on TensorFlow the weights of layers of Keras",
+        ),
     ],
 )
 def test_what_weights_in_parts_cannot_honour_is_refused(

@@ -1,0 +1,171 @@
+"""A portable model on TensorFlow of which each replica keeps a part of every weight and slot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters import portable
+from isotrain.adapters.keras_apart import require_apt
+from isotrain.adapters.tensorflow.compiling import Compute
+from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.parted_layers import PartedLayers
+from isotrain.adapters.tensorflow.parted_update import PartedUpdate
+from isotrain.adapters.tensorflow.parted_weights import PartedWeights
+from isotrain.adapters.tensorflow.program import Piece, Program
+from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native
+from isotrain.adapters.tensorflow.variables import assign_all, value_of
+from isotrain.plugin import Mesh, SpecError, StateInfo, StateKind, TrainingSpec
+
+
+class PartedProgram(Program):
+    """Computes with weights that are joined layer by layer, and updates the own parts.
+
+    Attributes:
+        weights: They.
+    """
+
+    weights: PartedWeights
+    update: PartedUpdate
+
+    def __init__(self, spec: TrainingSpec, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
+        """Builds everything; called by every replica.
+
+        Args:
+            spec: What to train.
+            exchange: Ties this replica to the others.
+            mesh: How parts lie over the replicas.
+            unit_bytes: Of weights that are joined together, where layers allow it.
+        """
+        self._exchange = exchange
+        self._mesh = mesh
+        self._unit_bytes = unit_bytes
+        super().__init__(spec)
+        self._compute[True] = self._in_parts(self._compute[True])
+
+    def _build_model(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> Any:
+        """Layers are computed again by those that join them."""
+        model = portable.build_model(spec.replace(recompute=()), "tensorflow", scope)
+        if not isinstance(model, keras.Layer):
+            raise SpecError(
+                f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded"
+                " takes a Keras model on TensorFlow. Take stage 1 or 2."
+            )
+        return model
+
+    def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> PartedUpdate:
+        """Takes the weights apart first: there are never slots for all of them."""
+        require_apt(dict(zip(canonical_names(trainable), trainable, strict=True)))
+        self._start_alike()
+        self.weights = PartedWeights(trainable, self._exchange, self._mesh)
+        self._values = self.weights.parts
+        self._layers = PartedLayers(self.model, self.weights, self._unit_bytes)
+        self._layers.recompute(self.model, spec)
+        return PartedUpdate(spec, self.weights)
+
+    def _start_alike(self) -> None:
+        """Gives all the weights of replica 0."""
+        variables, everyone = [*self._values, *self._others], range(self._exchange.replicas)
+
+        def start() -> None:
+            found = [
+                self._exchange.broadcast_within(value_of(each), (tuple(everyone),))
+                for each in variables
+            ]
+            assign_all(variables, found)
+
+        tf.function(start, autograph=False)()
+
+    def _state_of(
+        self,
+        trainable: Sequence[Any],
+        others: Sequence[Any],
+        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
+    ) -> NamedState:
+        return PartedState(trainable, others, kinds, self.weights, self.update.lying_slots)
+
+    def _in_parts(self, compute: Compute) -> Compute:
+        def computed(inputs: Any, targets: Any) -> tuple[Any, Any]:
+            with self._layers.reading():
+                return compute(inputs, targets)
+
+        return computed
+
+    def _counted(self, piece: Piece) -> tf.Tensor:
+        """Whatever the weights are: of those that are elsewhere it sees none."""
+        nothing = [(each, tf.zeros(each.shape, each.dtype)) for each in self.weights.of_model]
+        with keras.StatelessScope(nothing):
+            return self._compute[False](*piece)[0][1, 1:]
+
+    def trace_gathering(self) -> None:
+        """Gives this replica all weights, while this is traced by all."""
+        self.weights.trace_gathering(self._unit_bytes)
+
+
+class PartedState(NamedState):
+    """The state that a replica has: its parts of weights and slots; all weights, while they are here."""
+
+    def __init__(
+        self,
+        trainable: Sequence[Any],
+        others: Sequence[Any],
+        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
+        weights: PartedWeights,
+        slots: Callable[[], list[list[Any]]],
+    ) -> None:
+        """Names variables, as `NamedState` does.
+
+        Args:
+            trainable: Weights that are trained.
+            others: The other weights.
+            kinds: Gives the variables of each other kind by name.
+            weights: The trained ones, in parts.
+            slots: Gives those of the optimizer: of one kind after the other, in the order of the weights.
+        """
+        super().__init__(trainable, others, kinds)
+        self._parted = weights
+        self._named = list(self._weights["trainable"])
+        lying = [weights.variables, *slots()]
+        self._places = {id(native(v)): place for each in lying for place, v in enumerate(each)}
+
+    def _found(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
+        found = super()._found(kinds)
+        if "trainable" in kinds and not self._parted.is_whole:
+            found |= dict(zip(self._named, self._parted.parts, strict=True))
+        return found
+
+    def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
+        found = self._found(kinds)
+        return {
+            name: self._described(info, self._places.get(id(found[name])))
+            for name, info in super().describe(kinds).items()
+        }
+
+    def _described(self, info: StateInfo, place: int | None) -> StateInfo:
+        if place is None:
+            return info
+        cut, own = self._parted.cuts[place], self._parted.place
+        offset, part = tuple(cut.offset(own)), tuple(cut.shape_of(own))
+        return replace(info, shape=tuple(cut.shape), offset=offset, part=part)
+
+    def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
+        known = self._found((*self._weights, *self._kinds))
+        super().write({name: self._own(known.get(name), a) for name, a in state.items()}, place)
+        if self._parted.is_whole:
+            self._parted.take_over([each for each, n in enumerate(self._named) if n in state])
+
+    def _own(self, variable: tf.Variable | None, array: np.ndarray) -> np.ndarray:
+        """Of what lies in parts, the own one, where all of it is given."""
+        place = None if variable is None else self._places.get(id(variable))
+        if place is None or np.shape(array) != tuple(self._parted.cuts[place].shape):
+            return array
+        own: np.ndarray = self._parted.own_part(place, array)
+        return own

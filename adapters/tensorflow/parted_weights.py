@@ -1,0 +1,201 @@
+"""Weights of a Keras model that lie in parts over TensorFlow's replicas, and are joined while a pass runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.cuts import Cut
+from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.state import native
+from isotrain.adapters.tensorflow.variables import nbytes, value_of
+from isotrain.plugin import DATA, SHARD, Mesh
+
+
+class PartedWeights:
+    """The weights of a replica, which keeps a part of each.
+
+    The variables of the model have numbers only while all weights are here: between, each holds one NaN in
+    the place of all that it has.
+
+    Attributes:
+        of_model: The weights.
+        variables: The own parts, under the names of the weights.
+        parts: The same, as TensorFlow has them.
+        cuts: How each weight is cut.
+        place: Which of the parts are the own ones.
+        proofs: For whoever traces to return: without them, TensorFlow would leave out a sum of which no part
+            is this replica's, while others wait for its share.
+    """
+
+    def __init__(self, weights: Sequence[keras.Variable], exchange: Exchange, mesh: Mesh) -> None:
+        """Keeps the own part of each weight, and lets all else go.
+
+        Args:
+            weights: Of one type, equal on all replicas.
+            exchange: Ties this replica to the others.
+            mesh: How parts lie over the replicas.
+        """
+        groups, own = mesh.groups(SHARD), exchange.replica()
+        members = next(group for group in groups if own in group)
+        self.place = members.index(own)
+        self._within = groups if len(groups) > 1 else ()
+        self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
+        self._shards = groups
+        self._exchange = exchange
+        self.of_model = list(weights)
+        self._whole = [native(weight) for weight in weights]
+        self._places = {id(weight): place for place, weight in enumerate(weights)}
+        self._is_whole = True
+        self.cuts = [Cut(tuple(weight.shape), len(members)) for weight in self._whole]
+        self.variables = [
+            _variable(weight.path, self.own_part(place, value_of(self._whole[place])))
+            for place, weight in enumerate(weights)
+        ]
+        self.parts = [native(variable) for variable in self.variables]
+        self.proofs: list[tf.Tensor] = []
+        self.let_go()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all weights are here."""
+        return self._is_whole
+
+    def has(self, variable: keras.Variable) -> bool:
+        """Whether a variable of the model is one of the weights."""
+        return id(variable) in self._places
+
+    def place_of(self, weight: keras.Variable) -> int:
+        """Which of the weights it is."""
+        return self._places[id(weight)]
+
+    def own_part(self, place: int, whole: Any) -> Any:
+        """Of what lies as a weight does, a tensor or an array, the part that is here."""
+        cut = self.cuts[place]
+        ends = zip(cut.offset(self.place), cut.shape_of(self.place), strict=True)
+        return whole[tuple(slice(start, start + size) for start, size in ends)]
+
+    def take_over(self, places: Sequence[int]) -> None:
+        """Makes own parts what the weights are, which somebody has set while all are here; not traced."""
+        for place in places:
+            self.parts[place].assign(self.own_part(place, value_of(self._whole[place])))
+
+    def let_go(self) -> None:
+        """Leaves this replica its parts alone; not traced."""
+        if not self._is_whole:
+            return
+        for weight in self._whole:
+            _set(weight, tf.constant(np.nan, weight.dtype))
+        self._is_whole = False
+
+    def trace_gathering(self, unit_bytes: int) -> None:
+        """Gives the variables of the model all weights, so many bytes at a time, while this is traced."""
+        before: list[tf.Operation] = []
+        for places in self._units(unit_bytes):
+            with tf.control_dependencies(before):
+                own = [value_of(self.parts[place]) for place in places]
+                joined = self._joined(places, *own)
+                before = [
+                    _set(self._whole[place], whole)
+                    for place, whole in zip(places, joined, strict=True)
+                ]
+
+    def gathered(self) -> None:
+        """Notes that all weights are here."""
+        self._is_whole = True
+
+    def _units(self, unit_bytes: int) -> list[list[int]]:
+        units: list[list[int]] = []
+        filled = unit_bytes
+        for place, weight in enumerate(self._whole):
+            size = nbytes(weight)
+            if filled + size > unit_bytes:
+                units.append([])
+                filled = 0
+            units[-1].append(place)
+            filled += size
+        return units
+
+    def joined(self, places: Sequence[int], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Weights, joined of what each replica has; their gradients become those of the parts.
+
+        Args:
+            places: Of the weights.
+            parts: The own ones.
+        """
+
+        @tf.custom_gradient
+        def join(*own: tf.Tensor) -> Any:
+            def backward(*gradients: Any) -> list[tf.Tensor]:
+                return self._reduced(places, [tf.convert_to_tensor(each) for each in gradients])
+
+            return self._joined(places, *own), backward
+
+        found: list[tf.Tensor] = join(*parts)
+        return found
+
+    def norms(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The norms of the wholes of tensors of which the replicas have parts: float64, one for each."""
+        squares = [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in tensors]
+        return tf.sqrt(self._exchange.sum_within(tf.stack(squares), self._shards))
+
+    def _joined(self, places: Sequence[int], *own: tf.Tensor) -> list[tf.Tensor]:
+        flat = tf.concat([tf.reshape(part, [-1]) for part in own], axis=0)
+        sizes = self._sizes(places)
+        whole = self._exchange.join_parts(flat, sizes, self._within)
+        of_each = [
+            tf.split(of_replica, [self.cuts[place].numbers(replica) for place in places])
+            for replica, of_replica in enumerate(tf.split(whole, sizes))
+        ]
+        pieces = zip(places, zip(*of_each, strict=True), strict=True)
+        return [_joined(self.cuts[place], parts) for place, parts in pieces]
+
+    def _reduced(self, places: Sequence[int], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The own parts of the means of gradients."""
+        pairs = zip(places, gradients, strict=True)
+        parted = [
+            tf.split(each, self.cuts[place].lengths, self.cuts[place].axis) for place, each in pairs
+        ]
+        of_each = [part for parts in zip(*parted, strict=True) for part in parts]
+        vector = tf.concat([tf.reshape(part, [-1]) for part in of_each], axis=0)
+        sizes = self._sizes(places)
+        own, proof = self._exchange.sum_parts(vector, sizes, self._within)
+        self.proofs.append(proof)
+        if self._same and sizes[self.place]:
+            own = self._exchange.sum_within(own, self._same)
+        own_sizes = [self.cuts[place].numbers(self.place) for place in places]
+        means = tf.split(own / self._exchange.replicas, own_sizes)
+        return [
+            tf.reshape(mean, self.cuts[place].shape_of(self.place))
+            for place, mean in zip(places, means, strict=True)
+        ]
+
+    def _sizes(self, places: Sequence[int]) -> list[int]:
+        """How many numbers of some weights each replica has."""
+        replicas = range(self.cuts[places[0]].parts)
+        return [sum(self.cuts[place].numbers(each) for place in places) for each in replicas]
+
+
+def _joined(cut: Cut, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The whole of parts that are flat."""
+    shaped = [tf.reshape(part, cut.shape_of(place)) for place, part in enumerate(parts)]
+    return tf.concat(shaped, cut.axis)
+
+
+def _set(variable: tf.Variable, value: tf.Tensor) -> Any:
+    """Gives a variable a value of any shape: its own `assign` would have it stay as large as it is."""
+    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
+
+
+def _variable(path: str, part: tf.Tensor) -> keras.Variable:
+    """A variable of a part of a weight, under the name of the weight, which slots are named after."""
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as within:
+        for scope in scopes:
+            within.enter_context(keras.name_scope(scope))
+        return keras.Variable(part, dtype=part.dtype.name, name=name)

@@ -1,0 +1,211 @@
+"""Layers whose weights a TensorFlow process joins in stage 3, and others, which it refuses; loads Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.keras_apart import require_apt
+from isotrain.adapters.tensorflow.exchange import SingleReplica
+from isotrain.adapters.tensorflow.parted_layers import PartedLayers
+from isotrain.adapters.tensorflow.parted_program import PartedProgram
+from isotrain.adapters.tensorflow.parted_weights import PartedWeights
+from isotrain.adapters.tensorflow.program import Program
+from isotrain.plugin import DATA, SHARD, IsotrainError, Mesh, Parts, TrainingSpec
+
+WORDS = tf.constant([[1, 2, 0], [3, 0, 0], [4, 4, 1], [2, 1, 3]], tf.int32)
+_DRAWN = "StatelessRandomUniformV2"
+TARGETS = tf.reshape(tf.range(8, dtype=tf.float64), (4, 2))
+
+
+class Adding(keras.layers.Layer):  # type: ignore[misc]
+    """Has a weight of its own, a layer inside, a regularizer, and a loss that it adds."""
+
+    def __init__(self) -> None:
+        super().__init__(name="adding")
+        self.inner = keras.layers.Dense(4, name="inner")
+        self.inner.build((None, 4))
+        self.scale = self.add_weight(shape=(4,), name="scale", regularizer="l2")
+
+    def call(self, inputs: Any) -> Any:
+        outputs = self.inner(inputs)
+        self.add_loss(keras.ops.mean(outputs**2))
+        return outputs * self.scale
+
+
+def unusual_model() -> Any:
+    """Layers that are shared, lie inside others, move, draw, mask, and add losses."""
+    layers = keras.layers
+    words = keras.Input((3,), dtype="int32")
+    shared = layers.Dense(4, activation="tanh", kernel_regularizer="l1", name="shared")
+    embedded = layers.Embedding(5, 4, mask_zero=True)(words)
+    added = layers.add([shared(layers.Activation("tanh")(embedded)), shared(embedded)])
+    pooled = layers.BatchNormalization()(layers.GlobalAveragePooling1D()(added))
+    inner = keras.Input((4,))
+    block = keras.Model(inner, layers.Dropout(0.5)(Adding()(inner)), name="block")
+    outputs = layers.Dropout(0.5)(block(pooled))
+    return keras.Model(words, layers.Dense(2, name="head")(outputs))
+
+
+BLOCK_BYTES = 8 * (4 * 4 + 4 + 4)
+"""Of the largest layer that is joined as a whole though there are others inside."""
+
+
+class Twins(SingleReplica):
+    """Two hosts of a replica each, which have the same.
+
+    Attributes:
+        pairs: How often two numbers were summed over the parts of a host.
+    """
+
+    replicas = 2
+    pairs = 0
+
+    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        self.pairs += len(parts[0]) == 1 and tensor.shape == (2,)
+        return tensor * len(parts[0])
+
+
+def unusual(spec: TrainingSpec) -> dict[str, float]:
+    """How far a step's loss, gradients, statistics and weights are from those of whole weights.
+
+    Returns:
+        That; and how often random numbers are drawn, and norms of a weight and its update are summed.
+    """
+    spec = spec.replace(
+        model=unusual_model,
+        model_args={},
+        recompute="*",
+        optimizer={"name": "lamb", "lr": 0.125, "weight_decay": 0.125},
+        clip={"norm": 0.25},
+    )
+
+    def computed(program: Program) -> tuple[list[np.ndarray], int]:
+        step = _step(program, (WORDS, TARGETS)).get_concrete_function()
+        loss, gradients = step()
+        results = (loss, *gradients, *program.statistics, *program.part("trainable"))
+        draws = [each for each in step.graph.get_operations() if each.type == _DRAWN]
+        return [each.numpy() for each in results], len(draws)
+
+    twins, hosts = Twins(), Mesh({DATA: 2, SHARD: 1})
+    results, draws = computed(PartedProgram(spec, twins, hosts, BLOCK_BYTES))
+    expected, _ = computed(Program(spec))
+    pairs = zip(results, expected, strict=True)
+    far = max(float(np.abs(one - other).max()) for one, other in pairs)
+    return {"far": far, "draws": draws, "norms": twins.pairs}
+
+
+def _sets(layer: Any, first: Any, inputs: Any) -> Any:
+    layer.kernel.assign(layer.kernel / 2)
+
+
+def _reads_past(layer: Any, first: Any, inputs: Any) -> Any:
+    return inputs @ (layer.kernel + first.kernel)
+
+
+def _reads_outside(layer: Any, first: Any, inputs: Any) -> Any:
+    return inputs @ first.kernel
+
+
+def _branches(layer: Any, first: Any, inputs: Any) -> Any:
+    return keras.ops.cond(keras.ops.mean(inputs) > 0, lambda: inputs, lambda: first(inputs))
+
+
+def _draws(layer: Any, first: Any, inputs: Any) -> Any:
+    return inputs @ layer.kernel + tf.random.normal((2,), dtype=inputs.dtype)
+
+
+def _draws_unseeded(layer: Any, first: Any, inputs: Any) -> Any:
+    return inputs @ layer.kernel + keras.random.uniform((2,))
+
+
+def _skips(layer: Any, first: Any, inputs: Any) -> Any:
+    return inputs
+
+
+class Holding(keras.layers.Layer):  # type: ignore[misc]
+    """Has a regularized layer that may not be called, or none."""
+
+    def __init__(self, way: Callable[..., Any], first: Any, regularized: bool) -> None:
+        super().__init__(name="holding")
+        self._way = lambda inputs: way(self, first, inputs)
+        if regularized:
+            self.inner = keras.layers.Dense(2, kernel_regularizer="l2", name="inner")
+            self.inner.build((None, 2))
+
+    def call(self, inputs: Any) -> Any:
+        return self._way(inputs)
+
+
+class Recurring(keras.layers.Layer):  # type: ignore[misc]
+    """Has a layer that loops, of which the cell alone would not be joined."""
+
+    def __init__(self) -> None:
+        super().__init__(name="recurring")
+        self.inner = keras.layers.SimpleRNN(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs[:, None])
+
+
+class Called(keras.layers.Dense):  # type: ignore[misc]
+    """Computes in a way that is told."""
+
+    def __init__(self, way: Callable[..., Any], first: Any) -> None:
+        super().__init__(2, name="called")
+        self._way = lambda inputs: way(self, first, inputs)
+
+    def call(self, inputs: Any) -> Any:
+        return self._way(inputs)
+
+
+TRIED: dict[str, Callable[[Any], Any]] = {
+    "recurs": lambda first: Recurring(),
+    "constraint": lambda first: keras.layers.Dense(2, kernel_constraint="non_neg"),
+    "sets": lambda first: Called(_sets, first),
+    "reads past": lambda first: Called(_reads_past, first),
+    "reads outside": lambda first: Holding(_reads_outside, first, regularized=False),
+    "branches": lambda first: Holding(_branches, first, regularized=False),
+    "draws": lambda first: Called(_draws, first),
+    "draws unseeded": lambda first: Called(_draws_unseeded, first),
+    "skips": lambda first: Holding(_skips, first, regularized=True),
+}
+
+
+def refusals() -> dict[str, str]:
+    """What is said of layers that cannot be computed with weights that lie in parts; nothing of others."""
+    found = {}
+    for name, make in TRIED.items():
+        first = keras.layers.Dense(2, name="first")
+        model = keras.Sequential([keras.Input((2,)), first, make(first)])
+        try:
+            require_apt({variable.path: variable for variable in model.trainable_variables})
+            tf.function(_forward(model), autograph=False).get_concrete_function()
+        except IsotrainError as error:
+            found[name] = str(error)
+    return found
+
+
+def _forward(model: Any) -> Callable[[], Any]:
+    weights = PartedWeights(model.trainable_variables, SingleReplica(), Mesh({SHARD: 1}))
+    layers = PartedLayers(model, weights, unit_bytes=1)
+
+    def forward() -> Any:
+        with layers.reading():
+            return model(TARGETS, training=True)
+
+    return forward
+
+
+def _step(program: Program, piece: Any) -> Any:
+    def trace() -> Any:
+        loss, gradients = program.contribution([piece], None, holes=False, total=tf.identity)
+        with program.update.learning_rate(tf.constant(0.125, tf.float64)):
+            program.update.apply(gradients)
+        return loss, gradients
+
+    return tf.function(trace, autograph=False)
