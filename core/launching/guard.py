@@ -14,7 +14,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 seconds, last = json.loads(sys.argv[1])
 groups = [int(line) for line in sys.stdin]
 
-def send(number):
+def send(number, groups):
     left = []
     for group in groups:
         try:
@@ -26,16 +26,17 @@ def send(number):
 
 if seconds and groups:
     import subprocess, time
-    send(signal.SIGTERM)
+    groups = send(signal.SIGTERM, groups)
     for command in last:
         try:
             subprocess.run(command, timeout=seconds)
         except (OSError, subprocess.TimeoutExpired):
             pass
     deadline = time.monotonic() + seconds
-    while send(0) and time.monotonic() < deadline:
+    # one that is gone is not sent to again: its number may be another's by then
+    while (groups := send(0, groups)) and time.monotonic() < deadline:
         time.sleep(0.1)
-send(signal.SIGKILL)
+send(signal.SIGKILL, groups)
 """
 
 
