@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from isotrain.launchers.host_options import HostOptions, as_text, meeting
@@ -71,4 +72,4 @@ class HorovodrunLauncher(EngineLauncher):
 def _has_own_key(command: RankCommand) -> bool:
     """Whether hosts are taken to have a key, as this one has."""
     is_named = command.key_file_variable in command.variables
-    return is_named or command.key_file.expanduser().exists()
+    return is_named or Path(os.path.expanduser(command.key_file)).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pwd
 import shlex
 import subprocess
 from pathlib import Path
@@ -303,6 +304,10 @@ class TestTorchrun:
 def test_horovodrun_shows_its_variables_so_it_is_told_where_the_key_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as homeless:
+        homeless.delenv("HOME")
+        homeless.setattr(pwd, "getpwuid", dict[int, Any]().__getitem__)
+        assert HorovodrunLauncher(processes=2).submission(COMMAND).files == {"key": KEY}
     monkeypatch.setattr(RankCommand, "key_file", tmp_path / "key")
     found = HorovodrunLauncher(hosts="a:2,b:2").submission(COMMAND)
     (command,) = found.commands
