@@ -31,7 +31,7 @@ _OWN_IMPORTS = (
     "isotrain.core.launching.returned",
     "isotrain.core.plugins.cast",
 )
-"""What every process of a run needs of isotrain, whatever its backend; and the built-in plugins."""
+"""What every process of a run needs of isotrain, whatever its backend."""
 _STREAMS = 3
 _GIVEN = 7
 """Descriptors of a request to fork: streams, what is inherited, and the working directory."""
