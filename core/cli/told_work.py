@@ -25,10 +25,10 @@ def told_work(text: str) -> ToldWork:
     try:
         fields = json.loads(text)
         module, _, name = _WORKS[fields.pop(WORK)].partition(":")
+        kind: type[ToldWork] = getattr(import_module(module), name)
+        return kind.of(fields)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlanError(
             f"--work: expected what `isotrain compare` or `isotrain parity` of this version tells the ranks"
             f" that it has started; received {text!r:.80}."
         ) from error
-    kind: type[ToldWork] = getattr(import_module(module), name)
-    return kind.of(fields)

@@ -13,7 +13,7 @@ from isotrain.core.comparison.measure import Measurement
 from isotrain.core.contracts.events import Event, Ready
 from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.plan import Plan, split_backend
-from isotrain.core.errors import IsotrainError, PlanError, error_named
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, error_named
 from isotrain.core.launching.engine_launcher import require_followed
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
@@ -167,9 +167,17 @@ class _Heard:
         """What the processes returned, the end of the first step by the clock here.
 
         Of a launcher's processes, which may be on other hosts, it is the one of rank 0.
+
+        Raises:
+            RunFailedError: It was not heard when that one was ready, and so no time here is known.
         """
-        if plan.launcher == LOCAL or self._ready is None:
+        if plan.launcher == LOCAL:
             return ranks
+        if self._ready is None:
+            raise RunFailedError(
+                f"launcher {plan.launcher!r}: rank 0 did not say when it was ready, so when its first step"
+                " ended is not known by the clock of this machine."
+            )
         here, there = self._ready
         at = here + ranks[0]["first_step_time"] - there
         return [{**rank, "first_step_at": at} for rank in ranks]

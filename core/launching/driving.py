@@ -51,7 +51,7 @@ _HANDED_ON = re.compile(
     r"ISOTRAIN_(?!KEY$|SPEC$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS"
 )
 _MOST_BYTES = 120_000
-"""Of a spec in a variable; Linux takes 128 KiB."""
+"""Of a spec in a variable, or of work in an argument; Linux takes 128 KiB."""
 
 Submit = Callable[[RankCommand], Submission]
 """Says what is given to an engine."""
@@ -107,10 +107,12 @@ def _work_options(launcher: str, work: Work) -> tuple[str, ...]:
     """What makes `isotrain run` do this work.
 
     Raises:
-        PlanError: It is a person's own.
+        PlanError: It is a person's own, or too long for an argument.
     """
     if isinstance(work, ToldWork):
-        return ("--work", json_line({WORK: work.name, **work.fields()}, default=None))
+        told = json_line({WORK: work.name, **work.fields()}, default=None)
+        _require_short(f"the work {work.name!r}", told, "Have it name fewer tensors in its map.")
+        return ("--work", told)
     if (work.__module__, getattr(work, "__name__", None)) != _TRAINING:
         raise PlanError(
             f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
@@ -243,12 +245,8 @@ def variables_for(submission: Submission, command: RankCommand) -> dict[str, str
         PlanError: The spec is too long for a variable.
     """
     told = command.told
-    size = len(told[command.spec_variable])
-    if size > _MOST_BYTES:
-        raise PlanError(
-            f"the spec has {size} bytes as JSON, and at most {_MOST_BYTES} can be told to the processes of an"
-            " engine. Have the long parts of it made by the functions that it names."
-        )
+    shorter = "Have the long parts of it made by the functions that it names."
+    _require_short("the spec", told[command.spec_variable], shorter)
     if not submission.knows_key:
         del told[command.key_variable]
     own = {
@@ -257,6 +255,14 @@ def variables_for(submission: Submission, command: RankCommand) -> dict[str, str
         if name != RankCommand.key_variable and not _says_alone(name)
     }
     return {**own, **submission.variables, **told}
+
+
+def _require_short(what: str, text: str, shorter: str) -> None:
+    if len(text) > _MOST_BYTES:
+        raise PlanError(
+            f"{what} has {len(text)} bytes as JSON, and at most {_MOST_BYTES} can be told to the processes of"
+            f" an engine. {shorter}"
+        )
 
 
 def _follow(engine: EngineProcess, mark: str, directory: Path, on_event: OnEvent) -> dict[str, Any]:

@@ -92,18 +92,29 @@ class Tracer:
         """Within it, runs can be made; their directories go with it, but for those of a failed check."""
         if self._output is not None:
             made_folder(self._output, _OUTPUT)
-        self._folder = Path(tempfile.mkdtemp(prefix="isotrain-parity-", dir=self._home()))
-        if not self._is_local:
-            (self._folder / _SEEN_FILE).touch()
+        self._folder = self._own_folder()
         try:
             yield
         finally:
             if not self._failed:  # the logs of a failed run are there
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _home(self) -> Path | None:
-        """Where the runs have their directories; None: where this machine has temporary files."""
-        return None if self._is_local else (self._output or Path()).absolute()
+    def _own_folder(self) -> Path:
+        """A new one for the runs' directories, among this machine's temporary files or where hosts see it.
+
+        Raises:
+            PlanError: It cannot be made.
+        """
+        if self._is_local:
+            return _new_folder(None, "Set TMPDIR to a folder that can be.")
+        shared = "Give --output (output= in Python) a folder that can be, and that all hosts share."
+        folder = _new_folder(self._output or Path(), shared)
+        try:
+            (folder / _SEEN_FILE).touch()
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise _not_written(folder, error, shared) from error
+        return folder
 
     @property
     def _is_local(self) -> bool:
@@ -132,9 +143,11 @@ class Tracer:
         work = tracing.Trace(self._count, names, self._initial, asks, seen)
         try:
             returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
-        except RunFailedError as error:
+        except IsotrainError as error:
             self._failed = True
-            raise RunFailedError(f"the run {label} failed: {error}") from error
+            if isinstance(error, RunFailedError):
+                raise RunFailedError(f"the run {label} failed: {error}") from error
+            raise
         if self._initial is None:
             self._initial = str(folder / tracing.INITIAL_FILE)
         if self._output is not None:
@@ -151,6 +164,19 @@ class Tracer:
             path.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise IsotrainError(f"{path} cannot be written: {error}.") from error
+
+
+def _new_folder(home: Path | None, instead: str) -> Path:
+    try:
+        place = None if home is None else home.absolute()
+        return Path(tempfile.mkdtemp(prefix="isotrain-parity-", dir=place))
+    except OSError as error:
+        raise _not_written(home or "the folder of temporary files", error, instead) from error
+
+
+def _not_written(where: Path | str, error: OSError, instead: str) -> PlanError:
+    where = "the current folder" if where == Path() else where
+    return PlanError(f"parity: {where} cannot be written: {error}. {instead}")
 
 
 def _file_name(label: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from isotrain.core.contracts.events import CommandFailed, Ready
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.launching import engine_process
 from isotrain.core.launching.driving import WORK
+from isotrain.core.parity import tracer as parity_tracer
 from isotrain.core.parity.trace import Trace
 from isotrain.core.parity.tracer import Tracer
 from isotrain.core.parity.wanted import Wanted
@@ -286,6 +288,15 @@ def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
         isotrain.launch(
             print, SPEC, backend="reference", launcher="engine", run_directory=tmp_path / "a"
         )
+    names = NameMap({f"dense-{number}": Target(f"fc{number}") for number in range(4000)})
+    with pytest.raises(isotrain.PlanError, match=r"work 'trace' has \d{6} bytes .* at most 120000"):
+        isotrain.launch(
+            Trace(2, names),
+            SPEC,
+            backend="reference",
+            launcher="engine",
+            run_directory=tmp_path / "c",
+        )
 
 
 def test_an_interrupt_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,23 +364,74 @@ def test_the_clock_of_another_host_does_not_count(
     passed = time.monotonic() - began
     for rank in raw["ranks"]:
         assert 2.0 <= rank["first_step_at"] - raw["started"] <= 2.0 + passed
+    monkeypatch.setattr(runner, "run_job", lambda *_, **__: [{"first_step_at": -1.0}])
+    with pytest.raises(isotrain.RunFailedError, match="did not say when it was ready"):
+        Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "silent")
+
+
+WANTED = Wanted(
+    "reference",
+    1,
+    "data-parallel",
+    "reference@1",
+    isotrain.load_spec(SPEC),
+    ChosenLauncher("engine"),
+)
+
+
+def tracer_of(output: Path | None) -> Tracer:
+    return Tracer(plugin_host(()), WANTED, 2, {}, output, None)
 
 
 def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
     """The second starts from what the first has left, in another precision."""
-    spec = isotrain.load_spec(SPEC)
-    chosen = ChosenLauncher("engine")
-    wanted = Wanted("reference", 1, "data-parallel", "reference@1", spec, chosen)
-    tracer = Tracer(plugin_host(()), wanted, 2, {}, tmp_path / "kept", None)
+    tracer, spec = tracer_of(tmp_path / "kept"), WANTED.spec
     with tracer.running():
-        first = tracer.trace(wanted, spec.replace(precision="float32"), "the reference")
-        second = tracer.trace(wanted, spec, "again")
+        first = tracer.trace(WANTED, spec.replace(precision="float32"), "the reference")
+        second = tracer.trace(WANTED, spec, "again")
     assert first.plan["launcher"] == second.plan["launcher"] == "engine"
     assert second.start == first.start != second.own_start
     assert [step.loss for step in second.steps] == pytest.approx(
         [step.loss for step in first.steps], rel=1e-5
     )
     assert len(sorted((tmp_path / "kept" / "fingerprints").iterdir())) == 2
+
+
+def test_a_folder_for_parity_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, f"no space for {path.name}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "touch", full)
+        refused = pytest.raises(isotrain.PlanError, match=r"no space for seen.*Give --output")
+        with refused, tracer_of(tmp_path / "kept").running():
+            pass
+    assert not [*(tmp_path / "kept").iterdir()]
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    refused = pytest.raises(isotrain.PlanError, match="the current folder cannot be written")
+    with refused, tracer_of(None).running():
+        pass
+
+
+@pytest.mark.parametrize("error", [isotrain.RunFailedError, isotrain.PlanError])
+def test_what_a_failed_run_of_parity_has_left_is_kept(
+    error: type[isotrain.IsotrainError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_job(*args: Any) -> None:
+        (args[-1].path / "rank-0.log").write_text("said last")
+        raise error("failed")
+
+    monkeypatch.setattr(parity_tracer, "run_job", run_job)
+    tracer = tracer_of(tmp_path)
+    with pytest.raises(error, match="failed"), tracer.running():
+        tracer.trace(WANTED, WANTED.spec, "")
+    (log,) = tmp_path.glob("isotrain-parity-*/1/rank-0.log")
+    assert log.read_text() == "said last"
 
 
 @pytest.mark.usefixtures("no_report")
@@ -401,6 +463,6 @@ def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
     assert told == trace
     with pytest.raises(isotrain.PlanError, match=rf"does not see {tmp_path}, where"):
         told(None)
-    for other in ('{"work": "dance"}', "[]", "measure"):
+    for other in ('{"work": "dance"}', '{"work": "measure"}', '{"work": "trace"}', "[]", "measure"):
         with pytest.raises(isotrain.PlanError, match="--work: expected what"):
             told_work(other)
