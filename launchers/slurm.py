@@ -92,6 +92,10 @@ class SlurmLauncher(EngineLauncher):
             return Usability(False, None, "there is no srun", hint)
         return Usability(True)
 
+    @property
+    def starts(self) -> bool:
+        return not self._requeue
+
     def allocation(self) -> Allocation:
         return self.allocation_in(os.environ)
 
@@ -136,7 +140,7 @@ class SlurmLauncher(EngineLauncher):
         # A rank that fails ends the others' tasks as well, and nobody waits for those that hang.
         step = ("srun", *size, "--kill-on-bad-exit=1")
         script = self._script(step, (*size, *job), command)
-        commands = () if self._requeue else ((*step, *job, *command.arguments),)
+        commands = ((*step, *job, *command.arguments),) if self.starts else ()
         # What srun cannot reach, and all that it has started where it is killed, is kept when srun is gone.
         ending = _ending(command.name, os.environ.get("SLURM_JOB_ID"))
         return Submission(commands, files={"job.sh": script}, last=(ending,))

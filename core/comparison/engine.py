@@ -32,6 +32,7 @@ from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, did_you_mean, unknown_name
+from isotrain.core.launching.engine_launcher import require_starting
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plain_records import value
 from isotrain.core.planning.launchable import require_startable
@@ -211,10 +212,12 @@ def _allocation(request: Request, spec: TrainingSpec) -> Allocation | None:
     """What the launcher has; None: this machine.
 
     Raises:
-        PlanError: It cannot start runs from here, or its options contradict each other or what there is.
+        PlanError: It cannot start runs from here, or starts none by itself, or its options
+            contradict each other or what there is.
     """
     launcher = plugin_host(spec.plugins).launcher(request.launcher.name, request.launcher.options)
     require_startable(launcher)
+    require_starting(launcher)
     return launcher.allocation()
 
 

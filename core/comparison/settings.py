@@ -64,7 +64,7 @@ class Request:
         if self.interpreters and self.launcher.name != LOCAL:
             raise PlanError(
                 f"compare: --python (interpreters= in Python): launcher {self.launcher.name!r} has every"
-                " rank run in the interpreter of this program. Leave one of the two out."
+                " rank run in one interpreter, this program's or that of its image. Leave one of the two out."
             )
 
 

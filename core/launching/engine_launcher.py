@@ -23,6 +23,11 @@ from isotrain.core.spec.training_spec import TrainingSpec
 class EngineLauncher(Launcher):
     """Has an engine start the same command on every rank; each finds its place there by itself."""
 
+    @property
+    def starts(self) -> bool:
+        """Whether it starts runs with its options; else it writes what its engine is to be given."""
+        return True
+
     @abstractmethod
     def allocation(self) -> Allocation:
         """What the engine gives: what this process was allocated, or what the options ask for.
@@ -67,11 +72,19 @@ def require_followed(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None
     Raises:
         PlanError: It is such.
     """
-    if not isinstance(launcher, EngineLauncher):
-        return
-    plugins = asked.for_workers(asked.current())
-    command = rank_command(spec, plan, plugins, Path("run").absolute(), None)
-    if not launcher.submission(command).commands:
+    require_starting(launcher)
+    if isinstance(launcher, EngineLauncher):
+        plugins = asked.for_workers(asked.current())
+        rank_command(spec, plan, plugins, Path("run").absolute(), None)
+
+
+def require_starting(launcher: Launcher) -> None:
+    """Refuses a launcher that starts nothing by itself.
+
+    Raises:
+        PlanError: It is such.
+    """
+    if isinstance(launcher, EngineLauncher) and not launcher.starts:
         raise PlanError(
             f"launcher {launcher.name!r}: with these options isotrain writes what the engine is given, and"
             " starts nothing by itself. `isotrain run --dry-run` writes it; leave them out here."

@@ -149,6 +149,7 @@ class TestSlurm:
 
     def test_a_job_that_is_started_anew_goes_on_from_its_checkpoint(self) -> None:
         launcher = SlurmLauncher(nodes=2, time="1:00:00", requeue=90)
+        assert (launcher.starts, SlurmLauncher(nodes=2).starts) == (False, True)
         saving = dataclasses.replace(COMMAND, spec_text='{"checkpoint": {"every_steps": 10}}')
         found = launcher.submission(saving)
         assert found.commands == ()
