@@ -257,12 +257,12 @@ def dropout_differs(bench: Bench) -> None:
 
 
 def draws_anew(bench: Bench) -> None:
-    """Where workers can be given slices, masks are those of a replica and a step, whoever draws."""
+    """Where workers can be given slices, masks hang on replica and step, not on earlier draws."""
     bench.restart()
-    batch, group, rank = bench.same_for_all(1, noise=1.0), bench.group, bench.session.rank
+    batch = bench.same_for_all(1, noise=1.0)
 
     def drawn(replica: int, step: int) -> list[bytes]:
-        group.draw_anew(replica, step)
+        bench.group.draw_anew(replica, step)
         gradients, _ = bench.gradients_of_all(batch)
         return [own["noisy/kernel"].tobytes() for own in gradients]
 
@@ -272,7 +272,6 @@ def draws_anew(bench: Bench) -> None:
         served = plugin_host().backend(bench.session.plan.backend).can(Served.name)
         assert Capability.SERVED_STEP not in served.has, "workers of a served run are asked to"
         return
-    group.draw_anew(rank, 0)
     assert again == first, "the same replica and step, after others: other masks"
     for mask, unlike, same in zip(first, later, other, strict=True):
         assert mask != unlike, "another step: the same mask"

@@ -7,8 +7,7 @@ and the access to named state.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -84,10 +83,10 @@ class Program:
         apart = generators_apart(spec, "tensorflow", self.model)
         self._unseeded = apart[UNSEEDED]
         self._generators = {name: generator.state for name, generator in apart.items()}
-        seeds = (v for v in others if keras_private.is_seed(getattr(v, "path", v.name)))
-        self._seeds = [*seeds, *self._generators.values()]
+        seeds = [v for v in others if keras_private.is_seed(getattr(v, "path", v.name))]
         keyed = private.generators_of(self.model)
-        self._keys = list(keyed.values())
+        self._first_seeds = _as_they_are([*seeds, *self._generators.values()], 0)
+        self._first_seeds += _as_they_are(keyed.values(), -1)
         self._generators |= keyed
         self.state = self._state_of(
             trainable,
@@ -262,12 +261,6 @@ class Program:
             moved[place] = (int(first[place]) + shift) & SEEDS
             variable.assign(moved)
 
-    @functools.cached_property
-    def _first_seeds(self) -> list[tuple[tf.Variable, int, np.ndarray]]:
-        """Generators' states, where in each its seed is, and what they are when this is first asked."""
-        seeds = [(native(v), 0) for v in self._seeds] + [(state, -1) for state in self._keys]
-        return [(variable, place, variable.numpy()) for variable, place in seeds]
-
     def draw_unseeded(self) -> None:
         """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""
         keras_private.draw_unseeded_by(self._unseeded)
@@ -308,6 +301,12 @@ class Program:
     def predict(self, inputs: Any) -> Any:
         """What the model gives in evaluation mode."""
         return self._forward(inputs)
+
+
+def _as_they_are(states: Iterable[Any], place: int) -> list[tuple[tf.Variable, int, np.ndarray]]:
+    """Generators' states, where in each its seed is, and what they are now."""
+    variables = map(native, states)
+    return [(variable, place, copies(variable)[0].numpy()) for variable in variables]
 
 
 def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:

@@ -72,9 +72,7 @@ class KerasProgram(Program):
         self._seeds_apart = {
             name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
         }
-        seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
-        seeds += self._seeds_apart.values()
-        self._first_seeds = [(seed, seed.detach().clone()) for seed in seeds]
+        self._first_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer of the variables that are updated here."""
@@ -191,6 +189,9 @@ class KerasProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
+        seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
+        seeds += self._seeds_apart.values()
+        self._first_seeds = [(seed, seed.detach().clone()) for seed in seeds]
         self._seed_shift = seed_shift(replica)
         self._begin_seeds(self._seed_shift)
 
@@ -200,7 +201,7 @@ class KerasProgram(Program):
         self._begin_seeds(shift)
 
     def _begin_seeds(self, shift: int) -> None:
-        """Moves the seeds of random layers from where the model had them."""
+        """Moves the seeds of random layers from where all replicas had them at the start."""
         with torch.no_grad():
             for seed, first in self._first_seeds:
                 seed.copy_(_moved(first, shift))

@@ -242,7 +242,9 @@ class ServedGroup(ReplicaGroup):
         return self._own.step_remarks(self._placed(batch.slices[0][0], batch))
 
     def not_carried(self) -> list[str]:
-        return self._own.not_carried()
+        habits = self._own.describe_state(("exchange",))
+        told = "how workers have come to compute, by which steps round: new ones begin as in a first step"
+        return self._own.not_carried() + [told] * bool(habits)
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

@@ -26,7 +26,8 @@ TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
     ("torch-ddp", 3): ("sgd-keras", "sgd-torch"),
     ("horovod-torch", 2): (*PORTABLE, "adam-torch"),
     ("tf-multiworker", 2): (*PORTABLE, "adam-small"),
-    **{(backend, 2): PORTABLE for backend in ("tf-mirrored", "horovod-tf")},
+    ("tf-mirrored", 2): (*PORTABLE, "adam-small"),
+    ("horovod-tf", 2): PORTABLE,
 }
 """The cases that a run's processes train one after the other, by backend and replicas; others train alone."""
 

@@ -17,7 +17,7 @@ LOOPS = (
     ("torch_ddp_native", "torch-ddp", "torch"),
     ("torch_ddp_keras", "torch-ddp", "keras"),
     ("tf_strategy", "tf-mirrored", "float32"),
-    ("tf_strategy", "tf-multiworker", "small"),
+    *(("tf_strategy", backend, "small") for backend in ("tf-mirrored", "tf-multiworker")),
     ("horovod_torch_native", "horovod-torch", "torch"),
 )
 """The script, the backend that it is the counterpart of, and the kind of model; `keras` is one that is not
@@ -25,7 +25,8 @@ replayed from a record, whose update is by other kernels than Keras'. TensorFlow
 one for the last step too, in which a replica has no samples; the other model is trained on full batches. For
 Horovod with TensorFlow, and with three replicas, see `tests/integration/test_horovod_group.py`."""
 OPTIMIZERS = {2: "adam", 3: "sgd"}
-"""By replicas: with 2 slices are even, but in the last step one replica has none; with 3 they are uneven."""
+"""By replicas: with 2 slices are even, but in the last step one replica has none, where that is trained; with
+3 they are uneven."""
 
 
 def cells() -> list[object]:

@@ -31,6 +31,7 @@ TRIED: dict[tuple[str, int], cases.Tried] = {
     ("reference", 3): dict.fromkeys(EVERY, STAGES),
     ("reference", 4): dict.fromkeys(EVERY, HYBRID),
     ("torch-ddp", 3): {
+        "momentum": ("stage 1",),
         cases.BY_NORMS: ("stage 2", "stage 3"),
         LAST: (*STAGES, "stage 3"),
     },

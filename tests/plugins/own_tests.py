@@ -23,7 +23,8 @@ def said(folder: Path, *options: str) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.chdir(folder):
         own = OF_AN_EXAMPLE if folder.is_relative_to(EXAMPLES) else ()
-        pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *own, *options])
+        code = pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *own, *options])
+    assert code == pytest.ExitCode.OK, out.getvalue()
     return out.getvalue()
 
 

@@ -107,6 +107,16 @@ def test_classes_stay_what_rounding_makes_of_them() -> None:
     assert torch.equal(module(*constants, *given), roughly(*given))
 
 
+def test_probabilities_that_were_whole_numbers_are_no_classes() -> None:
+    def marked(scores: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(scores, marks.float().double(), reduction="mean")
+
+    given = SCORES.detach().double(), (SCORES.detach() > 0).long()
+    module, constants = simplified(marked, *given)
+    faster = fast_passes.rearranged(module) or module
+    assert torch.equal(faster(*constants, *given), marked(*given))
+
+
 CONVOLVED: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, tuple[Any, ...]]] = {
     "a point": ((2, 3, 4, 4), (1, 1, 3, 5), False, (1,)),
     "a point with a bias, strided": ((2, 3, 5, 4), (1, 1, 3, 5), True, ([2, 3],)),

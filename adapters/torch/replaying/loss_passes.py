@@ -50,6 +50,8 @@ def take_classes_as_they_are(node: Node) -> bool:
     """
     if not is_call(node, aten.cross_entropy_loss.default):
         return False
+    if dtype_of(node.args[1]) != torch.int64:
+        return False  # they are probabilities
     args, scores = _all_arguments(node), shape_of(node.args[0]) or ()
     back = _converted(node.args[1])
     there = None if back is None else _converted(back)
