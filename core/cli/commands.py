@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> None:
     from isotrain.core import api
     from isotrain.core.cli import launching_commands
 
+    _require_only_work(options)
     spec = _spec_under(options)
     if options.dry_run:
         launching_commands.dry_run(spec, options)
@@ -59,6 +60,26 @@ def run(options: argparse.Namespace) -> None:
             interface=options.interface,
         ),
     )
+
+
+def _require_only_work(options: argparse.Namespace) -> None:
+    """Refuses, beside work that ranks are told to do, what is for who starts a training."""
+    if not options.work:
+        return
+    left_out = {
+        "--launcher": LOCAL,
+        "--launcher-option": [],
+        "--dry-run": False,
+        "--resume": None,
+        "--max-restarts": 0,
+        "--port": None,
+    }
+    for name, none in left_out.items():
+        if getattr(options, name.strip("-").replace("-", "_")) != none:
+            raise PlanError(
+                f"{name}: --work is told to ranks that were started already, and is no training."
+                " Leave it out."
+            )
 
 
 def resume(options: argparse.Namespace) -> None:

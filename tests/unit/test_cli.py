@@ -619,6 +619,24 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        *(["--resume", "auto"], ["--max-restarts", "1"], ["--launcher", "mpi"], ["--dry-run"]),
+        *(["--launcher-option", "nodes=2"], ["--port", "5000"]),
+    ],
+    ids=lambda more: more[0],
+)
+def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[str]) -> None:
+    work = ["--work", '{"work": "measure"}', "--json", "--mark", "M", "--run-dir", "here"]
+    found = in_process("run", "small.json", "--backend", "reference", *work, *more, folder=folder)
+    assert (found.returncode, f"{more[0]}: --work is told" in found.stdout) == (
+        ExitCode.USAGE,
+        True,
+    )
+    assert not (folder / "here").exists()
+
+
+@pytest.mark.parametrize(
     ("launcher", "program", "option", "command"),
     [
         ("slurm", "srun", "nodes=2", ["srun", "--nodes=2"]),
