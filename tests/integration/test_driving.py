@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from integration import driven_job
+from waiting import wait_until
 
 import isotrain
 from isotrain.core.cli.told_work import told_work
@@ -47,18 +48,35 @@ SPEC = {
     "epochs": 2,
     "precision": "float64",
 }
+HEEDFUL = """
+import pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.alarm(120)
+pathlib.Path(sys.argv[1], "waits").touch()
+signal.sigwait([signal.SIGTERM])
+pathlib.Path(sys.argv[1], "asked").touch()
+"""
+"""A command that ends when it is asked to; by itself after what any test takes."""
+DEAF = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1], "waits").touch()
+time.sleep(120)
+"""
+"""One that does not."""
 KILLED = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 from isotrain.core.launching.guard import Guard
-deaf = "trap 'touch $0/asked' TERM; touch $0/trapped; while :; do sleep 5; done"
-engine = subprocess.Popen(["sh", "-c", deaf, sys.argv[1]], start_new_session=True)
-guard = Guard(1.0, [["touch", sys.argv[1] + "/last"]])
+program, folder, seconds = sys.argv[1:]
+command = [sys.executable, "-I", "-S", "-c", program, folder]
+engine = subprocess.Popen(command, start_new_session=True)
+guard = Guard(float(seconds), [["touch", folder + "/last"]])
 guard.watch(engine.pid)
-while not os.path.exists(sys.argv[1] + "/trapped"):
-    pass
+while not os.path.exists(folder + "/waits"):
+    time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-"""A process that starts a command which does not end, and is killed."""
+"""A process that starts such a command, and is killed."""
 
 
 class Engine(EngineLauncher):
@@ -269,11 +287,22 @@ def test_an_engine_that_was_killed_has_left_what_it_had_started(
     assert ended.exists()
 
 
-def test_an_engine_whose_run_was_killed_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
-    """All that it has started elsewhere ends with it then; its output ends when it is gone."""
-    killed = [sys.executable, "-c", KILLED, str(tmp_path)]
+def end_with_its_run(program: str, folder: Path, seconds: float) -> None:
+    """Returns when the command is gone, for its output ends then."""
+    killed = [sys.executable, "-c", KILLED, program, str(folder), str(seconds)]
     subprocess.run(killed, stdout=subprocess.PIPE, timeout=60, check=False)
-    assert {"trapped", "asked", "last"} == {file.name for file in tmp_path.iterdir()}
+
+
+def test_an_engine_whose_run_was_killed_is_asked_to_end(tmp_path: Path) -> None:
+    """All that it has started elsewhere ends with it then."""
+    end_with_its_run(HEEDFUL, tmp_path, 60.0)
+    wait_until((tmp_path / "last").exists, 60)
+    assert {"waits", "asked", "last"} == {file.name for file in tmp_path.iterdir()}
+
+
+def test_an_engine_that_does_not_heed_it_is_killed(tmp_path: Path) -> None:
+    end_with_its_run(DEAF, tmp_path, 0.1)
+    assert (tmp_path / "waits").exists()
 
 
 def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
