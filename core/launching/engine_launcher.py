@@ -62,7 +62,7 @@ class EngineLauncher(Launcher):
 
 
 def require_followed(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None:
-    """Refuses what an engine cannot be given by name, and a launcher that starts nothing by itself.
+    """Refuses what an engine cannot be given, and a launcher that starts nothing by itself.
 
     Args:
         launcher: That is to start runs, one after the other.
@@ -75,7 +75,7 @@ def require_followed(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None
     require_starting(launcher)
     if isinstance(launcher, EngineLauncher):
         plugins = asked.for_workers(asked.current())
-        rank_command(spec, plan, plugins, Path("run").absolute(), None)
+        launcher.submission(rank_command(spec, plan, plugins, Path("run").absolute(), None))
 
 
 def require_starting(launcher: Launcher) -> None:

@@ -474,8 +474,15 @@ def test_what_cannot_go_with_a_launcher_is_refused_first(
     unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "engine"}
     with pytest.raises(isotrain.PlanError, match="2 were asked for, and engine has started 1"):
         isotrain.parity(SPEC, **unlike)
-    monkeypatch.setattr(Engine, "starts", False)
     strategies = {"backends": ["reference"], "strategies": ["data-parallel", "gossip"]}
+
+    def refuse(self: Engine, command: RankCommand) -> Submission:
+        raise isotrain.PlanError("hosts are not alike")
+
+    monkeypatch.setattr(Engine, "submission", refuse)
+    with pytest.raises(isotrain.PlanError, match="not alike"):
+        isotrain.parity(SPEC, **strategies, launcher="engine", output=tmp_path / "refused")
+    monkeypatch.setattr(Engine, "starts", False)
     for command in (isotrain.parity, isotrain.compare):
         with pytest.raises(isotrain.PlanError, match="starts nothing by itself"):
             command(SPEC, **strategies, launcher="engine", output=tmp_path / "refused")
