@@ -257,7 +257,7 @@ def dropout_differs(bench: Bench) -> None:
 
 
 def draws_anew(bench: Bench) -> None:
-    """Where workers can be given slices, masks hang on replica and step, not on earlier draws."""
+    """Masks of slices for workers hang on replica and step, not on who draws them or drew before."""
     bench.restart()
     batch = bench.same_for_all(1, noise=1.0)
 
@@ -272,6 +272,8 @@ def draws_anew(bench: Bench) -> None:
         served = plugin_host().backend(bench.session.plan.backend).can(Served.name)
         assert Capability.SERVED_STEP not in served.has, "workers of a served run are asked to"
         return
+    if len(bench.group.local_replicas) == 1:
+        assert len(set(first)) == 1, f"{len(set(first))} masks of one replica and step"
     assert again == first, "the same replica and step, after others: other masks"
     for mask, unlike, same in zip(first, later, other, strict=True):
         assert mask != unlike, "another step: the same mask"

@@ -319,7 +319,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return [UNALIKE] if any(unalike) else []
 
     def draw_anew(self, replica: int, step: int) -> None:
-        self._program.draw_anew(replica, step)
+        self._program.draw_anew(replica, step, self.local_replicas[0])
 
     def not_carried(self) -> list[str]:
         return self._program.not_carried()

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
 from isotrain.adapters.keras_losses import Losses
-from isotrain.adapters.seeds import SEEDS, seed_shift
+from isotrain.adapters.seeds import seed_shift
 from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
 from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
@@ -85,8 +84,8 @@ class Program:
         self._generators = {name: generator.state for name, generator in apart.items()}
         seeds = [v for v in others if keras_private.is_seed(getattr(v, "path", v.name))]
         keyed = private.generators_of(self.model)
-        self._first_seeds = _as_they_are([*seeds, *self._generators.values()], 0)
-        self._first_seeds += _as_they_are(keyed.values(), -1)
+        self._first_seeds = _as_they_are([*seeds, *self._generators.values()])
+        self._first_keys = _as_they_are(keyed.values())
         self._generators |= keyed
         self.state = self._state_of(
             trainable,
@@ -253,13 +252,19 @@ class Program:
         finally:
             assign_all(variables, before)
 
-    def draw_anew(self, replica: int, step: int) -> None:
-        """Draws from here on what a replica draws in a step, whatever was drawn before; not traced."""
+    def draw_anew(self, replica: int, step: int, own: int) -> None:
+        """Draws from here on what a replica draws in a step, whatever was drawn before; not traced.
+
+        Args:
+            replica: Which.
+            step: Of the run.
+            own: The replica here, by which Keras' seeds are moved where they are drawn with.
+        """
         shift = seed_shift(replica, step)
-        for variable, place, first in self._first_seeds:
-            moved = first.copy()
-            moved[place] = (int(first[place]) + shift) & SEEDS
-            variable.assign(moved)
+        for seed, first in self._first_seeds:
+            seed.assign([first[0] + shift - seed_shift(own), *first[1:]])
+        for key, first in self._first_keys:
+            key.assign([*first[:-1], first[-1] + shift])
 
     def draw_unseeded(self) -> None:
         """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""
@@ -303,10 +308,9 @@ class Program:
         return self._forward(inputs)
 
 
-def _as_they_are(states: Iterable[Any], place: int) -> list[tuple[tf.Variable, int, np.ndarray]]:
-    """Generators' states, where in each its seed is, and what they are now."""
-    variables = map(native, states)
-    return [(variable, place, copies(variable)[0].numpy()) for variable in variables]
+def _as_they_are(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:
+    """The states of generators, and what they are now."""
+    return [(each, copies(each)[0].numpy().tolist()) for each in map(native, states)]
 
 
 def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:
