@@ -36,9 +36,17 @@ def recompute(model: keras.Layer, spec: TrainingSpec, recomputed: Recomputed) ->
         recompute_layer(layer, recomputed)
 
 
-def recompute_layer(layer: keras.Layer, recomputed: Recomputed) -> None:
-    """Has one computed again in the backward pass."""
-    layer.call = _recomputed(layer, recomputed)
+def recompute_layer(
+    layer: keras.Layer, recomputed: Recomputed, block_of: Callable[..., LayerCall] | None = None
+) -> None:
+    """Has one computed again in the backward pass.
+
+    Args:
+        layer: Which.
+        recomputed: Computes a function again.
+        block_of: Makes one call of it; None: with all variables where they are.
+    """
+    layer.call = _recomputed(layer, recomputed, block_of or LayerCall)
 
 
 def chosen(model: keras.Layer, spec: TrainingSpec) -> list[keras.Layer]:
@@ -60,14 +68,16 @@ def _named(layer: keras.Layer, start: str = "") -> Iterator[tuple[str, keras.Lay
             yield from _named(part, f"{name}{_SEPARATOR}")
 
 
-def _recomputed(layer: keras.Layer, recomputed: Recomputed) -> Callable[..., Any]:
+def _recomputed(
+    layer: keras.Layer, recomputed: Recomputed, block_of: Callable[..., LayerCall]
+) -> Callable[..., Any]:
     call = layer.call
 
     @functools.wraps(call)
     def call_or_recompute(*args: Any, **kwargs: Any) -> Any:
         if not keras_private.is_training():
             return call(*args, **kwargs)
-        block = LayerCall(layer, call, (args, kwargs))
+        block = block_of(layer, call, (args, kwargs))
 
         def compute(*tensors: Any) -> list[Any]:
             return block.computed(tensors)

@@ -33,13 +33,16 @@ class PartedLayers:
     The weights of one of them are here at a time, forward and backward: each waits for the one before.
     """
 
-    def __init__(self, model: keras.Layer, weights: PartedWeights, unit_bytes: int) -> None:
+    def __init__(
+        self, model: keras.Layer, weights: PartedWeights, unit_bytes: int, is_called: bool = True
+    ) -> None:
         """Has layers join their weights as they are called.
 
         Args:
             model: The built model.
             weights: Of it.
             unit_bytes: Of the weights of a layer that is joined as a whole, where its layers allow it.
+            is_called: Whether it is always the model that is called, and not some of its layers.
         """
         self._weights = weights
         self._turns = Turns()
@@ -47,7 +50,7 @@ class PartedLayers:
         self._regularized = [each for each in weights.of_model if each.regularizer is not None]
         self._regularizers = {id(each): each.regularizer for each in self._regularized}
         self._added: set[int] = set()
-        self._units = _units(model, unit_bytes)
+        self._units = _units(model, unit_bytes, is_called)
         for layer in self._units:
             layer.call = self._joining(layer)
 
@@ -87,7 +90,8 @@ class PartedLayers:
             if id(layer) in inside:
                 return
             if not layer.trainable_variables:
-                keras_recompute.recompute_layer(layer, recomputed)
+                block_of = functools.partial(_OwnCall, weights=self._weights)
+                keras_recompute.recompute_layer(layer, recomputed, block_of)
                 return
             for part in keras_private.parts_of(layer):
                 compute_again(part)
@@ -156,7 +160,20 @@ class PartedLayers:
             )
 
 
-class _JoiningCall(keras_recompute.LayerCall):
+class _OwnCall(keras_recompute.LayerCall):
+    """One call of a layer that reads no weights of others."""
+
+    def __init__(
+        self, layer: keras.Layer, call: Callable[..., Any], given: Any, weights: PartedWeights
+    ) -> None:
+        super().__init__(layer, call, given)
+        self._parted = weights
+
+    def _scope(self, values: Sequence[tuple[keras.Variable, Any]]) -> keras.StatelessScope:
+        return _Own(self._parted, values)
+
+
+class _JoiningCall(_OwnCall):
     """One call of a layer, of whose weights the parts are given."""
 
     def __init__(
@@ -167,8 +184,7 @@ class _JoiningCall(keras_recompute.LayerCall):
         weights: PartedWeights,
         penalties: dict[int, Callable[[Any], Any]],
     ) -> None:
-        super().__init__(layer, call, given)
-        self._parted = weights
+        super().__init__(layer, call, given, weights)
         self._penalties = penalties
         self._trained = [weights.place_of(variable) for variable in self._trainable]
 
@@ -188,9 +204,6 @@ class _JoiningCall(keras_recompute.LayerCall):
                 " computed again in the backward pass, and would do so a second time. Take stage 1 or 2."
             )
         return [*results, *(penalty(whole[place]) for place, penalty in self._penalties.items())]
-
-    def _scope(self, values: Sequence[tuple[keras.Variable, Any]]) -> keras.StatelessScope:
-        return _Own(self._parted, values)
 
     def _refusal(self) -> str:
         return (
@@ -213,8 +226,9 @@ class _Own(keras.StatelessScope):
         found = super().get_current_value(variable)
         if found is None and self._weights.has(variable):
             raise SpecError(
-                f"strategy sharded: the weight {variable.path} is read past the layer that it belongs to, and"
-                " with stage=3 it is joined for that layer alone. Take stage 1 or 2."
+                f"strategy sharded: the weight {variable.path} is read past the layer that it belongs to, or"
+                " is joined with, and with stage=3 it is joined for that layer alone. Give a smaller"
+                " bucket_megabytes where an objective calls a part of that layer, or take stage 1 or 2."
             )
         return found
 
@@ -238,8 +252,8 @@ class _Reading(_Own):
             native(variable).assign(tf.cast(value, variable.dtype))
 
 
-def _units(model: keras.Layer, unit_bytes: int) -> list[keras.Layer]:
-    """The layers that are joined as a whole: the largest that are no larger.
+def _units(model: keras.Layer, unit_bytes: int, is_called: bool) -> list[keras.Layer]:
+    """The layers that are joined as a whole: the largest that are no larger; the model only if it is called.
 
     One that has trained weights of its own, or calls those inside of it in a loop, is not divided.
     """
@@ -252,6 +266,7 @@ def _units(model: keras.Layer, unit_bytes: int) -> list[keras.Layer]:
         inside = {id(variable) for part in parts for variable in part.trainable_variables}
         has_own = any(id(variable) not in inside for variable in weights)
         fits = sum(map(nbytes, map(native, weights))) <= unit_bytes
+        fits = fits and (is_called or layer is not model)
         if fits or has_own or isinstance(layer, _UNDIVIDED):
             found[id(layer)] = layer
             return

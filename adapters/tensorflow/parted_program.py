@@ -67,7 +67,8 @@ class PartedProgram(Program):
         self._start_alike()
         self.weights = PartedWeights(trainable, self._exchange, self._mesh)
         self._values = self.weights.parts
-        self._layers = PartedLayers(self.model, self.weights, self._unit_bytes)
+        is_called = spec.objective is None  # which may call some of its layers
+        self._layers = PartedLayers(self.model, self.weights, self._unit_bytes, is_called)
         self._layers.recompute(self.model, spec)
         return PartedUpdate(spec, self.weights)
 

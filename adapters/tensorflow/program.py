@@ -264,7 +264,7 @@ class Program:
         for seed, first in self._first_seeds:
             seed.assign([first[0] + shift - seed_shift(own), *first[1:]])
         for key, first in self._first_keys:
-            key.assign([*first[:-1], first[-1] + shift])
+            key.assign([*first[:-1], (first[-1] + shift) % 2**63])
 
     def draw_unseeded(self) -> None:
         """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""

@@ -27,12 +27,12 @@ def send(number, groups):
 if seconds and groups:
     import subprocess, time
     groups = send(signal.SIGTERM, groups)
+    deadline = time.monotonic() + seconds
     for command in last:
         try:
             subprocess.run(command, timeout=seconds)
         except (OSError, subprocess.TimeoutExpired):
             pass
-    deadline = time.monotonic() + seconds
     # one that is gone is not sent to again: its number may be another's by then
     while (groups := send(0, groups)) and time.monotonic() < deadline:
         time.sleep(0.1)

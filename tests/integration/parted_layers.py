@@ -38,13 +38,14 @@ class Adding(keras.layers.Layer):  # type: ignore[misc]
 
 
 def unusual_model() -> Any:
-    """Layers that are shared, lie inside others, move, draw, mask, and add losses."""
+    """Layers that are shared, lie inside others, recur, move, draw, mask, and add losses."""
     layers = keras.layers
     words = keras.Input((3,), dtype="int32")
     shared = layers.Dense(4, activation="tanh", kernel_regularizer="l1", name="shared")
     embedded = layers.Embedding(5, 4, mask_zero=True)(words)
     added = layers.add([shared(layers.Activation("tanh")(embedded)), shared(embedded)])
-    pooled = layers.BatchNormalization()(layers.GlobalAveragePooling1D()(added))
+    summed = layers.add([layers.GlobalAveragePooling1D()(added), layers.SimpleRNN(4)(embedded)])
+    pooled = layers.BatchNormalization()(summed)
     inner = keras.Input((4,))
     block = keras.Model(inner, layers.Dropout(0.5)(Adding()(inner)), name="block")
     outputs = layers.Dropout(0.5)(block(pooled))
@@ -169,6 +170,7 @@ TRIED: dict[str, Callable[[Any], Any]] = {
     "sets": lambda first: Called(_sets, first),
     "reads past": lambda first: Called(_reads_past, first),
     "reads outside": lambda first: Holding(_reads_outside, first, regularized=False),
+    "reads outside, again": lambda first: Holding(_reads_outside, first, regularized=False),
     "branches": lambda first: Holding(_branches, first, regularized=False),
     "draws": lambda first: Called(_draws, first),
     "draws unseeded": lambda first: Called(_draws_unseeded, first),
@@ -176,23 +178,29 @@ TRIED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def refusals() -> dict[str, str]:
+AGAIN = ("reads outside, again",)
+"""With `recompute`, by which a layer without weights is called otherwise."""
+
+
+def refusals(spec: TrainingSpec) -> dict[str, str]:
     """What is said of layers that cannot be computed with weights that lie in parts; nothing of others."""
-    found = {}
+    found, again = {}, spec.replace(recompute="*")
     for name, make in TRIED.items():
         first = keras.layers.Dense(2, name="first")
         model = keras.Sequential([keras.Input((2,)), first, make(first)])
         try:
             require_apt({variable.path: variable for variable in model.trainable_variables})
-            tf.function(_forward(model), autograph=False).get_concrete_function()
+            recomputing = again if name in AGAIN else spec.replace(recompute=None)
+            tf.function(_forward(model, recomputing), autograph=False).get_concrete_function()
         except IsotrainError as error:
             found[name] = str(error)
     return found
 
 
-def _forward(model: Any) -> Callable[[], Any]:
+def _forward(model: Any, spec: TrainingSpec) -> Callable[[], Any]:
     weights = PartedWeights(model.trainable_variables, SingleReplica(), Mesh({SHARD: 1}))
     layers = PartedLayers(model, weights, unit_bytes=1)
+    layers.recompute(model, spec)
 
     def forward() -> Any:
         with layers.reading():

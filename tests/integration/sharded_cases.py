@@ -405,7 +405,7 @@ def _joined_by_layers(session: Session) -> dict[str, Any]:
     return {
         **found,
         "unusual": parted_layers.unusual(session.spec),
-        "refusals": parted_layers.refusals(),
+        "refusals": parted_layers.refusals(session.spec),
     }
 
 
