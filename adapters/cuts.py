@@ -46,3 +46,12 @@ class Cut:
         offset = [0] * len(self.shape)
         offset[self.axis] = sum(self.lengths[:place])
         return offset
+
+
+def sizes_of(cuts: Sequence[Cut]) -> list[int]:
+    """How many numbers each replica has of some tensors.
+
+    Args:
+        cuts: Of the tensors, all into as many parts.
+    """
+    return [sum(cut.numbers(place) for cut in cuts) for place in range(cuts[0].parts)]

@@ -5,11 +5,26 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import keras
 
 from isotrain.plugin import SpecError
+
+
+@contextlib.contextmanager
+def named_like(path: str) -> Iterator[str]:
+    """Within it, a variable that is given the name that comes of this has a weight's path, and so its slots.
+
+    Args:
+        path: Of the weight.
+    """
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as within:
+        for scope in scopes:
+            within.enter_context(keras.name_scope(scope))
+        yield name
 
 
 def require_apt(weights: Mapping[str, keras.Variable]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.cuts import Cut
-from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.cuts import Cut, sizes_of
+from isotrain.adapters.keras_apart import named_like
+from isotrain.adapters.tensorflow.exchange import Exchange, plan_buckets
 from isotrain.adapters.tensorflow.state import native
-from isotrain.adapters.tensorflow.variables import nbytes, value_of
+from isotrain.adapters.tensorflow.variables import value_of
 from isotrain.plugin import DATA, SHARD, Mesh
 
 
@@ -96,7 +96,7 @@ class PartedWeights:
     def trace_gathering(self, unit_bytes: int) -> None:
         """Gives the variables of the model all weights, so many bytes at a time, while this is traced."""
         before: list[tf.Operation] = []
-        for places in self._units(unit_bytes):
+        for places in plan_buckets(self._whole, unit_bytes):
             with tf.control_dependencies(before):
                 own = [value_of(self.parts[place]) for place in places]
                 joined = self._joined(places, *own)
@@ -108,18 +108,6 @@ class PartedWeights:
     def gathered(self) -> None:
         """Notes that all weights are here."""
         self._is_whole = True
-
-    def _units(self, unit_bytes: int) -> list[list[int]]:
-        units: list[list[int]] = []
-        filled = unit_bytes
-        for place, weight in enumerate(self._whole):
-            size = nbytes(weight)
-            if filled + size > unit_bytes:
-                units.append([])
-                filled = 0
-            units[-1].append(place)
-            filled += size
-        return units
 
     def joined(self, places: Sequence[int], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Weights, joined of what each replica has; their gradients become those of the parts.
@@ -146,7 +134,7 @@ class PartedWeights:
 
     def _joined(self, places: Sequence[int], *own: tf.Tensor) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(part, [-1]) for part in own], axis=0)
-        sizes = self._sizes(places)
+        sizes = sizes_of([self.cuts[place] for place in places])
         whole = self._exchange.join_parts(flat, sizes, self._within)
         of_each = [
             tf.split(of_replica, [self.cuts[place].numbers(replica) for place in places])
@@ -163,7 +151,7 @@ class PartedWeights:
         ]
         of_each = [part for parts in zip(*parted, strict=True) for part in parts]
         vector = tf.concat([tf.reshape(part, [-1]) for part in of_each], axis=0)
-        sizes = self._sizes(places)
+        sizes = sizes_of([self.cuts[place] for place in places])
         own, proof = self._exchange.sum_parts(vector, sizes, self._within)
         self.proofs.append(proof)
         if self._same and sizes[self.place]:
@@ -174,11 +162,6 @@ class PartedWeights:
             tf.reshape(mean, self.cuts[place].shape_of(self.place))
             for place, mean in zip(places, means, strict=True)
         ]
-
-    def _sizes(self, places: Sequence[int]) -> list[int]:
-        """How many numbers of some weights each replica has."""
-        replicas = range(self.cuts[places[0]].parts)
-        return [sum(self.cuts[place].numbers(each) for place in places) for each in replicas]
 
 
 def _joined(cut: Cut, parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -194,8 +177,5 @@ def _set(variable: tf.Variable, value: tf.Tensor) -> Any:
 
 def _variable(path: str, part: tf.Tensor) -> keras.Variable:
     """A variable of a part of a weight, under the name of the weight, which slots are named after."""
-    *scopes, name = path.split("/")
-    with contextlib.ExitStack() as within:
-        for scope in scopes:
-            within.enter_context(keras.name_scope(scope))
+    with named_like(path) as name:
         return keras.Variable(part, dtype=part.dtype.name, name=name)

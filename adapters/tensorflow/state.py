@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from isotrain.adapters import portable
 from isotrain.adapters.tensorflow.private import copies
+from isotrain.adapters.tensorflow.variables import nbytes
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 
@@ -107,8 +108,7 @@ def native(variable: Any) -> tf.Variable:
 
 
 def _described(variable: tf.Variable) -> StateInfo:
-    nbytes = variable.shape.num_elements() * variable.dtype.size
-    return StateInfo(tuple(variable.shape), variable.dtype.name, nbytes)
+    return StateInfo(tuple(variable.shape), variable.dtype.name, nbytes(variable))
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.keras_apart import require_apt
+from isotrain.adapters.keras_apart import named_like, require_apt
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.keras_reading import reading
@@ -180,8 +180,5 @@ def units_of(variables: Sequence[keras.Variable], unit_bytes: int) -> list[list[
 
 def _variable(path: str, part: torch.Tensor) -> keras.Variable:
     """A variable of a part of a weight, under the name of the weight, which slots are named after."""
-    *scopes, name = path.split("/")
-    with contextlib.ExitStack() as within:
-        for scope in scopes:
-            within.enter_context(keras.name_scope(scope))
+    with named_like(path) as name:
         return keras.Variable(nn.Parameter(part), name=name)

@@ -185,7 +185,7 @@ class PartedWeights:
     def _joined(self, unit: int) -> list[torch.Tensor]:
         places = self._units[unit]
         own = torch.cat([self.parts[place].detach().reshape(-1) for place in places])
-        sizes = self._sizes(places)
+        sizes = cuts.sizes_of([self._cuts[place] for place in places])
         whole = self._exchange.join_parts(own, sizes, self._within)
         of_each = [
             of_replica.split([self._cuts[place].numbers(replica) for place in places])
@@ -193,11 +193,6 @@ class PartedWeights:
         ]
         pieces = zip(places, zip(*of_each, strict=True), strict=True)
         return [self._cuts[place].joined(parts) for place, parts in pieces]
-
-    def _sizes(self, places: Sequence[int]) -> list[int]:
-        """How many numbers of a unit each replica has."""
-        replicas = range(self._cuts[places[0]].parts)
-        return [sum(self._cuts[place].numbers(each) for place in places) for each in replicas]
 
     def _reduced(
         self, replica: TorchReplica, gradients: list[torch.Tensor], *, static: Sequence[int]
@@ -209,7 +204,8 @@ class PartedWeights:
         vector = torch.cat(
             [part.reshape(-1) for each in zip(*parted, strict=True) for part in each]
         )
-        own = self._exchange.sum_parts(vector, self._sizes(static), self._within)
+        sizes = cuts.sizes_of([self._cuts[place] for place in static])
+        own = self._exchange.sum_parts(vector, sizes, self._within)
         if self._same:
             own = self._exchange.sum_within(own, self._same)
         means = (own / replica.replicas).split([self.parts[place].numel() for place in static])
