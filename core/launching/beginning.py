@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-_START = (
-    "import json, sys; inherited = json.loads(sys.argv.pop());"
-    " start = json.loads(sys.stdin.buffer.readline());"
-    " sys.path[:] = start['path']; sys.argv[:] = start['argv'];"
-    " from isotrain.core.running.worker import main; main(*inherited)"
-)
+from isotrain.core.system.new_interpreter import command_line
+
+_MAIN = "isotrain.core.running.worker:main"
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class FreshProcess:
         """Starts it."""
         stdin, stdout, stderr = beginning.streams
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, str(list(beginning.inherited))],
+            command_line(_MAIN, *beginning.inherited),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

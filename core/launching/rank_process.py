@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +29,7 @@ from isotrain.core.launching.lines import Lines
 from isotrain.core.launching.members import members
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
+from isotrain.core.system.new_interpreter import first_line
 
 _SWEEPS = 3
 
@@ -81,9 +80,7 @@ class RankProcess:
             undoing.pop_all()
         os.close(self._writing)
         self._writing = -1
-        start = {"path": sys.path, "argv": sys.argv}  # the run's modules may read it on import
-        first_line = json.dumps(start).encode() + b"\n"
-        parts = (feed, first_line, payload.stream)
+        parts = (feed, first_line(), payload.stream)
         threading.Thread(target=_feed, args=parts, daemon=True).start()
         return self._process.pid
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -23,11 +22,9 @@ from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import Beginning
 from isotrain.core.launching.effort import effort
 from isotrain.core.system.last_words import last_words
+from isotrain.core.system.new_interpreter import command_line, first_line
 
-_START = (
-    "import json, sys; order = json.loads(sys.argv.pop()); sys.path.append(order.pop('home'));"
-    " from isotrain.core.launching.template_process import main; main(**order)"
-)
+_MAIN = "isotrain.core.launching.template_process:main"
 _HOME = str(Path(sys.modules["isotrain"].__path__[0]).parent)
 _LOOK_SECONDS = 0.2
 _EFFORT_SECONDS = 0.05
@@ -87,16 +84,19 @@ class Template:
     def _started(
         self, door: int, imports: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        order = {"home": _HOME, "door": door, "launcher": os.getpid(), "imports": list(imports)}
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, json.dumps(order)],
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            command_line(_MAIN, door, os.getpid(), list(imports)),
+            stdin=subprocess.PIPE,
             stdout=self._said,
             stderr=self._said,
             env={**variables, VARIABLE: _ROOM},
             pass_fds=[door],
             start_new_session=True,
         )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as told:
+            told.write(first_line(beside=[_HOME], argv=["-c"]))
+        return process
 
     @property
     def pid(self) -> int:

@@ -21,6 +21,7 @@ from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.launching.beginning import code_of
 from isotrain.core.plugins.host import BUILTINS
+from isotrain.core.system.new_interpreter import take_over
 from isotrain.core.system.own_interpreter import is_of_interpreter
 
 _OWN_IMPORTS = (
@@ -166,9 +167,7 @@ class _Template:
             _take_over(descriptors[:_STREAMS], {**variables, **self._set_by_imports}, folder)
             os.write(sys.stderr.fileno(), self._said)
             gc.enable()
-            start = json.loads(sys.stdin.buffer.readline())
-            sys.path[:] = start["path"]
-            sys.argv[:] = start["argv"]
+            take_over(json.loads(sys.stdin.buffer.readline()))
             importlib.invalidate_caches()
             importlib.import_module("isotrain.core.running.worker").main(*inherited)
         except BaseException:

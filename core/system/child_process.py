@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -18,17 +17,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from isotrain.core.system.last_words import last_words, signal_name
+from isotrain.core.system.new_interpreter import command_line, first_line, named
 from isotrain.core.system.own_interpreter import is_of_interpreter
 from isotrain.core.system.whole_file import write_whole
 
 END_SECONDS = 10.0
 """What a process has to end by itself before it is killed."""
-_PROGRAM = (
-    "import json, sys; call = json.loads(sys.stdin.buffer.readline());"
-    " sys.path[:] = [*(sys.path if call['is_elsewhere'] else ()), *call['path']];"
-    " sys.argv[:] = call['argv'];"
-    " from isotrain.core.system.child_process import main; main(call)"
-)
+_MAIN = "isotrain.core.system.child_process:main"
 
 
 class ChildRaisedError(Exception):
@@ -93,22 +88,15 @@ class ChildProcess:
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python or sys.executable, "-P", "-c", _PROGRAM],
+                command_line(_MAIN, python=python),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(variables or {})},
                 start_new_session=True,
             )
-        call = {
-            "function": function,
-            "value": value,
-            "answer": str(self._answer),
-            "is_elsewhere": python is not None,
-            "argv": sys.argv,
-            "path": sys.path if python is None else _own_folders(),
-        }
-        self._tell(json.dumps(call).encode() + b"\n")
+        beside = None if python is None else _own_folders()
+        self._tell(first_line(function, value, str(self._answer), beside=beside))
 
     def _tell(self, call: bytes) -> None:
         """Hands the call over; the pipe stays open, and its end tells that this process is gone."""
@@ -175,7 +163,7 @@ def _own_folders() -> Sequence[str]:
     return [each for each in map(os.path.abspath, sys.path) if not is_of_interpreter(each)]
 
 
-def main(call: Mapping[str, Any]) -> NoReturn:
+def main(function: str, value: Any, answer: str) -> NoReturn:
     """The child's program: calls the function, writes its answer whole, and ends."""
     signal.signal(signal.SIGTERM, _unwind)
     is_orphan = threading.Event()
@@ -183,7 +171,7 @@ def main(call: Mapping[str, Any]) -> NoReturn:
         target=_end_with_the_caller, args=(_take_stdin(), is_orphan), daemon=True
     ).start()
     try:
-        write_whole(Path(call["answer"]), json.dumps(_attempt(call), default=str))
+        write_whole(Path(answer), json.dumps(_attempt(function, value), default=str))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -220,10 +208,9 @@ def _end_group() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _attempt(call: Mapping[str, Any]) -> dict[str, Any]:
-    module, _, name = call["function"].partition(":")
+def _attempt(function: str, value: Any) -> dict[str, Any]:
     try:
-        return {"returned": getattr(importlib.import_module(module), name)(call["value"])}
+        return {"returned": named(function)(value)}
     except Exception as error:
         traceback.print_exc()
         return {"raised": type(error).__name__, "message": str(error)}

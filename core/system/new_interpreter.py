@@ -1,0 +1,69 @@
+"""What a new interpreter is started with to go on with a function, and is told in its first line of input.
+
+That has the path and the arguments which modules of a person may read when they are imported. What it is
+not to share with everybody who looks at a command line comes that way too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PROGRAM = (
+    "import json, sys; told = json.loads(sys.stdin.buffer.readline());"
+    " told['path'][:0] = sys.path if told['is_beside'] else (); sys.path[:] = told['path'];"
+    " from isotrain.core.system.new_interpreter import main; main(told)"
+)
+
+
+def command_line(function: str, *given: Any, python: str | None = None) -> list[str]:
+    """What starts an interpreter that calls a function once it was told its first line.
+
+    Args:
+        function: `module:name`; seen by everybody on this machine, as is what it is given.
+        given: Its first arguments, of JSON.
+        python: Another environment's interpreter; None: this one.
+    """
+    return [python or sys.executable, "-P", "-c", _PROGRAM, function, json.dumps(given)]
+
+
+def first_line(
+    *given: Any, beside: Sequence[str] | None = None, argv: Sequence[str] | None = None
+) -> bytes:
+    """What it is told.
+
+    Args:
+        given: The function's further arguments, of JSON.
+        beside: Where modules are found too that are not where it finds them by itself; None: they are
+            found where this program finds them, and nowhere else.
+        argv: Its `sys.argv`; None: this program's.
+    """
+    told = {
+        "path": list(sys.path if beside is None else beside),
+        "is_beside": beside is not None,
+        "argv": list(sys.argv if argv is None else argv),
+        "given": given,
+    }
+    return json.dumps(told).encode() + b"\n"
+
+
+def main(told: Mapping[str, Any]) -> None:
+    """Goes on with the function of the command line, once modules are found."""
+    function, given = sys.argv[1:]
+    take_over(told)
+    named(function)(*json.loads(given), *told["given"])
+
+
+def take_over(told: Mapping[str, Any]) -> None:
+    """Has modules find the path and the arguments that were told; also in a process that was forked."""
+    sys.path[:] = told["path"]
+    sys.argv[:] = told["argv"]
+
+
+def named(function: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
