@@ -13,28 +13,63 @@ from isotrain.adapters.torch.program import Objective
 class CarriedLoss(nn.Module):
     """An objective with one more parameter, whose gradient is the loss: what averages gradients averages it.
 
-    The parameter stays 0, so neither the loss nor its other gradients change.
+    The parameter stays 0, so neither the loss nor its other gradients change. It gets its gradient after all
+    others.
     """
 
-    def __init__(self, objective: Objective, device: torch.device, dtype: torch.dtype) -> None:
+    objective: Objective
+
+    def __init__(
+        self, objective: Objective, device: torch.device, dtype: torch.dtype, *, at_end: bool
+    ) -> None:
         """Wraps an objective.
 
         Args:
             objective: Gives loss and predictions, as `Program.objective` does.
             device: Of the parameter.
             dtype: Of the parameter: that of the others, to travel in one message with them.
+            at_end: Whether it comes after the others in the order of parameters, too.
         """
         super().__init__()
-        self.objective = objective
         # of one dimension: torch's PowerSGD takes no parameters without any
-        self.carrier = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        carrier = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        # a module of its own: parameters of this one come before those of what is in it
+        modules = {"objective": objective, "carrying": nn.ParameterList([carrier])}
+        for name, module in modules.items() if at_end else reversed(modules.items()):
+            self.add_module(name, module)
+        self._carrier = (carrier,)  # in a tuple, torch finds it once
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """As the objective."""
+        (carrier,) = self._carrier
+        held = carrier.reshape(())  # before the rest: gradients come in the reverse order
         loss, predictions = self.objective(inputs, targets)
-        return torch.addcmul(loss, self.carrier.reshape(()), loss.detach()), predictions
+        return torch.addcmul(loss, held, loss.detach()), predictions
 
     def taken(self) -> torch.Tensor | None:
         """What the backward passes since the last call, and the exchange after them, have made of it."""
-        mean, self.carrier.grad = self.carrier.grad, None
+        (carrier,) = self._carrier
+        mean, carrier.grad = carrier.grad, None
         return None if mean is None else mean.reshape(()).clone()
+
+    def leaves_sums(self, replicas: int, bucket_mib: float) -> bool:
+        """Whether gradients with which it travels are added up in the same order as without it.
+
+        Gloo's ring cuts a message into two segments for each replica, in each of which another one begins the
+        sums. One more number at the end makes them longer only where the others fill them all.
+
+        Args:
+            replicas: That exchange.
+            bucket_mib: At which DistributedDataParallel closes its first bucket. Smaller gradients lie in
+                one; of larger ones it is known only after a step which are in the last.
+        """
+        if any(getattr(module, "sparse", False) for module in self.objective.modules()):
+            return False  # sparse gradients travel apart
+        (carrier,) = self._carrier
+        beside = [
+            weight.numel()
+            for weight in self.objective.parameters()
+            if weight.requires_grad and weight.dtype == carrier.dtype
+        ]
+        fits = sum(beside) * carrier.element_size() < bucket_mib * (1 << 20)
+        return fits and sum(beside) % (2 * replicas) != 0

@@ -31,6 +31,8 @@ from isotrain.plugin import (
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 _ARRANGED = "arranged"
 _POWERSGD = "powersgd/"
+_BUCKET_MIB = 1
+"""At which DistributedDataParallel closes its first bucket, unless it is told another size of buckets."""
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
 }
@@ -61,12 +63,23 @@ class DDPExchange(ProcessGroupExchange):
             self._share_weights(program)
             self.module = program.objective.forward
             return
-        unused = ("find_unused_parameters", "static_graph")
-        self._expects_all = not any(self._options[name] for name in unused)
-        self._loss = CarriedLoss(program.objective, self._device, _widest(program))
-        # One more element moves the places at which Gloo's ring begins another sum: the order of the terms,
-        # and with it the last bits. Two have no order, and three shall have that of a loop by hand.
-        self._carries = self.replicas != 3 or self._device.type != "cpu"
+        unused, static = (
+            self._options[name] for name in ("find_unused_parameters", "static_graph")
+        )
+        self._expects_all = not (unused or static)
+        # Buckets are filled in the order in which gradients come, or else in that of parameters, of which
+        # the first are exchanged last.
+        as_they_come = static or not unused
+        self._loss = CarriedLoss(
+            program.objective, self._device, _widest(program), at_end=as_they_come
+        )
+        # Two terms have no order; of more, all replicas' sums shall have that of a loop by hand.
+        bucket = min(_BUCKET_MIB, self._options.get("bucket_cap_mb", _BUCKET_MIB))
+        self._carries = (
+            self.replicas <= 2
+            or self._device.type != "cpu"
+            or (as_they_come and self._loss.leaves_sums(self.replicas, bucket))
+        )
         self.module = DistributedDataParallel(
             self._loss if self._carries else program.objective,
             device_ids=self._device_ids,

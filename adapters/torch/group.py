@@ -204,14 +204,28 @@ class TorchReplicaGroup(ReplicaGroup):
             self._update_weights()
         return mean()
 
-    def _local_gradients(self, shares: Shares) -> Wait:
-        """Leaves this replica's gradients in `.grad`; starts the mean of the losses."""
+    def _local_gradients(
+        self,
+        shares: Shares,
+        each: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Wait:
+        """Leaves this replica's gradients in `.grad`; the mean of the losses travels while the last are made.
+
+        Args:
+            shares: Of the slices.
+            each: Around the passes of each slice.
+        """
         self.program.zero_gradients()
+        module, last = self.program.objective, len(shares.pieces) - 1
         share: torch.Tensor | None = None
-        for index in range(len(shares.pieces)):
-            share = self._backward(shares, index, self.program.objective, share)
-        assert share is not None
-        return self.exchange.begin_mean(share)
+        for index in range(last):
+            with each():
+                share = self._backward(shares, index, module, share)
+        with each():
+            loss, own = self._forward(shares, last, module)
+            mean = self.exchange.begin_mean(_add(share, own))
+            self.program.backward(loss)
+        return mean
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         shares = Shares(batch.slices[0], self.program, self.exchange)
@@ -250,16 +264,12 @@ class TorchReplicaGroup(ReplicaGroup):
     ) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         bucketed = BucketedGradients(self.program, self._replica, reduction)
         shares = Shares(batch.slices[0], self.program, self.exchange)
-        self.program.zero_gradients()
-        share: torch.Tensor | None = None
-        for index in range(len(shares.pieces)):
-            taking = bucketed.while_they_come() if reduction.each_slice else nullcontext()
-            with taking:
-                share = self._backward(shares, index, self.program.objective, share)
+        mean = self._local_gradients(
+            shares, bucketed.while_they_come if reduction.each_slice else nullcontext
+        )
         if not reduction.each_slice:
             bucketed.take_all()
-        assert share is not None
-        return [bucketed.kept], self.exchange.begin_mean(share)()
+        return [bucketed.kept], mean()
 
     def update_own(
         self,

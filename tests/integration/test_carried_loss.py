@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import isotrain
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +36,16 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
     return draw.random((25, 4)).astype("f4"), draw.integers(3, size=25)
 
 
-def trained(session: isotrain.Session, reads: bool) -> tuple[list[float], int]:
-    """The losses, read at the end or by rank 0 as they come; and how many all-reduces Python asked for."""
+def trained(
+    session: isotrain.Session, reads: bool, seen: list[Any] | None = None
+) -> tuple[list[float], int]:
+    """The losses, read at the end or by rank 0 as they come; and how many all-reduces Python asked for.
+
+    Args:
+        session: Of the run.
+        reads: Whether rank 0 reads each loss at once.
+        seen: Where to keep the batches.
+    """
     import torch.distributed as dist
 
     asked = []
@@ -49,15 +59,17 @@ def trained(session: isotrain.Session, reads: bool) -> tuple[list[float], int]:
     losses = []
     for batch in session.batches():
         losses.append(session.step(batch))
+        if seen is not None:
+            seen.append(batch)
         if reads and session.is_main:
             assert np.isfinite(float(losses[-1]))
     dist.all_reduce = right
     return [float(loss) for loss in losses], len(asked)
 
 
-def launched(folder: Path, replicas: int, reads: bool = False, **changes: Any) -> Any:
+def launched(folder: Path, replicas: int, **changes: Any) -> Any:
     return isotrain.launch(
-        functools.partial(trained, reads=reads),
+        functools.partial(trained, reads=True),
         {**SPEC, "model": {"torch": network}, "data": samples, **changes},
         backend="torch-ddp",
         replicas=replicas,
@@ -78,9 +90,67 @@ def test_no_collective_for_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     np.testing.assert_allclose(ours, alone, rtol=precision)
 
 
-def test_four_replicas_have_none_for_it_either(tmp_path: Path) -> None:
-    (alone, _), *_ = launched(tmp_path / "alone", 1)
-    found = launched(tmp_path / "four", 4, reads=True)
-    assert [asked for _, asked in found] == [0] * 4
-    assert all(losses == found[0][0] for losses, _ in found)
-    np.testing.assert_allclose(found[0][0], alone, rtol=1e-5)
+SIZES = {
+    "56": (8, False, False),
+    "63": (9, False, False),
+    "66": (9, False, True),
+    "75": (9, True, True),
+    "280007, more than a bucket": (40001, False, False),
+}
+"""Numbers of weights, and of what layers: inner width, and whether the first and the last have a bias."""
+ALONE = {
+    3: {"66", "280007, more than a bucket"},
+    4: {"56", "280007, more than a bucket"},
+}
+"""By replicas, the sizes with which the loss goes by itself: they are multiples of twice the replicas, so
+that one number more would move the borders of a ring's segments; or the last bucket is not known before."""
+
+
+def sized(width: int, first: bool, last: bool) -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(4, width, bias=first), nn.ReLU(), nn.Linear(width, 3, bias=last))
+
+
+def cross_entropy(targets: Any, logits: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits, targets)
+
+
+def as_by_hand(session: isotrain.Session, name: str) -> tuple[list[float], int, bool]:
+    """As `trained`; and whether a loop by hand in the same processes comes to the same weights."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(
+        copy.deepcopy(session.group.model), gradient_as_bucket_view=True
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=SPEC["optimizer"]["lr"])
+    batches = []
+    losses, asked = trained(session, reads=True, seen=batches)
+    for batch in batches:
+        ((piece,),) = batch.slices
+        optimizer.zero_grad()
+        (cross_entropy(piece.targets, model(piece.inputs)) * piece.weight).backward()
+        optimizer.step()
+    pairs = zip(session.group.model.parameters(), model.parameters(), strict=True)
+    return losses, asked, all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("replicas", [3, 4])
+def test_sums_are_those_of_a_loop_by_hand(replicas: int) -> None:
+    specs = {
+        name: {
+            **SPEC,
+            "model": {"torch": functools.partial(sized, *layers)},
+            "loss": {"torch": cross_entropy},
+            "data": samples,
+        }
+        for name, layers in SIZES.items()
+    }
+    found = launched_in_turn(specs, as_by_hand, "torch-ddp", replicas)
+    for name, (losses, asked, same) in found[0].items():
+        assert same, name
+        assert asked == (len(losses) if name in ALONE[replicas] else 0), name
+        assert all(list(each[name]) == list(found[0][name]) for each in found), name
