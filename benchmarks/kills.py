@@ -9,12 +9,12 @@ newest checkpoint of which the run had told that it is complete, or a newer one.
 * else the interval, and what was trained while the next checkpoint was written: an interval more at most, as
   no checkpoint is begun before the one before is complete.
 
-Seconds are from the kill until a step is done.
+Seconds are from the kill until a step is done. With `--record` portable models are replayed on torch.
 
-`python -m benchmarks.kills [--backend NAME ...] [--strategy NAME[,OPTION=VALUE...] ...] [--wait] [--kills N]
-[--steps N] [--seed N]`: so many steps for each kill; with few, a run ends before it was killed so often. Many
-kills can be had in parts, each with a seed of its own. One line is printed for each strategy on each backend;
-the exit code is 1 if any lost more than it may, ended as another run, or failed.
+`python -m benchmarks.kills [--backend NAME ...] [--strategy NAME[,OPTION=VALUE...] ...] [--wait] [--record]
+[--kills N] [--steps N] [--seed N]`: so many steps for each kill; with few, a run ends before it was killed
+so often. Many kills can be had in parts, each with a seed of its own. One line is printed for each strategy
+on each backend; the exit code is 1 if any lost more than it may, ended as another run, or failed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ _MORE = {"pipeline": {"accumulate": 2}}
 """What the specs of some strategies have besides."""
 
 
-def training(steps: int, strategy: Mapping[str, Any] = DATA_PARALLEL) -> dict[str, Any]:
+def training(
+    steps: int, strategy: Mapping[str, Any] = DATA_PARALLEL, record: bool = False
+) -> dict[str, Any]:
     """The spec of a small run on any backend."""
     is_spread = strategy["options"].get("stage") == 3  # native models only
     on_torch = native if is_spread else portable
@@ -102,7 +104,7 @@ def training(steps: int, strategy: Mapping[str, Any] = DATA_PARALLEL) -> dict[st
         "global_batch": 8,
         "steps": steps,
         "threads": 1,
-        "record": False,
+        "record": record,
         "plugins": ["isotrain.testing.reference"],
         **_MORE.get(strategy["name"], {}),
     }
@@ -241,9 +243,10 @@ def drill(
     *,
     strategy: Mapping[str, Any] = DATA_PARALLEL,
     background: bool = True,
+    record: bool = False,
 ) -> Drill:
     """Runs once undisturbed and once with kills, and compares."""
-    spec = training(steps * kills, strategy)
+    spec = training(steps * kills, strategy, record)
     options: dict[str, Any] = {"backend": backend, "replicas": REPLICAS}
     processes = len(isotrain.plan(spec, **options).processes)
     with tempfile.TemporaryDirectory() as folder:
@@ -274,6 +277,7 @@ def main(given: argparse.Namespace) -> int:
                 given.seed,
                 strategy=strategy,
                 background=not given.wait,
+                record=given.record,
             )
         except isotrain.IsotrainError as error:
             print(f"{cell}: FAILED: {error}", flush=True)
@@ -289,6 +293,7 @@ if __name__ == "__main__":
     parser.add_argument("--backend", nargs="+", default=["reference"])
     parser.add_argument("--strategy", nargs="+", type=choice, default=[DATA_PARALLEL])
     parser.add_argument("--wait", action="store_true")
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150)

@@ -307,7 +307,8 @@ class HorovodTorch(_Horovod):
             return HorovodExchange(context, setting)
 
         device = group.replica_device(setting, context)
-        return group.TorchReplicaGroup(spec, setting, device, connect)
+        is_worker = context.role == "worker"
+        return group.TorchReplicaGroup(spec, setting, device, connect, is_worker)
 
     def start_fully_sharded(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int

@@ -174,7 +174,8 @@ class TorchDDP(ServedOverTcp):
             return ddp.DDPExchange(setting, context)
 
         device = group.replica_device(setting, context)
-        return group.TorchReplicaGroup(spec, setting, device, connect)
+        is_worker = context.role == "worker"
+        return group.TorchReplicaGroup(spec, setting, device, connect, is_worker)
 
     def start_fully_sharded(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int

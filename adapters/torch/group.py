@@ -68,6 +68,7 @@ class TorchReplicaGroup(ReplicaGroup):
         setting: Setting,
         device: torch.device,
         connect: Callable[[], Exchange],
+        is_worker: bool = False,
     ) -> None:
         """Builds the model, then joins the others.
 
@@ -76,6 +77,7 @@ class TorchReplicaGroup(ReplicaGroup):
             setting: What the plan resolved.
             device: Where this replica lives.
             connect: Joins the other replicas; called once the model is built.
+            is_worker: Whether it computes what others might as well, in runs that go on without it.
         """
         torch.set_num_threads(setting.threads)
         self._spec = spec
@@ -85,6 +87,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self.exchange = connect()
         self.exchange.attach(self.program)
         self.program.distinguish(self.exchange.rank)
+        if is_worker:
+            self.program.record_at_once()
         self.replicas = self.exchange.replicas
         self.local_replicas = (self.exchange.rank,)
         self._replica = TorchReplica(self.program, self.exchange)

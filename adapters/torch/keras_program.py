@@ -222,6 +222,10 @@ class KerasProgram(Program):
     def write_habit(self, name: str, value: torch.Tensor) -> None:
         self._replays()[name].go_on_from(value)
 
+    def record_at_once(self) -> None:
+        for replayed in self._replays().values():
+            replayed.record_at_once()
+
     def _replays(self) -> dict[str, Replayed]:
         phases = {"replays/training": self.training, "replays/evaluation": self.evaluation}
         return {name: each for name, each in phases.items() if isinstance(each, Replayed)}

@@ -192,6 +192,10 @@ class Program(ABC):
         """
         raise IsotrainError(unknown_name("state", f"exchange/{name}", self.habits()))
 
+    def record_at_once(self) -> None:
+        """Computes from the first step on as in all later ones, so that no step hangs on those before it."""
+        return
+
     def plainly(self) -> AbstractContextManager[None]:
         """Within it, it computes as in a first step, and takes no habit on."""
         return nullcontext()

@@ -242,9 +242,7 @@ class ServedGroup(ReplicaGroup):
         return self._own.step_remarks(self._placed(batch.slices[0][0], batch))
 
     def not_carried(self) -> list[str]:
-        habits = self._own.describe_state(("exchange",))
-        told = "how workers have come to compute, by which steps round: new ones begin as in a first step"
-        return self._own.not_carried() + [told] * bool(habits)
+        return self._own.not_carried()
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

@@ -89,7 +89,7 @@ def run(folder: Path, **options: Any) -> isotrain.RunResult:
 
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     """With processes that only it has, and dropout, which workers draw by replica and step."""
-    changes: dict[str, Any] = {"strategy": "parameter-server", "record": False, "model": dropping}
+    changes: dict[str, Any] = {"strategy": "parameter-server", "model": dropping}
     whole = run(tmp_path / "whole", backend="torch-ddp", replicas=2, changes=changes)
     changes["transform"] = Killer.at([("batch", 15)], tmp_path / "kills")  # two a step
     folder = tmp_path / "killed"

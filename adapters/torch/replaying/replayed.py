@@ -50,7 +50,8 @@ class Replayed:
 
     A signature (the shapes and types of a slice) is computed by Keras when it is met first, recorded when
     it is met again, and replayed from the third time on. The first replay is compared to the computation
-    itself on data that the recording has not seen, and so are later ones, ever more seldom.
+    itself on data that the recording has not seen, and so are later ones, ever more seldom. After
+    `record_at_once` all of a signature is replayed, so that nothing hangs on what came before.
 
     Attributes:
         refusal: Why nothing is recorded; None as long as something may be.
@@ -91,11 +92,16 @@ class Replayed:
         self._before: dict[int, int] = {}
         self._metrics = PhaseMetrics()
         self._told: set[str] = set()
+        self._is_at_once = False
         self.is_paused = False
 
     def measure(self, metrics: PhaseMetrics) -> None:
         """Makes metrics part of the records, which then give `Measured` in place of predictions."""
         self._metrics = metrics
+
+    def record_at_once(self) -> None:
+        """Records a signature where it is met first, and computes that by the record, as all after it."""
+        self._is_at_once = True
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Gives the mean loss and the predictions."""
@@ -105,6 +111,8 @@ class Replayed:
         if self._before:
             self._catch_up(key, inputs, targets)
         self._forget_changed()
+        if self._is_at_once and key not in self.records:
+            self._meet_at_once(key, inputs, targets)
         known = self.records.get(key)
         if known is None:
             self._meet(key, inputs, targets)
@@ -117,7 +125,7 @@ class Replayed:
         if self.refusal is not None:
             return
         if key not in self._met:
-            if len(self._met) < _SIGNATURES:
+            if self._has_room:
                 self._met.add(key)
             return
         self._make_ready(inputs, targets)
@@ -130,6 +138,20 @@ class Replayed:
             return
         self._tell_left()
         self.records[key] = _Record(recording, self._is_exact)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more signature may be recorded, besides those of the run before."""
+        return len(self._met) + len(self._before) < _SIGNATURES
+
+    def _meet_at_once(self, key: Any, inputs: Any, targets: Any) -> None:
+        """Records a signature, until no metric must be left out of that any more."""
+        if key not in self._met and not self._has_room:
+            return
+        self._met.add(key)
+        self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+        while self.refusal is None and key not in self.records:
+            self._come_to(_UNRECORDED + 1, key, inputs, targets)
 
     def _make_ready(self, inputs: Any, targets: Any) -> None:
         """Has metrics make sums that they lack, as another run's have that this one goes on from."""
@@ -208,15 +230,18 @@ class Replayed:
         if not calls:
             return
         self._met.add(key)
-        if calls < _UNRECORDED:
-            return
         self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+        if calls >= _UNRECORDED:
+            self._come_to(calls, key, inputs, targets)
+
+    def _come_to(self, calls: int, key: Any, inputs: Any, targets: Any) -> None:
+        """Records a signature as that would be after so many calls, and compares it as its first replay."""
         self._meet(key, inputs, targets)
         known = self.records.get(key)
         if known is not None and calls > _UNRECORDED:
             known.uses = calls - _UNRECORDED
             known.pass_checks()
-            self._check(known, inputs, targets, is_first=True)
+            self._check(known, rolled(inputs), targets, is_first=True)
 
     def _forget_changed(self) -> None:
         """Lets everything be recorded again if somebody has changed the model; or a metric, without it."""
