@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from isotrain.plugin import SpecError
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,53 @@ def sizes_of(cuts: Sequence[Cut]) -> list[int]:
         cuts: Of the tensors, all into as many parts.
     """
     return [sum(cut.numbers(place) for cut in cuts) for place in range(cuts[0].parts)]
+
+
+def require_apt(undivided: Sequence[str], types: Collection[str]) -> None:
+    """Refuses trainable weights of which a part cannot be kept and updated alone.
+
+    Args:
+        undivided: The names of weights that are single numbers, or of which more than that is to hold.
+        types: Of all weights.
+
+    Raises:
+        SpecError: There are such.
+    """
+    if undivided:
+        raise SpecError(
+            f"strategy sharded: {', '.join(undivided)}: stage=3 takes no weight apart that is a single number"
+            " or has a constraint. Take stage 1 or 2."
+        )
+    if not set(types) <= {"float32", "float64"} or len(types) != 1:
+        raise SpecError(
+            "strategy sharded: stage=3 takes trainable weights of one type, float32 or float64; those of"
+            f" this model are {', '.join(sorted(types)) or 'none'}. Take stage 1 or 2."
+        )
+
+
+def units_of(
+    names: Sequence[str], sizes: Sequence[int], unit_bytes: int, separator: str
+) -> list[list[int]]:
+    """The places of weights that are joined together: of layers next to each other, as far as these fit.
+
+    A layer is not divided: it may read its weights in turns.
+
+    Args:
+        names: Of the weights: that of their layer, a separator, and their own.
+        sizes: Of the weights, in bytes.
+        unit_bytes: Of those that are joined together, but for layers that have more.
+        separator: In names.
+    """
+    places = range(len(names))
+    layers = itertools.groupby(places, lambda place: names[place].rpartition(separator)[0])
+    units: list[list[int]] = []
+    filled = unit_bytes
+    for _, layer in layers:
+        own = list(layer)
+        size = sum(sizes[place] for place in own)
+        if filled + size > unit_bytes:
+            units.append([])
+            filled = 0
+        units[-1] += own
+        filled += size
+    return units

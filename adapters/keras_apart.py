@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import keras
 
-from isotrain.plugin import SpecError
+from isotrain.adapters import cuts
 
 
 @contextlib.contextmanager
@@ -36,15 +36,5 @@ def require_apt(weights: Mapping[str, keras.Variable]) -> None:
     Raises:
         SpecError: There are such.
     """
-    bad = [name for name, each in weights.items() if each.constraint is not None or not each.shape]
-    if bad:
-        raise SpecError(
-            f"strategy sharded: {', '.join(bad)}: stage=3 takes no weight apart that is a single number"
-            " or has a constraint. Take stage 1 or 2."
-        )
-    types = {str(each.dtype) for each in weights.values()}
-    if not types <= {"float32", "float64"} or len(types) != 1:
-        raise SpecError(
-            "strategy sharded: stage=3 takes trainable weights of one type, float32 or float64; those of"
-            f" this model are {', '.join(sorted(types)) or 'none'}. Take stage 1 or 2."
-        )
+    undivided = [name for name, each in weights.items() if each.constraint or not each.shape]
+    cuts.require_apt(undivided, {str(each.dtype) for each in weights.values()})

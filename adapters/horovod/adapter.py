@@ -266,14 +266,7 @@ class HorovodTorch(_Horovod):
     capabilities = _CAPABILITIES | {"fully-sharded": FULLY_SHARDED_GROUP}
 
     def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        if placement != "fully-sharded":
-            return []
-        if isinstance(spec.model, Mapping):
-            raise UnsupportedError(
-                f"placement {placement}: the model is a native one, of which Horovod joins no weights while a"
-                " pass runs. Give a portable one, take torch-ddp, or `sharded` with stage 1 or 2."
-            )
-        return parted_remarks(spec)
+        return parted_remarks(spec) if placement == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """As any Horovod backend, or what a fully sharded run sends."""

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import random as python_random
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from isotrain.adapters import chosen, keras_backend
 from isotrain.adapters.torch.native_program import NativeProgram
+from isotrain.adapters.torch.parted_native import PartedNativeProgram
+from isotrain.adapters.torch.parted_program import PartedProgram
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import SpecError, TrainingSpec
 
-if TYPE_CHECKING:
-    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
 
-
-def build_parted(spec: TrainingSpec, device: torch.device) -> PartedKerasProgram:
-    """Builds the spec's portable model on this process's device, to be taken apart.
+def build_parted(spec: TrainingSpec, device: torch.device) -> PartedProgram:
+    """Builds the spec's model on this process's device, to be taken apart.
 
     Raises:
-        SpecError: The model function returned something else.
+        SpecError: The model function returned something else than a model of its kind.
     """
     model = _built(spec, device)
-    if not keras_backend.is_a(model, "Layer"):
-        raise SpecError(
-            f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded takes"
-            " Keras models, and those that are said to be torch's own: `model: {torch: ...}`."
-        )
-    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+    if keras_backend.is_a(model, "Layer"):
+        from isotrain.adapters.torch.parted_keras import PartedKerasProgram
 
-    return PartedKerasProgram(spec, model)
+        return PartedKerasProgram(spec, model)
+    if isinstance(model, nn.Module) and isinstance(spec.model, Mapping):
+        return PartedNativeProgram(spec, model, device)
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded takes"
+        " Keras models, and those that are said to be torch's own: `model: {torch: ...}`."
+    )
 
 
 def _built(spec: TrainingSpec, device: torch.device) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,12 @@ class Lamb(torch.optim.Optimizer):
 
     The trust ratio is |w| / |u| with u the Adam direction plus decoupled weight decay, and 1 where
     either norm is 0.
+
+    Attributes:
+        norms: Gives the norms of all of some tensors, of which this process may have parts.
     """
+
+    norms: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
     def __init__(
         self,
@@ -26,6 +31,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
+        self.norms = _norms
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -55,14 +61,14 @@ class Lamb(torch.optim.Optimizer):
         scale = (square / (1 - second**step)).sqrt_().add_(group["eps"])
         direction = (mean / (1 - first**step)) / scale
         direction.add_(parameter, alpha=group["weight_decay"])
-        weight_norm, direction_norm = _norm(parameter), _norm(direction)
+        weight_norm, direction_norm = self.norms([parameter, direction])
         ratio = torch.where(
             (weight_norm > 0) & (direction_norm > 0), weight_norm / direction_norm, 1.0
         )
         parameter.sub_(direction * ratio * group["lr"])
 
 
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Of all of it, also where this process has a part: then all processes call it."""
-    norm = tensor.norm()
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of all of each, also where this process has a part: then all processes call it."""
+    norms = [tensor.norm() for tensor in tensors]
+    return [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,14 @@ class NativeProgram(Program):
         self._first_seeds = [generator.initial_seed() for generator in self._held.values()]
         self._train()
 
-    def _update_only(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Makes an optimizer of some weights."""
+    def _update_only(self, weights: dict[str, torch.Tensor]) -> None:
+        """Makes an optimizer of some weights, or of their parts."""
         self.updated = list(weights.values())
         self.optimizer = build_optimizer(self._spec, self.updated)
         self._update = native_update(self._spec, self.optimizer, self.updated)
         is_own = isinstance(self._spec.optimizer, CustomOptimizer)
-        self._slots = NativeSlots(self.optimizer, self.trainable, weights.keys(), is_own)
+        named = self.trainable | weights
+        self._slots = NativeSlots(self.optimizer, named, weights.keys(), is_own)
         lr = self._spec.optimizer.lr
         self._rate_ratios = [group["lr"] / lr for group in self.optimizer.param_groups]
 

@@ -1,4 +1,4 @@
-"""The group of one torch process of a fully sharded run of a portable model, over any exchange."""
+"""The group of one torch process of a fully sharded run, over any exchange."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isotrain.adapters.torch.bucketed import BucketedGradients
 from isotrain.adapters.torch.build import build_parted
 from isotrain.adapters.torch.exchange import Exchange, flat_mean
 from isotrain.adapters.torch.group import TorchReplicaGroup, replica_device
-from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+from isotrain.adapters.torch.parted_program import PartedProgram
 from isotrain.adapters.torch.parted_weights import PartedWeights
 from isotrain.adapters.torch.shares import Shares
 from isotrain.plugin import Batch, ProcessContext, Setting, TrainingSpec
@@ -20,7 +20,7 @@ from isotrain.plugin import Batch, ProcessContext, Setting, TrainingSpec
 class PartedGroup(TorchReplicaGroup):
     """One replica, which has a part of every weight and slot between steps."""
 
-    program: PartedKerasProgram
+    program: PartedProgram
 
     def __init__(
         self,
@@ -43,13 +43,12 @@ class PartedGroup(TorchReplicaGroup):
         self.program.take_apart(self.exchange, context.mesh, unit_bytes)
         self._rate = None
 
-    def _build(self, spec: TrainingSpec, device: torch.device) -> PartedKerasProgram:
+    def _build(self, spec: TrainingSpec, device: torch.device) -> PartedProgram:
         return build_parted(spec, device)
 
     @property
     def _weights(self) -> PartedWeights:
-        assert self.program.weights is not None, "they were taken apart at the start"
-        return self.program.weights
+        return self.program.parted
 
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         """Keeps gradients whole from one micro-batch to the next, and takes them over in the last."""

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import torch
 from torch import nn
 
-from isotrain.adapters import keras_private
+from isotrain.adapters import cuts, keras_private
 from isotrain.adapters.keras_apart import named_like, require_apt
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.keras_program import KerasProgram
 from isotrain.adapters.torch.keras_reading import reading
 from isotrain.adapters.torch.keras_update import keras_update
+from isotrain.adapters.torch.parted_program import PartedProgram
 from isotrain.adapters.torch.parted_weights import PartedWeights
 from isotrain.adapters.torch.replaying.recording import Compute
-from isotrain.adapters.torch.state import Section, in_place
 from isotrain.adapters.torch.tensors import Held, overwrite
-from isotrain.plugin import IsotrainError, Mesh, SpecError, StateKind, TrainingSpec, unknown_name
+from isotrain.plugin import IsotrainError, Mesh, SpecError, TrainingSpec, unknown_name
 
 
-class PartedKerasProgram(KerasProgram):
-    """Computes as Keras does, with weights that are joined as its layers read them.
-
-    Attributes:
-        weights: They, once they are taken apart.
-    """
-
-    weights: PartedWeights | None = None
+class PartedKerasProgram(PartedProgram, KerasProgram):
+    """Computes as Keras does, with weights that are joined as its layers read them."""
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
         self._places: dict[int, int] = {}
@@ -40,20 +32,11 @@ class PartedKerasProgram(KerasProgram):
         super().__init__(spec, model)
 
     def take_apart(self, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
-        """Keeps the own part of each weight from now on, and slots for it alone.
-
-        Args:
-            exchange: Ties this replica to the others, which have the same weights.
-            mesh: How parts lie over the replicas.
-            unit_bytes: Of weights that are joined together, but for layers that have more.
-
-        Raises:
-            SpecError: The model has weights that cannot be.
-        """
         self._require_apt()
-        units = units_of(self._variables, unit_bytes)
-        self.weights = PartedWeights(self.trainable, units, exchange, mesh)
         paths = [variable.path for variable in self._variables]
+        sizes = [variable.value.nbytes for variable in self._variables]
+        units = cuts.units_of(paths, sizes, unit_bytes, "/")
+        self.weights = PartedWeights(self.trainable, units, exchange, mesh)
         self._updated_variables = list(map(_variable, paths, self.weights.parts))
         self._make_slots()
 
@@ -95,15 +78,8 @@ class PartedKerasProgram(KerasProgram):
         with self._reading():
             return compute(inputs, targets)
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        if self.weights is None or self.weights.is_whole:
-            yield
-            return
-        self.weights.forget()
-        with reading(self.weights, self._variables):
-            yield
-        self.weights.end_forward()
+    def _joining(self, weights: PartedWeights) -> AbstractContextManager[None]:
+        return reading(weights, self._variables)
 
     def predict(self, inputs: Any) -> Any:
         with self._reading():
@@ -118,25 +94,6 @@ class PartedKerasProgram(KerasProgram):
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         """None: `parted_remarks` tells in the plan that nothing is recorded."""
         return []
-
-    def sections(self) -> dict[StateKind, Section]:
-        """The state that it has itself: its parts of weights and slots; all weights, while they are here."""
-        return super().sections() | {
-            "trainable": Section(self._weights_here, self._write_weight),
-            "optimizer": Section(self._slots_here, self.write_optimizer_slot),
-        }
-
-    def _weights_here(self) -> dict[str, Held]:
-        if self.weights is None or self.weights.is_whole:
-            return {**self.trainable}
-        parts = map(self.weights.part, range(len(self.trainable)), self.weights.parts)
-        return dict(zip(self.trainable, parts, strict=True))
-
-    def _write_weight(self, name: str, value: torch.Tensor) -> None:
-        here = self._weights_here()
-        in_place(here).write(name, value)
-        if self.weights is not None and self.weights.is_whole:
-            self.weights.take_over(list(self.trainable).index(name))
 
     def _slots_here(self) -> dict[str, Held]:
         return {name: self._slot_here(slot) for name, slot in self._slots().items()}
@@ -155,27 +112,6 @@ class PartedKerasProgram(KerasProgram):
         overwrite(f"optimizer/{name}", slots[name], value)
         if self.update is not None:
             self.update.forget()
-
-
-def units_of(variables: Sequence[keras.Variable], unit_bytes: int) -> list[list[int]]:
-    """The places of weights that are joined together: of layers next to each other, as far as these fit.
-
-    A layer is not divided: it may read its weights in turns.
-    """
-    layers = itertools.groupby(
-        range(len(variables)), lambda place: variables[place].path.rpartition("/")[0]
-    )
-    units: list[list[int]] = []
-    filled = unit_bytes
-    for _, layer in layers:
-        places = list(layer)
-        size = sum(variables[place].value.nbytes for place in places)
-        if filled + size > unit_bytes:
-            units.append([])
-            filled = 0
-        units[-1] += places
-        filled += size
-    return units
 
 
 def _variable(path: str, part: torch.Tensor) -> keras.Variable:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
 from isotrain.adapters import cuts
+from isotrain.adapters.torch import private
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.adapters.torch.replica import TorchReplica
-from isotrain.adapters.torch.tensors import Part
+from isotrain.adapters.torch.state import in_place
+from isotrain.adapters.torch.tensors import Held, Part
 from isotrain.plugin import DATA, SHARD, Mesh, Reduction, SpecError
 
 _READS, _GIVES, _ENDS = range(3)
@@ -45,6 +47,7 @@ class PartedWeights:
         parameters: The model's, in order.
         parts: Of each the own one.
         reduction: What is to be done with the gradients of a step.
+        absent: The places of parameters without numbers, by what memory they have instead.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class PartedWeights:
         self._here: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._unit_here: int | None = None
         self._is_whole = True
+        self.absent: dict[Hashable, int] = {}
         self.parts = [
             cut.parted(weight.detach())[self._place].clone(memory_format=torch.contiguous_format)
             for cut, weight in zip(self._cuts, self.parameters, strict=True)
@@ -94,11 +98,26 @@ class PartedWeights:
         """What lies as a weight does."""
         return self._cuts[place].part(own, self._place)
 
-    def take_over(self, place: int) -> None:
-        """Makes the own part what the weight is, which somebody has set while all are here."""
-        with torch.no_grad():
-            whole = self.parameters[place].detach()
-            self.parts[place].copy_(self._cuts[place].parted(whole)[self._place])
+    def own(self, place: int, value: torch.Tensor) -> torch.Tensor:
+        """Of a value that lies as a weight does the own part, where all of it is given."""
+        cut = self._cuts[place]
+        is_whole = value.shape == torch.Size(cut.shape)
+        return cut.parted(value)[self._place] if is_whole else value
+
+    def here(self) -> dict[str, Held]:
+        """What this replica has by name: its parts; all weights, while they are here."""
+        if self._is_whole:
+            return dict(zip(self._names, self.parameters, strict=True))
+        parts = map(self.part, range(len(self.parts)), self.parts)
+        return dict(zip(self._names, parts, strict=True))
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        """Sets a weight, of which all or the own part is given."""
+        in_place(self.here()).write(name, value)
+        if self._is_whole:
+            place = self._names.index(name)
+            with torch.no_grad():
+                self.parts[place].copy_(self.own(place, self.parameters[place].detach()))
 
     def read(self, place: int, dtype: torch.dtype) -> torch.Tensor:
         """A weight, without gradients, as it is until the next update. Joins its unit in place of another.
@@ -110,8 +129,8 @@ class PartedWeights:
             return self.parameters[place].detach().to(dtype)
         unit = self._unit_of[place]
         if unit != self._unit_here:
-            self._agree(_READS, unit, place)
             self.forget()
+            self._agree(_READS, unit, place)
             own = self.parts[place].dtype
             joined = zip(self._units[unit], self._joined(unit), strict=True)
             self._here = {(each, own): weight for each, weight in joined}
@@ -130,9 +149,19 @@ class PartedWeights:
             self._agree(_ENDS, 0, 0)
 
     def forget(self) -> None:
-        """Lets the unit go that is here: the next step has other weights."""
-        self._here = {}
+        """Lets the unit go that is here: the next step has other weights.
+
+        Raises:
+            SpecError: Somebody has set one of them.
+        """
+        here, self._here = self._here, {}
         self._unit_here = None
+        for (place, _), weight in here.items():
+            if private.changes_of(weight):
+                raise SpecError(
+                    f"strategy sharded: {self._names[place]} is set in a forward pass, and with stage=3 no"
+                    " replica has all of it. Take stage 1 or 2."
+                )
 
     def gather(self) -> None:
         """Has all weights here until `let_go`."""
@@ -142,6 +171,7 @@ class PartedWeights:
         for number, unit in enumerate(self._units):
             for place, whole in zip(unit, self._joined(number), strict=True):
                 self.parameters[place].data = whole
+        self.absent = {}
         self._is_whole = True
 
     def let_go(self) -> None:
@@ -150,6 +180,9 @@ class PartedWeights:
             return
         for weight in self.parameters:
             weight.data = weight.new_full((), torch.nan).expand(weight.shape)
+        self.absent = {
+            private.storage_of(weight): place for place, weight in enumerate(self.parameters)
+        }
         self._is_whole = False
 
     def in_order(self, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -72,7 +72,10 @@ class _Block(nn.Module):
 
 
 class _Twice:
-    """One call of a block that comes twice; what the block moves, it moves at the first time."""
+    """One call of a block that comes twice; what the block moves, it moves at the first time.
+
+    What was given it twice is so again, by which attention sees that it is of an input to itself.
+    """
 
     __name__ = "forward"
 
@@ -81,11 +84,17 @@ class _Twice:
         self._buffers = {name: each.clone() for name, each in block.named_buffers()}
         self._drawn = [each.get_state() for each in block.generators]
         self._is_first = True
+        self._given: list[int] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
         if self._is_first:
             self._is_first = False
+            objects = list(map(id, given))
+            self._given = [objects.index(one) for one in objects]
             return self._block(*args, **kwargs)
+        given = [given[place] for place in self._given]
+        args, kwargs = tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
         with _put_back(dict(zip(self._block.generators, self._drawn, strict=True))):
             return torch.func.functional_call(self._block, self._buffers, args, kwargs)
 

@@ -108,6 +108,50 @@ def uneven_model() -> Any:
     )
 
 
+def unusual_model() -> Any:
+    """Weights that are read past their modules, from lists, several times, and by what keeps them."""
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: Any, weight: Any) -> Any:
+            ctx.save_for_backward(inputs, weight)
+            return inputs @ weight
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            inputs, weight = ctx.saved_tensors
+            return gradient @ weight.T, inputs.flatten(0, 1).T @ gradient.flatten(0, 1)
+
+    class Unusual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(16, 16, batch_first=True)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.places = nn.Embedding(4, 16, sparse=True)
+            self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(16, 4))
+            self.tied = nn.Linear(4, 16)
+            self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.25)
+            self.listed = [nn.Parameter(torch.eye(16)), nn.Parameter(torch.eye(16))]
+            self.one, self.other = self.listed
+
+        def forward(self, inputs: Any) -> Any:
+            hidden, _ = self.lstm(inputs.reshape(-1, 4, 16))
+            hidden = hidden + self.attention(hidden, hidden, hidden)[0]
+            hidden = hidden + self.places(torch.arange(4))
+            hidden = checkpoint(self._listed, self.norm(hidden), use_reentrant=False)
+            hidden = self.drop(Product.apply(hidden, self.other))
+            hidden = self.tied(torch.tanh(hidden @ self.tied.weight) + self.scaled(hidden))
+            return (hidden @ self.one.data).flatten(1)
+
+        def _listed(self, hidden: Any) -> Any:
+            return torch.tanh(hidden @ self.listed[0].T)
+
+    return Unusual()
+
+
 UNEVEN: Mapping[str, Any] = {
     "model": {"torch": uneven_model},
     "initial_weights": {"freeze": ["0.bias"]},
@@ -199,6 +243,22 @@ def measured(kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
+UNUSUAL = "unusual"
+UNUSUAL_NATIVE: Mapping[str, Any] = {"model": {"torch": unusual_model}, **OF_MODULES[WHOLE]}
+
+
+def unusual() -> dict[str, dict[str, Any]]:
+    """The spec of the first run of `passed_on` with a native model; the last one, as others follow it."""
+    return {UNUSUAL: spec(PARALLEL, native(**UNUSUAL_NATIVE))}
+
+
+def trained_or_passed_on(session: Session, name: str, *, folder: str) -> dict[str, Any]:
+    """As `trained`; or as `passed_on`, of a native model."""
+    if name == UNUSUAL:
+        return passed_on(session, native(), folder, "hybrid 3", changes=UNUSUAL_NATIVE)
+    return trained(session, name)
+
+
 def native_and_counted(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Specs of runs of native models, whose weights are so many that little else travels."""
     base = native(data=native_batches, epochs=1)
@@ -223,7 +283,7 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
     counted = {}
     if name.startswith(NATIVE):
         session.seek(0)
-        counted = _sent(session, 6)
+        counted = _sent(session, 6) | {"held": _described(session, ("trainable",))}
     return {
         **counted,
         "losses": losses,
@@ -237,7 +297,12 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
 
 
 def passed_on(
-    session: Session, base: Mapping[str, Any], folder: str, kind: str, measures: bool
+    session: Session,
+    base: Mapping[str, Any],
+    folder: str,
+    kind: str,
+    measures: bool = False,
+    changes: Mapping[str, Any] = OPTIMIZERS[LAST],
 ) -> dict[str, Any]:
     """Saves in the middle under each strategy, and goes on from there under each.
 
@@ -247,8 +312,8 @@ def passed_on(
         folder: With a folder of checkpoints for each strategy.
         kind: Of the sharded runs.
         measures: Whether to look besides what a TensorFlow process of a run in stage 3 takes.
+        changes: Of the specs, with the optimizer.
     """
-    changes = OPTIMIZERS[LAST]
     found = {"parallel": _saved(session, f"{folder}/parallel")}
     with next_session(session, "sharded", spec(KINDS[kind], base, **changes)) as session:
         found["sharded"] = _saved(session, f"{folder}/sharded")
@@ -431,7 +496,7 @@ def _portable_in_parts(session: Session) -> dict[str, Any]:
     found |= {"again": _placeholders(session), "peak": peak_bytes(session)}
     return {
         **found,
-        "refusals": _refusals(session),
+        "refusals": _refusals(session) | _refusals_of_native(session),
         "apart": _apart(session),
         "unusual": _unusual(),
     }
@@ -485,6 +550,55 @@ def _refusals(session: Session) -> dict[str, str]:
         try:
             program.take_apart(SingleReplica(), Mesh({SHARD: 1}), 1)
             program.objective(torch.ones(1, 2), torch.ones(1, 2))
+        except IsotrainError as error:
+            found[name] = str(error)
+    return found
+
+
+def _refusals_of_native(session: Session) -> dict[str, str]:
+    """What is said of torch's own modules that set their weights, or have them used in ways unseen."""
+    import torch
+    from torch import nn
+
+    from isotrain.adapters.torch.exchange import SingleReplica
+    from isotrain.adapters.torch.parted_native import PartedNativeProgram
+    from isotrain.plugin import SHARD, IsotrainError, Mesh
+
+    class Used(nn.Linear):
+        def __init__(self, way: Any) -> None:
+            super().__init__(2, 2)
+            self.way = way
+
+        def forward(self, inputs: Any) -> Any:
+            with torch.no_grad():
+                self.way(self.weight)
+            return super().forward(inputs)
+
+    def set_data(weight: Any) -> None:
+        weight.data = 2 * weight
+
+    def differentiated(weight: Any) -> None:
+        torch.func.grad(lambda each: (each @ weight).sum())(torch.ones(1, 2).double())
+
+    class Number(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = nn.Parameter(torch.ones(()))
+
+    models = {
+        "native, clamped": Used(lambda weight: weight.clamp_(-1, 1)),
+        "native, of data": Used(lambda weight: weight.data.mul_(2)),
+        "native, data": Used(set_data),
+        "native, functional": Used(differentiated),
+        "native, number": Number(),
+    }
+    found = {}
+    for name, model in models.items():
+        program = PartedNativeProgram(session.spec, model, torch.device("cpu"))
+        try:
+            program.take_apart(SingleReplica(), Mesh({SHARD: 1}), 1)
+            program.objective(torch.ones(1, 2).double(), torch.ones(1, 2).double())
+            program.parted.forget()
         except IsotrainError as error:
             found[name] = str(error)
     return found

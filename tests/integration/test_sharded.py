@@ -45,7 +45,7 @@ conformance kit's momentum is that of portable models in stage 3.
 """
 RECOMPUTED = {"torch-ddp": (cases.BY_NORMS,), "horovod-torch": (LAST,), "horovod-tf": (LAST,)}
 """With what sharded runs compute all layers again in the backward pass: where no record would be left out."""
-NATIVELY = {"horovod-torch": ("stage 1",), "horovod-tf": STAGES[1:]}
+NATIVELY = {"horovod-torch": ("stage 1", "stage 3"), "horovod-tf": STAGES[1:]}
 """Kinds that are tried with native models, which have so many weights that what they send is counted."""
 COUNTED = [param(*run, slow=run[0] != "reference") for run in TRIED]
 CELLS = [
@@ -97,17 +97,25 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "replicas"), COUNTED)
-def test_it_equals_data_parallel(backend: str, replicas: int) -> None:
+def test_it_equals_data_parallel(backend: str, replicas: int, tmp_path: Path) -> None:
     tried = TRIED[backend, replicas]
     specs = cases.compared(base(backend), tried, RECOMPUTED.get(backend, ()))
     if native := NATIVELY.get(backend):
         specs |= cases.native_and_counted(native)
-    processes = launched_in_turn(specs, cases.trained, backend, replicas)
+    if "stage 3" in (native or ()):
+        specs |= cases.unusual()
+    work = functools.partial(cases.trained_or_passed_on, folder=str(tmp_path))
+    processes = launched_in_turn(specs, work, backend, replicas)
     assert_as_parallel(processes, tried)
     for kind in native or ():
         assert_sent(processes, f"{cases.NATIVE}: {kind}")
         for found in processes:
+            held = found[f"{cases.NATIVE}: parallel"]["held"]
+            parts = replicas if kind == "stage 3" else 1
+            assert found[f"{cases.NATIVE}: {kind}"]["held"] == held / parts
             assert_equal(found[f"{cases.NATIVE}: {kind}"], found[f"{cases.NATIVE}: parallel"], kind)
+            for way, passed_on in found.get(cases.UNUSUAL, {}).items():
+                assert_equal(passed_on, found[cases.UNUSUAL]["parallel"], way)
     for name, kinds in tried.items():
         for found in processes:
             for kind in kinds:
@@ -326,6 +334,11 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert "sets its trainable weight" in refusals["set"]
         assert "takes gradients by torch.func" in refusals["functional"]
         assert "wrapped: stage=3 joins weights as Keras reads them" in refusals["module"]
+        for name in ("native, clamped", "native, of data"):
+            assert "weight is set in a forward pass" in refusals[name]
+        assert "the data of a parameter is set" in refusals["native, data"]
+        assert "takes gradients by torch.func" in refusals["native, functional"]
+        assert "number: stage=3 takes no weight apart" in refusals["native, number"]
         assert all(found["unusual"].values()), found["unusual"]
         chosen, skipped, reduced = found["apart"]  # the same on both replicas
         assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen

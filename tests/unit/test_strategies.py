@@ -392,10 +392,6 @@ def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: Plugi
     ("fields", "words"),
     [
         (
-            {"backend": "horovod-torch", "model": {"torch": "builtins:object"}},
-            "of which Horovod joins no weights",
-        ),
-        (
             {"backend": "horovod-tf", "model": {"tensorflow": "builtins:object"}},
             "joins on TensorFlow the weights of layers of Keras",
         ),
