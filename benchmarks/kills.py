@@ -127,15 +127,14 @@ class Killer:
         forgotten: How often a restart went on before a checkpoint that had been called complete.
     """
 
-    def __init__(self, kills: int, seed: int, processes: int) -> None:
+    def __init__(self, kills: int, seed: int) -> None:
         self.wanted = kills
         self.made = 0
         self.first_start = 0.0
         self.restarts: list[float] = []
         self.forgotten = 0
-        self._processes = processes
         self._draw = random.Random(seed)
-        self._pids: list[int] = []
+        self._pids: dict[int, int] = {}
         self._timer: threading.Timer | None = None
         self._began: float | None = time.time()
         self._is_starting = True
@@ -145,9 +144,12 @@ class Killer:
         """Learns of processes, steps and checkpoints."""
         match event["event"]:
             case "started":
-                self._pids = [*self._pids, event["pid"]][-self._processes :]
+                self._pids[event["rank"]] = event["pid"]
                 if self.first_start:
                     self._set_timer()
+            case "worker lost":  # without which the run goes on
+                self._pids.pop(event["lost_rank"], None)
+                self._set_timer()
             case "steps":
                 if self._is_starting and self._began is not None:
                     self._note_start(event["time"] - self._began)
@@ -179,7 +181,7 @@ class Killer:
     def _kill(self) -> None:
         self._began, self._is_starting = time.time(), False
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._draw.choice(self._pids), signal.SIGKILL)
+            os.kill(self._draw.choice(list(self._pids.values())), signal.SIGKILL)
             self.made += 1
 
     def stop(self) -> None:
@@ -248,12 +250,11 @@ def drill(
     """Runs once undisturbed and once with kills, and compares."""
     spec = training(steps * kills, strategy, record)
     options: dict[str, Any] = {"backend": backend, "replicas": REPLICAS}
-    processes = len(isotrain.plan(spec, **options).processes)
     with tempfile.TemporaryDirectory() as folder:
         options["run_directory"] = Path(folder, "whole")
         whole = isotrain.run(spec, on_event=lambda event: None, **options)
         options["run_directory"] = Path(folder, "killed")
-        killer = Killer(kills, seed, processes)
+        killer = Killer(kills, seed)
         options |= {"on_event": killer.hear, "max_restarts": 2 * kills}
         try:
             found = isotrain.run({**spec, **disturbed(background)}, **options)

@@ -67,27 +67,36 @@ class Dialect:
             for weight in weights
         }
 
-    def common_slots(
-        self, state: State, weight: str, names: Mapping[str, str], rate: float
-    ) -> dict[str, np.ndarray]:
-        """What there is of a weight's slots, as the spec means them and in the common order of axes.
+    def kept(self, weight: str, names: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+        """What there is of a weight's slots and of its steps: the name of each.
 
         Args:
-            state: All of it.
             weight: By its name here.
             names: Of its slots, by how the spec calls them.
-            rate: Of the next step.
+            known: The names of the state that there is.
         """
         assert self.forms is not None
-        found = {}
-        for slot, name in names.items():
-            if name in state:
-                factor = self._factor(slot, rate)
-                found[slot] = self.names.to_common(weight, state[name]) * factor
         steps = self.forms.steps(self.optimizer, weight)
-        if steps is not None and SLOTS + steps in state:
-            found[STEPS] = state[SLOTS + steps]
-        return found
+        all_of_it = names if steps is None else {**names, STEPS: SLOTS + steps}
+        return {slot: name for slot, name in all_of_it.items() if name in known}
+
+    def common_slots(
+        self, state: State, weight: str, kept: Mapping[str, str], rate: float
+    ) -> dict[str, np.ndarray]:
+        """A weight's slots as the spec means them and in the common order of axes.
+
+        Args:
+            state: With all that is kept of them.
+            weight: By its name here.
+            kept: As `kept` gives it.
+            rate: Of the next step.
+        """
+        return {
+            slot: state[name]
+            if slot == STEPS
+            else self.names.to_common(weight, state[name]) * self._factor(slot, rate)
+            for slot, name in kept.items()
+        }
 
     def own_slots(
         self, common: State, weight: str, names: Mapping[str, str], rate: float

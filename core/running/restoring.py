@@ -17,7 +17,7 @@ from isotrain.core.running.own_sections import own_section, own_sections
 from isotrain.core.running.portions import portions
 from isotrain.core.running.resuming import Saved
 from isotrain.core.running.saver import OWN_STATE, SHARED_STATE
-from isotrain.core.running.translation import LOST, LOST_SLOTS, Translation
+from isotrain.core.running.translation import LOST, LOST_SLOTS, Origin, Translation
 from isotrain.core.running.weights_file import WEIGHTS
 
 _FIRST = own_section(0, 0)
@@ -70,21 +70,24 @@ def load_weights(saved: Saved, own: Equipment) -> None:
         IsotrainError: They are not those of this model.
     """
     group, translation = own.group, _translation(saved, own)
-    known = group.describe_state(WEIGHTS)
-    if translation is None and not saved.identity.replicas_differ:
-        stored = saved.checkpoint.tensors("state")
-        _write_portions(saved, group, [name for name in known if name in stored])
-        return
-    state = _mean_state(saved) if saved.identity.replicas_differ else saved.checkpoint.read("state")
+    stored = saved.checkpoint.tensors(_section(saved))
+    names = [name for name in group.describe_state(WEIGHTS) if name in stored]
     if translation is not None:
-        state = translation.weights(state, group)
-    group.write_state({name: array for name, array in state.items() if name in known})
+        _write_origins(saved, group, translation, translation.origins(stored, group))
+    elif saved.identity.replicas_differ:
+        _write_means(saved, group, names)
+    else:
+        _write_portions(saved, group, names)
+
+
+def _section(saved: Saved) -> str:
+    """Where all weights and slots are, if only those of one replica."""
+    return _FIRST if saved.identity.replicas_differ else "state"
 
 
 def _translation(saved: Saved, own: Equipment) -> Translation | None:
     """Between the framework that saved a checkpoint and this one, where that takes one."""
-    section = "replica-0" if saved.identity.replicas_differ else "state"
-    if not Translation.is_needed(saved.checkpoint.tensors(section), own.group):
+    if not Translation.is_needed(saved.checkpoint.tensors(_section(saved)), own.group):
         return None
     return Translation.between((saved.plan.backend, saved.plan.framework), own.plan, own.spec)
 
@@ -93,17 +96,39 @@ def _write_translated(
     saved: Saved, group: ReplicaGroup, translation: Translation, rate: float
 ) -> list[str]:
     """Sets weights, slots and the scale of the loss, by their names in this framework."""
-    differ = saved.identity.replicas_differ
-    state = _mean_state(saved) if differ else saved.checkpoint.read("state")
-    weights = translation.weights(state, group)
+    stored = saved.checkpoint.tensors(_section(saved))
+    weights = translation.origins(stored, group)
     _require_all_weights(saved, group, weights)
-    slots = translation.slots(state, group, rate)
-    scale = {name: state[name] for name in group.describe_state(("loss-scale",)) if name in state}
-    try:
-        group.write_state(weights | (slots or {}) | scale)
-    except IsotrainError as error:
-        raise IsotrainError(f"{saved.checkpoint.location}, by `checkpoint.map`: {error}") from error
-    return [LOST, LOST_SLOTS] if slots is None else [LOST]
+    with_slots = translation.with_slots(weights, stored, group, rate)
+    group.part_weights()
+    _write_origins(saved, group, translation, with_slots or weights, rate)
+    scale = [name for name in group.describe_state(("loss-scale",)) if name in stored]
+    _write(saved, group, _common_state(saved, scale))
+    return [LOST, LOST_SLOTS] if with_slots is None else [LOST]
+
+
+def _write_origins(
+    saved: Saved,
+    group: ReplicaGroup,
+    translation: Translation,
+    origins: Mapping[str, Origin],
+    rate: float = 1.0,
+) -> None:
+    """Translates and sets state a portion after the other."""
+    stored = saved.checkpoint.tensors(_section(saved))
+    here = [name for name in origins if not group.lives_elsewhere(name)]
+    for portion in portions(here, lambda name: sum(stored[n].nbytes for n in origins[name].names)):
+        found = _common_state(saved, {n for name in portion for n in origins[name].names})
+        for name in portion:
+            state = translation.state(name, origins[name], found, rate)
+            _write(saved, group, state, how=", by `checkpoint.map`")
+
+
+def _common_state(saved: Saved, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Weights and slots of all replicas; of those that differed, the mean."""
+    if saved.identity.replicas_differ:
+        return _mean_state(saved, names)
+    return saved.checkpoint.read("state", names)
 
 
 def _write_shared(saved: Saved, group: ReplicaGroup) -> list[str]:
@@ -143,9 +168,14 @@ def _write_mean(saved: Saved, group: ReplicaGroup) -> list[str]:
     _require_all_weights(saved, group, names)
     unknown = _unknown_scales(names, group)
     here = [name for name in names if name not in unknown]
-    for portion in portions(here, lambda name: stored[name].nbytes):
-        _write(saved, group, _mean_state(saved, portion))
+    _write_means(saved, group, here)
     return [_not_here(name) for name in unknown]
+
+
+def _write_means(saved: Saved, group: ReplicaGroup, names: Iterable[str]) -> None:
+    stored = saved.checkpoint.tensors(_FIRST)
+    for portion in portions(names, lambda name: stored[name].nbytes):
+        _write(saved, group, _mean_state(saved, portion))
 
 
 def _unknown_scales(names: Iterable[str], group: ReplicaGroup) -> list[str]:
@@ -155,7 +185,11 @@ def _unknown_scales(names: Iterable[str], group: ReplicaGroup) -> list[str]:
 
 
 def _write(
-    saved: Saved, group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int | None = None
+    saved: Saved,
+    group: ReplicaGroup,
+    state: Mapping[str, np.ndarray],
+    replica: int | None = None,
+    how: str = "",
 ) -> None:
     """Sets state, and says of what a group refuses where it comes from.
 
@@ -165,7 +199,7 @@ def _write(
     try:
         group.write_state(state, replica=replica)
     except IsotrainError as error:
-        raise IsotrainError(f"{saved.checkpoint.location}: {error}") from error
+        raise IsotrainError(f"{saved.checkpoint.location}{how}: {error}") from error
 
 
 def _not_here(name: str) -> str:
@@ -249,15 +283,8 @@ def _layout(replicas: int, stages: int) -> str:
     return f"{replicas} replica{plural}" + (f" in {stages} stages" if stages > 1 else "")
 
 
-def _mean_state(saved: Saved, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """The mean of the replicas' weights and slots; of whole numbers, those of the first.
-
-    Args:
-        saved: Where they are.
-        names: Of which; None: of all.
-    """
-    if names is None:
-        names = [name for name in saved.checkpoint.tensors(_FIRST) if not _is_own(name)]
+def _mean_state(saved: Saved, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The mean of the replicas' weights and slots; of whole numbers, those of the first."""
     first = saved.checkpoint.read(_FIRST, names)
     floating = [name for name, array in first.items() if array.dtype.kind == "f"]
     sums = {name: first[name].astype(np.float64) for name in floating}

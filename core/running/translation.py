@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,26 @@ LOST_SLOTS = (
     "slots of the optimizer, which the two frameworks do not keep alike, or one of them calls alike for two"
     " weights"
 )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint has what belongs to a weight.
+
+    Attributes:
+        weight: Its name there.
+        slots: Those of its slots there, by how the spec calls them; and of its steps.
+        become: What its slots are called here.
+    """
+
+    weight: str
+    slots: Mapping[str, str] = field(default_factory=dict)
+    become: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that is read."""
+        return [self.weight, *self.slots.values()]
 
 
 class Translation:
@@ -64,40 +85,62 @@ class Translation:
         """
         return not group.describe_state().keys() <= set(saved)
 
-    def weights(self, state: State, group: ReplicaGroup) -> dict[str, np.ndarray]:
-        """The weights of a group among the state, by their names here and in the order of their axes."""
-        before, now = self._before.names, self._now.names
-        common = {before.common(name): before.to_common(name, state[name]) for name in state}
-        own = {name: now.common(name) for name in group.describe_state(WEIGHTS)}
-        return {name: now.to_own(name, common[key]) for name, key in own.items() if key in common}
+    def origins(self, saved: Collection[str], group: ReplicaGroup) -> dict[str, Origin]:
+        """Where the weights of a group are found: of those that were saved, by their names here."""
+        there = {self._before.names.common(name): name for name in saved}
+        own = {name: self._now.names.common(name) for name in group.describe_state(WEIGHTS)}
+        return {name: Origin(there[key]) for name, key in own.items() if key in there}
 
-    def slots(self, state: State, group: ReplicaGroup, rate: float) -> dict[str, np.ndarray] | None:
-        """The slots of the optimizer, and how often it has updated each weight.
+    def with_slots(
+        self,
+        origins: Mapping[str, Origin],
+        saved: Collection[str],
+        group: ReplicaGroup,
+        rate: float,
+    ) -> dict[str, Origin] | None:
+        """Where their slots are found too, and how often the optimizer has updated each.
 
         Args:
-            state: That was saved; it has all weights.
+            origins: Of all weights.
+            saved: The names of all that was saved.
             group: That goes on.
             rate: Of its next step.
 
         Returns:
-            What was saved of them; None where they cannot be translated.
+            None where what was saved of them cannot be translated.
         """
         old, new = self._before, self._now
         if not rate or not (old.has_slots(self._slots) and new.has_slots(self._slots)):
             return None
-        there = {old.names.common(name): name for name in state}
         here = group.describe_state(("optimizer",)).keys()
-        pairs = [(there[new.names.common(w)], w) for w in group.describe_state(("trainable",))]
-        were = old.slot_names([before for before, _ in pairs], self._slots, state)
-        will_be = new.slot_names([weight for _, weight in pairs], self._slots, here)
+        trained = {name: origins[name].weight for name in group.describe_state(("trainable",))}
+        were = old.slot_names(list(trained.values()), self._slots, saved)
+        will_be = new.slot_names(list(trained), self._slots, here)
         if were is None or will_be is None:
             return None
-        found: dict[str, np.ndarray] = {}
-        for before, weight in pairs:
-            common = old.common_slots(state, before, were[before], rate)
-            found |= new.own_slots(common, weight, will_be[weight], rate)
-        were_kept = any(name.startswith(SLOTS) for name in state)
-        return None if were_kept and not found else found
+        found = {
+            name: Origin(before, old.kept(before, were[before], saved), will_be[name])
+            for name, before in trained.items()
+        }
+        were_kept = any(name.startswith(SLOTS) for name in saved)
+        is_lost = were_kept and not any(origin.slots for origin in found.values())
+        return None if is_lost else {**origins, **found}
+
+    def state(self, name: str, origin: Origin, saved: State, rate: float) -> dict[str, np.ndarray]:
+        """A weight and its slots, by their names here and in the order of their axes.
+
+        Args:
+            name: Of the weight here.
+            origin: Of it.
+            saved: All that its origin names.
+            rate: Of the next step.
+        """
+        old, new = self._before, self._now
+        weight = new.names.to_own(name, old.names.to_common(origin.weight, saved[origin.weight]))
+        if not origin.slots:
+            return {name: weight}
+        common = old.common_slots(saved, origin.weight, origin.slots, rate)
+        return {name: weight, **new.own_slots(common, name, origin.become, rate)}
 
 
 def _may_differ(model: Any) -> bool:

@@ -6,13 +6,16 @@ import functools
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from integration.pair_runs import EXACT
 
 import isotrain
+from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.errors import IsotrainError
+from isotrain.core.running import portions
 from isotrain.core.running.translation import Translation
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.series import launched_in_turn
@@ -41,6 +44,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adagrad": {"name": "adagrad", "lr": 0.0625, "epsilon": 2.0**-80},
     "lamb": {"name": "lamb", "lr": 0.0625, **NOWHERE},
 }
+MOST_BYTES = 4 * START.nbytes + 8
+"""Of one weight, three slots, and the count of its updates: what is read at a time by small portions."""
 STOP, STEPS = 5, 9
 BACKENDS = {"torch-ddp": "tf-mirrored", "tf-mirrored": "torch-ddp"}
 """Each, and in which the other half of its runs is taken."""
@@ -135,8 +140,17 @@ def rest(session: isotrain.Session, name: str, *, folder: Path) -> Any:
         with pytest.raises(IsotrainError, match=WRONG[name][1]):
             session.restore(folder / "sgd")
         return None
-    session.restore(folder / name)
-    return end(session)
+    read, sizes = Checkpoint.read, []
+
+    def noting(*given: Any) -> Any:
+        arrays = read(*given)
+        sizes.append(sum(array.nbytes for array in arrays.values()))
+        return arrays
+
+    small = mock.patch.object(portions, "PORTION_BYTES", 1)
+    with small, mock.patch.object(Checkpoint, "read", noting):
+        session.restore(folder / name)
+    return end(session) | {"largest": max(sizes)}
 
 
 def end(session: isotrain.Session) -> Any:
@@ -167,6 +181,7 @@ def test_a_native_model_goes_on_in_another_framework(
     whole, parted = ends
     expected, found = whole[backend][name], parted[BACKENDS[backend]][name]
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=1e-12)
+    assert found["largest"] <= MOST_BYTES
     for one, other in zip(*map(in_one_order, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 

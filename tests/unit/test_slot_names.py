@@ -32,7 +32,8 @@ def test_each_weight_gets_its_own(name: str) -> None:
     names = KERAS.slot_names(list(own), ["momentum"], state)
     assert names == {weight: {"momentum": slot} for weight, slot in own.items()}
     for place, weight in enumerate(own):
-        found = KERAS.common_slots(state, weight, names[weight], 0.5)
+        kept = KERAS.kept(weight, names[weight], state)
+        found = KERAS.common_slots(state, weight, kept, 0.5)
         assert float(found["momentum"]) == place
         assert KERAS.own_slots(found, weight, names[weight], 0.5) == {own[weight]: place}
 
