@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -36,6 +37,7 @@ END
 {command}
 """
 _EXCLUDE = "--exclude="
+_PER_TASK = re.compile(r"(?<!\S)(?:--cpus-per-task[= ]|-c ?)(\d+)")
 _AGAIN = """\
 ended_as_asked() {{
     cat {events} 2> /dev/null | grep -c '"error": "EndedError"'
@@ -151,9 +153,9 @@ class SlurmLauncher(EngineLauncher):
         if self._requeue:
             signal = f"--signal=TERM@{self._requeue}"
             if fewest := _fewest_nodes(self.allocation(), command):
-                nodes, *others = options
-                options = (nodes.replace("=", f"={fewest}-"), *others)
-                step = [part for part in step if part != nodes]  # srun takes those that there are
+                # srun takes the nodes that there are
+                step = [part for part in step if part != options[0]]
+                options = self._on_fewer(options, fewest)
             options = (*options, "--requeue", "--open-mode=append", signal)
             again = shlex.join([*step, *_going_on(command).arguments])
             events = shlex.quote(str(command.run_directory / "events.jsonl"))
@@ -161,6 +163,17 @@ class SlurmLauncher(EngineLauncher):
         asked = "\n".join(f"#SBATCH {option}" for option in options)
         spec = {"variable": command.spec_variable, "spec": command.spec_text}
         return _SCRIPT.format(options=asked, command=run, **spec)
+
+    def _on_fewer(self, options: Sequence[str], fewest: int) -> list[str]:
+        """The options of a job that may start anew on fewer nodes.
+
+        SLURM keeps how many tasks a job has had, and waits for nodes for all of them: where it is asked for
+        processors instead, it takes the nodes that it can have.
+        """
+        nodes, tasks, *others = options
+        per_task = _PER_TASK.search(shlex.join(self._further))
+        count = int(tasks.partition("=")[2]) * (int(per_task[1]) if per_task else 1)
+        return [nodes.replace("=", f"={fewest}-"), f"--mincpus={count}", *others]
 
     def _size(self, allocation: Allocation) -> list[str]:
         shares = allocation.shares

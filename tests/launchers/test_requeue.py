@@ -1,4 +1,4 @@
-"""A job of SLURM that is started anew, as its time runs out or otherwise, ends as if it had all the time."""
+"""A job of SLURM that is started anew, as its time is over or a node is gone, ends as it would have."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import isotrain
 SPEC = driven_job.SLOW | {
     "name": "long",
     "epochs": 45,
+    "min_replicas": 2,
     "checkpoint": {"every_minutes": 60},
 }
 """180 steps, of 45 s at least: SLURM ends a start 15 s before its minute is over, or up to 30 s earlier."""
 SECONDS = 300.0
 _OPTIONS = ("nodes=2", "tasks_per_node=2", "time=1", "requeue=15")
+_ON_ONE_NODE = r"JobState=RUNNING .* Restarts=1 .*\bNodeList=node1\n"
 
 
 def submitted(bed: Bed, folder: Path) -> str:
@@ -45,22 +47,33 @@ def test_a_job_saves_when_told_and_goes_on_when_requeued_and_when_its_time_runs_
     def has_saved() -> bool:
         return any(folder.glob("run/**/manifest.json"))
 
+    def control(*what: str) -> str:
+        return bed.first.check(["scontrol", *what], bed.slurm.variables)
+
     def state() -> str:
-        return bed.first.check(["scontrol", "show", "job", job], bed.slurm.variables)
+        return control("show", "job", job)
+
+    def runs_on_one_node() -> bool:
+        return re.search(_ON_ONE_NODE, state(), re.DOTALL) is not None
 
     wait_until((start / "steps.jsonl").exists, SECONDS, "it does not begin")
     assert not has_saved()
     bed.first.check(["scancel", "--signal=USR1", job], bed.slurm.variables)
     wait_until(has_saved, SECONDS, "no checkpoint was saved")
     assert "JobState=RUNNING" in state()
-    bed.first.check(["scontrol", "requeue", job], bed.slurm.variables)
+    control("update", "NodeName=node2", "State=DRAIN", "Reason=test")
+    try:
+        control("requeue", job)
+        wait_until(runs_on_one_node, SECONDS, "it waits for the other node")
+    finally:
+        control("update", "NodeName=node2", "State=RESUME")
     wait_until(lambda: re.search("JobState=(COMPLETED|FAILED|TIMEOUT)", state()), SECONDS, "no end")
     said = (folder / "said").read_text()
     assert "JobState=COMPLETED" in state(), said
     assert re.search(r"Restarts=[2-9]", state()), said
     assert said.count('"event": "resumed"') >= 2, said
     found = isotrain.read_result(start)
-    local = {name: value for name, value in SPEC.items() if name != "checkpoint"}
+    local = {name: SPEC[name] for name in SPEC.keys() - {"checkpoint", "min_replicas"}}
     expected = isotrain.run(
         {**local, "data": "integration.driven_job:data"},
         backend="reference",

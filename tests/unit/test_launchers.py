@@ -171,11 +171,15 @@ class TestSlurm:
         saving = dataclasses.replace(COMMAND, spec_text=spec, fewest_processes=5)
         launcher = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90)
         script = launcher.submission(saving).files["job.sh"]
-        assert "#SBATCH --nodes=3-4\n" in script
+        assert "#SBATCH --nodes=3-4\n#SBATCH --mincpus=2\n" in script
+        assert "#SBATCH --ntasks-per-node" not in script
         (run,) = (line for line in script.splitlines() if line.startswith("srun "))
         assert run.startswith("srun --ntasks-per-node=2 --kill-on-bad-exit=1 ")
         least = SlurmLauncher(nodes=3, tasks_per_node=2, requeue=90).submission(saving)
-        assert "#SBATCH --nodes=3\n" in least.files["job.sh"]
+        assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n" in least.files["job.sh"]
+        for options in ("--cpus-per-task=4", "--mem=4G -c 4", "-c4"):
+            wide = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90, options=options)
+            assert "#SBATCH --mincpus=8\n" in wide.submission(saving).files["job.sh"]
 
     @pytest.mark.parametrize(("error", "again"), [("EndedError", True), ("E", False)])
     def test_a_job_is_started_anew_only_where_its_run_ended_as_asked(
