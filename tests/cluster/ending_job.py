@@ -16,6 +16,9 @@ from isotrain.core.planning.own_place import place_to_join
 
 RANK = 3
 STEP = 3
+MOMENT, ENDED = "moment", "ended-"
+"""Files that are made when the rank is lost, or when the others begin to wait for it; and, with its number at
+the end, when a rank has its error."""
 HEARD_SECONDS = 0.5
 """Until then rank 0 knows at which step this process is."""
 
@@ -35,7 +38,7 @@ def go_on() -> None:
 DEEDS = {deed.__name__: deed for deed in (kill, stop, go_on)}
 ABSENT = "stay_away"
 """What the rank does before it takes its place in the run, instead of a deed."""
-START_SECONDS = 10.0
+START_SECONDS = 8.0
 """In which all must come, where one stays away."""
 
 
@@ -44,7 +47,7 @@ def work(session: isotrain.Session) -> None:
         session.step(batch)
         if session.rank == RANK and batch.step == STEP:
             time.sleep(HEARD_SECONDS)
-            Path(sys.argv[1], "moment").write_text("")
+            Path(sys.argv[1], MOMENT).touch()
             DEEDS[sys.argv[2]]()
         time.sleep(0.05)
 
@@ -63,20 +66,26 @@ def spec() -> dict[str, Any]:
 
 
 def main() -> None:
-    fields = spec()
+    fields, folder = spec(), Path(sys.argv[1])
+    place = place_to_join()
+    assert place is not None
     if sys.argv[2] == ABSENT:
         fields["timeouts"] = {"start": START_SECONDS}
-        place = place_to_join()
-        if place is not None and place.rank == RANK:
-            Path(sys.argv[1], "moment").write_text("")
+        if place.rank == RANK:
             time.sleep(1000)
-    isotrain.launch(
-        work,
-        fields,
-        backend="reference",
-        run_directory=Path(sys.argv[1], "run"),
-        on_event=lambda event: None,
-    )
+        if place.rank == 0:
+            (folder / MOMENT).touch()
+    try:
+        isotrain.launch(
+            work,
+            fields,
+            backend="reference",
+            run_directory=folder / "run",
+            on_event=lambda event: None,
+        )
+    except isotrain.IsotrainError:
+        (folder / f"{ENDED}{place.rank}").touch()
+        raise
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ from cluster.slurm import MISSED_SECONDS
 from waiting import wait_until
 
 LIMIT_SECONDS = 15.0
-_SLACK_SECONDS = 10.0  # a busy machine's, and the engine's own ending
+"""From a loss until every rank that is left has its error."""
+_SLACK_SECONDS = 10.0
+"""For processes to end then: a busy machine's, and the engine's own ending."""
 _START_SECONDS = 90.0
 _LONG_SECONDS = 60.0
 _AT_ONCE = 3
@@ -34,7 +36,7 @@ def start(bed: Bed, name: str, deed: str) -> Started:
     folder = bed.folder / f"{deed}-{name}-{time.monotonic_ns()}"
     folder.mkdir()
     started = _ENGINES[name].start(bed, [bed.python, _JOB, str(folder), deed], folder / "log")
-    moment = folder / "moment"
+    moment = folder / ending_job.MOMENT
     try:
         wait_until(moment.exists, _START_SECONDS, "it does not begin")
     except BaseException:
@@ -93,10 +95,11 @@ class Loss:
 
 
 _WHERE = r" (at|after) step \d+, in call '\w"
-_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1\d s" + _WHERE
+_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1[0-4] s" + _WHERE
 _KILLED = "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
 _GONE = "rank [23] of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
-_NEVER = r"rank (\d, )*3 of 4 never came to port .*, in 10 s \(timeouts.start\)"
+_IN_TIME = rf"in {ending_job.START_SECONDS:g} s \(timeouts.start\)"
+_NEVER = rf"rank (\d, )*3 of 4 never came to port .*, {_IN_TIME}"
 _BY_SLURM = 1.5 * MISSED_SECONDS
 _BY_MPIRUN = 20.0
 _FIRST = r"rank 0 is gone: its connection was closed\. It was" + _WHERE
@@ -130,27 +133,39 @@ class End:
     """Of a run that has lost something.
 
     Attributes:
+        errors: Seconds until each rank that is left had its error, by the clock that all hosts have.
         ranks: Seconds until no rank was left on any host.
         engine: Seconds until what was typed on the first host, or on the one that is left, had ended.
         said: There, and by all ranks.
     """
 
+    errors: Mapping[int, float]
     ranks: float
     engine: float
     said: str
 
 
+def errors_in(folder: Path, began: float) -> dict[int, float]:
+    return {
+        int(file.name.removeprefix(ending_job.ENDED)): file.stat().st_mtime - began
+        for file in folder.glob(f"{ending_job.ENDED}*")
+    }
+
+
 def end_of(loss: Loss) -> End:
     with two_hosts() as bed:
         started = start(bed, loss.engine, loss.deed)
-        began = time.monotonic()
+        folder, began = started.log.parent, time.time()
+        if loss.happens is nothing:
+            began = (folder / ending_job.MOMENT).stat().st_mtime
         try:
             loss.happens(bed)
             wait_until(lambda: not [*left(bed)], _LONG_SECONDS, "ranks are left")
-            ranks = time.monotonic() - began
+            ranks = time.time() - began
             typed = started.processes[-1 if bed.first.is_lost else 0]
             typed.wait(_LONG_SECONDS)
-            return End(ranks, time.monotonic() - began, started.log.read_text())
+            engine = time.time() - began
+            return End(errors_in(folder, began), ranks, engine, started.log.read_text())
         finally:
             started.end()
 
@@ -168,5 +183,7 @@ def test_what_is_lost_ends_the_run_and_the_engine_s_job(
 ) -> None:
     end = ends[name].result()
     assert re.search(LOSSES[name].named, end.said), end.said
+    assert end.errors or not LOSSES[name].named
+    assert max(end.errors.values(), default=0.0) < LIMIT_SECONDS, end.errors
     assert end.ranks < LIMIT_SECONDS + _SLACK_SECONDS
     assert end.engine < LIMIT_SECONDS + _SLACK_SECONDS + LOSSES[name].missed
