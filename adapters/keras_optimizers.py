@@ -102,7 +102,8 @@ def _named_optimizer(
     settings = spec.optimizer
     options = {
         name: number(value) if isinstance(value, float) else value
-        for name, value in settings.model_dump(exclude=_SPEC_ONLY_FIELDS).items()
+        for name, value in settings  # not model_dump: it would first build what writes such models
+        if name not in _SPEC_ONLY_FIELDS
     }
     if (
         not settings.decay_is_decoupled

@@ -353,7 +353,9 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> Start:
     """What a process with TensorFlow replicas imports, `modules` besides; GPUs are left to fresh ones."""
     if device == "gpu":
         return Start(why_fresh="a process that has seen a GPU cannot be forked")
-    own = (__name__, "isotrain.adapters.tensorflow.group", *modules)
+    package = "isotrain.adapters.tensorflow"
+    of_package = (f"{package}.group", f"{package}.native", f"{package}.native_exchange")
+    own = (__name__, *of_package, *modules)
     return Start((keras_backend.DEFERRED, "tensorflow", "keras", *own))
 
 

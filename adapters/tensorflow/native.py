@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
+from isotrain.adapters.listening import await_first
 from isotrain.plugin import Peer, PlanError, ProcessContext, Setting
 
 _CROSS_DEVICE_OPS = {
@@ -94,6 +95,7 @@ def multi_worker_strategy(
     use_own_gpu(setting, context)
     gpus = 1 if setting.device == "gpu" else 0
     with ended_after(start_timeout):
+        await_first(context)
         addresses = addresses_of(context.peers)
         return _cluster_strategy(addresses, context.rank, gpus, setting.collective)
 

@@ -321,7 +321,8 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
                 f" must return a torch.optim.Optimizer, from {form}."
             )
         return optimizer
-    options = settings.model_dump(exclude={"name"})
+    options = dict(settings)
+    del options["name"]
     if "beta_1" in options:
         options["betas"] = (options.pop("beta_1"), options.pop("beta_2"))
     renamed = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from isotrain.adapters.listening import await_first
 from isotrain.adapters.torch.exchange import Exchange
 from isotrain.plugin import PlanError, ProcessContext, ReduceOp, Setting
 
@@ -22,6 +23,7 @@ def start_process_group(setting: Setting, context: ProcessContext) -> None:
     Raises:
         PlanError: The port of the rendezvous is taken.
     """
+    await_first(context)
     host, port = context.rendezvous
     timeout = timedelta(seconds=setting.timeout)
     if host in ("127.0.0.1", "localhost"):

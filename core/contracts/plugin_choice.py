@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,8 +14,10 @@ class PluginChoice:
         asked: Modules and files of `--plugin`.
         blocked: Names of plugins to leave out.
         registered: Name to plugin, by `isotrain.register`, in order.
+        installed: What installed packages offer, once somebody has looked; None: nobody has.
     """
 
     asked: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     registered: tuple[tuple[str, object], ...] = ()
+    installed: tuple[Any, ...] | None = None

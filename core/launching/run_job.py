@@ -69,7 +69,7 @@ def run_job(
         PlanError: A port that was asked for is in use.
         IsotrainError: The job cannot be sent to other processes.
     """
-    plugins = asked.for_workers(asked.current())
+    plugins = asked.for_workers(asked.current(), host.installed)
     usual_lines = host.backend(plan.backend).usual_lines
     job = Job(
         work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, usual_lines, interface

@@ -56,8 +56,13 @@ def candidates_of(choice: PluginChoice) -> Iterator[Candidate]:
         yield Candidate(name, "in process", origin or type(thing).__qualname__, load)
 
 
-def for_workers(choice: PluginChoice) -> PluginChoice:
-    """As much of a choice as the processes of a run need, which is what travels to them."""
+def for_workers(choice: PluginChoice, installed: Sequence[Candidate] | None = None) -> PluginChoice:
+    """As much of a choice as the processes of a run need, which is what travels to them.
+
+    Args:
+        choice: What was asked for.
+        installed: What installed packages offer; processes that are given it need not look in all of them.
+    """
     hooks = [registration_hook(kind) for kind in _IN_WORKERS]
     needed = [
         (name, thing)
@@ -66,7 +71,8 @@ def for_workers(choice: PluginChoice) -> PluginChoice:
     ]
     here = [name for name, _ in choice.registered]
     blocked = [name for name in choice.blocked if name not in here]
-    return replace(choice, registered=tuple(needed), blocked=tuple(blocked))
+    found = None if installed is None else tuple(installed)
+    return replace(choice, registered=tuple(needed), blocked=tuple(blocked), installed=found)
 
 
 def with_registered(choice: PluginChoice, name: str, thing: object) -> PluginChoice:

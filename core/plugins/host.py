@@ -105,6 +105,11 @@ class PluginHost:
                 self.loaded.append(Loaded(candidate, "broken", fault=str(error)))
 
     @property
+    def installed(self) -> list[Candidate]:
+        """What installed packages offer, whatever became of it."""
+        return [each.candidate for each in self.loaded if each.candidate.source == "entry point"]
+
+    @property
     def faults(self) -> dict[str, str]:
         """Plugin name to what is wrong with it; such plugins are left out."""
         return {each.candidate.name: each.fault for each in self.loaded if each.fault is not None}
@@ -286,7 +291,8 @@ def _candidates(
     for where in of_spec:
         yield candidates.of_module(where, "spec")
     if entry_points:
-        yield from candidates.installed()
+        known = choice.installed
+        yield from candidates.installed() if known is None else known
 
 
 def _require_known(blocked: Sequence[str], wanted: Sequence[Candidate]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import pickle
 import types
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
+from isotrain.core.plugins import asked
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost, StrategyRegister
 from isotrain.core.system.versions import versions
@@ -30,6 +32,9 @@ class GoodPlugin:
     @hookimpl
     def isotrain_register_strategies(self, register: StrategyRegister) -> None:
         register.add(Nothing)
+
+
+GOOD = GoodPlugin()
 
 
 class TakesATakenName:
@@ -113,6 +118,19 @@ def test_a_broken_entry_point_is_kept_and_the_others_load(monkeypatch: pytest.Mo
     host = PluginHost()
     assert host.faults == {"broken": "ImportError: half installed"}
     assert "nothing" in host.strategies.names()
+
+
+def test_the_processes_of_a_run_look_for_no_installed_plugins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = importlib.metadata.EntryPoint("parts", f"{__name__}:GOOD", "isotrain")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
+    told = asked.for_workers(PluginChoice(), PluginHost().installed)
+    travelled = pickle.loads(pickle.dumps(told))  # noqa: S301
+    monkeypatch.delattr(importlib.metadata, "entry_points")
+    assert "nothing" in PluginHost(travelled).strategies.names()
+    with pytest.raises(AttributeError):
+        PluginHost()
 
 
 def test_modules_that_the_variable_names_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,31 @@
+"""Replicas wait for rank 0's server before their framework tries to reach it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from isotrain.adapters.listening import await_first
+from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
+
+LIMIT_SECONDS = 60.0
+MOMENT_SECONDS = 0.05
+
+
+def context(rank: int, door: socket.socket) -> ProcessContext:
+    port = door.getsockname()[1]
+    peers = tuple(Peer(each, "here", LOCALHOST, port + each, each, (each,)) for each in range(2))
+    return ProcessContext(rank, 2, "", peers)
+
+
+def test_all_but_rank_0_wait_until_it_listens() -> None:
+    with socket.socket() as door:
+        door.bind((LOCALHOST, 0))  # nobody else gets the port, and connections are refused
+        await_first(context(0, door))
+        waiting = threading.Thread(target=await_first, args=(context(1, door),))
+        waiting.start()
+        waiting.join(MOMENT_SECONDS)
+        assert waiting.is_alive()
+        door.listen()
+        waiting.join(LIMIT_SECONDS)
+        assert not waiting.is_alive()
