@@ -38,6 +38,10 @@ from isotrain.plugin import (
     map_tree,
 )
 
+_WHOLE_NUMBERS = frozenset(
+    {tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
+)
+
 
 class TensorFlowReplicaGroup(ReplicaGroup):
     """Local replicas under one `tf.distribute` strategy, driven by one traced function per step.
@@ -68,6 +72,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.local_replicas = exchange.local_replicas
         self._program = self._build(spec, (holder or strategy).scope)
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
+        on_host = not tf.config.list_logical_devices("GPU")
+        self._placed_types = {*_WHOLE_NUMBERS, self._rate_type} if on_host else set()
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
         self._traced = Traced(strategy, exchange, self._program.draw_unseeded)
@@ -92,6 +98,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def place(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
+
+    def is_placed(self, value: Any) -> bool:
+        return isinstance(value, tf.Tensor) and value.dtype in self._placed_types
 
     def own_rates(self) -> Callable[[int], float] | None:
         return self._program.update.own_rates

@@ -42,6 +42,10 @@ class ReplicaGroup(PlacedSteps, ABC):
     def place(self, arrays: Any) -> Any:
         """Moves NumPy arrays of a slice, one or a tree of them, to the framework. Local; any thread."""
 
+    def is_placed(self, value: Any) -> bool:
+        """Whether something is as `place` would make it: streams that give such are not copied. Local."""
+        return False
+
     def own_rates(self) -> Callable[[int], float] | None:
         """The schedule that the spec's own optimizer came with; None where it has none. Local.
 

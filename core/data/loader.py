@@ -23,6 +23,7 @@ from isotrain.core.errors import DataError
 
 Transform = Callable[[Any, Any, SampleRandom], Parts]
 Place = Callable[[np.ndarray], Any]
+IsPlaced = Callable[[Any], bool]
 
 # Up to here, gathering from memory costs less than handing the batch over from another thread; on the
 # cores that replicas compute on, it costs less at any size.
@@ -88,6 +89,7 @@ class Loader:
         steps: int | None = None,
         start_step: int = 0,
         place: Place | None = None,
+        is_placed: IsPlaced | None = None,
         prefetch: int = 2,
         shares_cores: bool = False,
         mark_seconds: float | None = None,
@@ -110,6 +112,7 @@ class Loader:
             start_step: first step to give.
             place: a host array -> what the replica computes on; called on each array of each slice, in
                 the background thread where there is one.
+            is_placed: whether what a stream gives is already as `place` would make it.
             prefetch: batches made ahead in a background thread; 0 makes them when they are asked
                 for, and so are batches of arrays in memory that are small, or that share cores.
             shares_cores: whether the replicas compute on the cores that gather the batches.
@@ -139,6 +142,7 @@ class Loader:
         self._accumulate = accumulate
         self._transform = transform
         self._place = place
+        self._is_placed = is_placed
         self._start_step = start_step
         self._mark_seconds = mark_seconds
         self.steps_per_epoch = epoch_steps(source, global_batch, replicas, drop_remainder)
@@ -239,9 +243,24 @@ class Loader:
             parts = self._transformed(parts, epoch, own)
             made_by = "the transform"
         inputs, targets = parts[0], parts[1]
-        return _rows(inputs, len(own), "inputs", made_by), (
-            None if targets is None else _rows(targets, len(own), "targets", made_by)
+        return self._rows(inputs, len(own), "inputs", made_by), (
+            None if targets is None else self._rows(targets, len(own), "targets", made_by)
         )
+
+    def _rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
+        """Every leaf as an array with `expected` rows, or as it is where it is placed."""
+        tree = map_tree(
+            lambda leaf: leaf if self._stays(leaf) else as_array(leaf, f"{made_by}'s {name}"), tree
+        )
+        for path, array in leaves(tree, name):
+            if array.ndim == 0 or len(array) != expected:
+                raise DataError(
+                    f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
+                )
+        return tree
+
+    def _stays(self, leaf: Any) -> bool:
+        return self._is_placed is not None and self._is_placed(leaf)
 
     def _transformed(self, parts: Parts, epoch: int, own: order.Indices) -> Parts:
         """Calls the transform, which sees no sample weights."""
@@ -261,8 +280,9 @@ class Loader:
         return tuple(self._slice(_part(parts, p.of_share), p) for p in share.pieces)
 
     def _slice(self, parts: Parts, piece: _Piece) -> Slice:
-        if self._place is not None:
-            parts = _each(self._place, parts)
+        place = self._place
+        if place is not None:
+            parts = _each(lambda leaf: leaf if self._stays(leaf) else place(leaf), parts)
         return Slice(*parts, piece.count, piece.weight)
 
     def _batch(
@@ -286,13 +306,19 @@ class Loader:
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
             reading = source.epoch(epoch, mark, mark_seconds=self._mark_seconds)
-            options = {"given": reading.given, "first": skip * whole}
-            found = recut.global_batches(reading, whole, len(source), **options)
+            found = recut.global_batches(
+                reading,
+                whole,
+                len(source),
+                given=reading.given,
+                first=skip * whole,
+                stays=self._is_placed,
+            )
             for index, (parts, size) in enumerate(found, skip):
                 if index == self.steps_per_epoch or step == self.total_steps:
                     break
                 slices = tuple(
-                    self._cut(share, self._own(parts, epoch, index * whole, share))
+                    self._cut(share, self._own(parts, size, epoch, index * whole, share))
                     for share in plans[size]
                 )
                 seen = recut.fingerprint(parts) if index == skip else None
@@ -300,9 +326,9 @@ class Loader:
                 step += 1
             before, mark = reading.mark or before, None
 
-    def _own(self, parts: Parts, epoch: int, first: int, share: _Share) -> Parts:
+    def _own(self, parts: Parts, size: int, epoch: int, first: int, share: _Share) -> Parts:
         """One share of a global batch whose first sample has this number; a placeholder if it has none."""
-        own = _part(parts, share.rows)
+        own = parts if share.rows == slice(0, size) else _part(parts, share.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's
             own = _each(np.copy, own)
         rows = np.arange(share.start, max(share.stop, share.start + 1))
@@ -352,15 +378,4 @@ def _each(function: Callable[[np.ndarray], Any], parts: Parts) -> Parts:
 
 def _part(parts: Parts, rows: slice) -> Parts:
     """Some rows of every array."""
-    return _each(lambda array: array[rows], parts)
-
-
-def _rows(tree: Any, expected: int, name: str, made_by: str) -> Any:
-    """Every leaf as an array with `expected` rows."""
-    tree = map_tree(lambda leaf: as_array(leaf, f"{made_by}'s {name}"), tree)
-    for path, array in leaves(tree, name):
-        if array.ndim == 0 or len(array) != expected:
-            raise DataError(
-                f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
-            )
-    return tree
+    return _each(lambda leaf: as_array(leaf)[rows], parts)

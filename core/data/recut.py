@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,13 @@ from isotrain.core.errors import DataError
 
 
 def global_batches(
-    batches: Iterable[Any], size: int, samples: int, *, given: int = 0, first: int = 0
+    batches: Iterable[Any],
+    size: int,
+    samples: int,
+    *,
+    given: int = 0,
+    first: int = 0,
+    stays: Callable[[Any], bool] | None = None,
 ) -> Iterator[tuple[Parts, int]]:
     """Yields (inputs, targets) of `size` samples, and the rest of the epoch at last.
 
@@ -27,6 +33,7 @@ def global_batches(
         samples: what the epoch is to have in all.
         given: how many of them were in batches before these.
         first: the first that is wanted, a multiple of `size`.
+        stays: whether something is passed on as it is, if it has the right size; else it is made an array.
 
     Raises:
         DataError: It has fewer or more, or a batch is not as the others.
@@ -34,7 +41,7 @@ def global_batches(
     held: list[Parts] = []
     rows = 0
     for batch in batches:
-        parts = _arrays(batch)
+        parts = _arrays(batch, stays)
         length = _rows(parts)
         passed = min(max(first - given, 0), length)
         given += length
@@ -43,6 +50,8 @@ def global_batches(
         if passed == length:
             continue
         rows += length - passed
+        if stays is not None and length != size:
+            parts = _arrays(parts)
         held.append(_cut(parts, passed, length) if passed else parts)
         if rows == size:
             yield _joined(held), size
@@ -75,10 +84,13 @@ def next_sample(batch: Any) -> int:
     return fingerprint(_cut(_arrays(batch), 0, 1))
 
 
-def _arrays(batch: Any) -> Parts:
+def _arrays(batch: Any, stays: Callable[[Any], bool] | None = None) -> Parts:
+    def made(leaf: Any, name: str) -> Any:
+        return leaf if stays is not None and stays(leaf) else as_array(leaf, name)
+
     inputs, targets = as_parts(batch, "a batch of the stream")
-    inputs = map_tree(partial(as_array, name="inputs"), inputs)
-    return inputs, None if targets is None else map_tree(partial(as_array, name="targets"), targets)
+    inputs = map_tree(partial(made, name="inputs"), inputs)
+    return inputs, None if targets is None else map_tree(partial(made, name="targets"), targets)
 
 
 def _leaves(parts: Parts) -> list[tuple[str, Any]]:

@@ -160,12 +160,11 @@ def _indexed(dataset: Any) -> Iterator[Any]:
 
 
 def _finite(dataset: Any) -> Iterator[Any]:
-    """The batches of a `tf.data.Dataset` as arrays.
+    """The batches of a `tf.data.Dataset`, as its own tensors.
 
     Raises:
         DataError: It never ends.
     """
     if int(dataset.cardinality()) == -1:
         raise DataError("data: the tf.data.Dataset never ends; leave out repeat(), or add take(n).")
-    iterator: Iterator[Any] = dataset.as_numpy_iterator()
-    return iterator
+    return iter(dataset)

@@ -67,6 +67,7 @@ class Loaders:
             epochs=self._spec.epochs,
             steps=self._spec.steps,
             place=place,
+            is_placed=None if place is None else self._group.is_placed,
             shares_cores=self._shares_cores,
             mark_seconds=None if self._spec.checkpoint is None else MARK_SECONDS,
         )
@@ -83,6 +84,7 @@ class Loaders:
             drop_remainder=False,
             epochs=1,
             place=self._place,
+            is_placed=self._group.is_placed,
             shares_cores=self._shares_cores,
         )
 

@@ -332,6 +332,9 @@ def train_on_slices_of_all_lengths(group: Any, parts: int) -> Found:
         )
         loss = group.synchronised_step(Batch(0, step, step, 2 * parts, False, True, own), 0.125)
         losses[f"step {step}"] = float(loss)
+    assert group.is_placed(own[0][0].targets)
+    assert not group.is_placed(given[0][1])
+    assert not group.is_placed(group.place(np.zeros(1, "f4"))), "the model computes in float64"
     return {"losses": losses}
 
 

@@ -106,6 +106,36 @@ def test_batches_of_the_right_size_are_not_copied():
     assert np.shares_memory(found.slices[0][0].inputs, INPUTS)
 
 
+class Placed:
+    """What a framework computes on; only the whole of it is."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.ndim = array, array.shape, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        return self.array
+
+
+def is_placed(value: object) -> bool:
+    return isinstance(value, Placed)
+
+
+@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (2, 1), (1, 2)])
+def test_what_a_replica_computes_on_is_taken_as_it_is(replicas: int, accumulate: int) -> None:
+    given = [(Placed(INPUTS[rows]), Placed(TARGETS[rows])) for rows in (slice(8), slice(8, 16))]
+    source = stream(lambda: iter([*given, (Placed(INPUTS[16:]), Placed(TARGETS[16:]))]), 20)
+    chosen = {"replicas": replicas, "accumulate": accumulate, "place": Placed, "epochs": 1}
+    found = list(loader(source, is_placed=is_placed, **chosen))
+    plain = {**chosen, "place": None}
+    assert list(map(facts, found)) == given_by(arrays(INPUTS, TARGETS), **plain)
+    taken = [found[index].slices[0][0].inputs is given[index][0] for index in (0, 1)]
+    assert taken == [replicas == accumulate == 1] * 2
+    assert all(is_placed(p.inputs) for batch in found for own in batch.slices for p in own)
+
+
 def test_a_transform_that_works_in_place_leaves_what_the_stream_gave():
     inputs = INPUTS.copy()
 
