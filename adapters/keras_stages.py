@@ -16,7 +16,7 @@ from isotrain.adapters import keras_losses, keras_private
 from isotrain.adapters.outputs import Outputs
 from isotrain.adapters.portable import OwnLosses
 from isotrain.adapters.stage_profile import LayerCall
-from isotrain.adapters.stage_rules import MASKED_LOSS, bounds, require_apart
+from isotrain.adapters.stage_rules import MASKED_CUT, MASKED_LOSS, bounds, require_apart
 from isotrain.plugin import (
     LayerCost,
     ModelProfile,
@@ -66,9 +66,7 @@ class Chunk(keras.layers.Layer):
         """
         found = [known[key] for key in self.gives]
         if any(keras_private.mask_of(each) is not None for each in found):
-            raise UnsupportedError(
-                "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
-            )
+            raise UnsupportedError(MASKED_CUT)
         return found
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from isotrain.plugin import SpecError, UnsupportedError
 
+MASKED_CUT = (
+    "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
+)
 MASKED_LOSS = (
     "loss: it masks, ignores or weighs targets, whose number all replicas must know before the"
     " first backward pass; strategy pipeline does not tell it. Use data-parallel."

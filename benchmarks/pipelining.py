@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from benchmarks.sharded_runs import Step, by_hand, by_isotrain
-from benchmarks.sharded_work import BATCH, LAYERS, REPLICAS, inputs, lines, model
+from benchmarks.sharded_work import BATCH, LAYERS, RATE, REPLICAS, inputs, lines, model
 
 STAGES, MICRO_BATCHES = REPLICAS, 8
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -38,7 +38,7 @@ def step_of(rank: int, schedule: str) -> Step:
     own = nn.Sequential(*layers[rank * each : (rank + 1) * each])
     stage = PipelineStage(own, rank, STAGES, torch.device("cpu"))
     passes = SCHEDULES[schedule](stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
-    optimizer = torch.optim.Adam(own.parameters(), lr=0.001)
+    optimizer = torch.optim.Adam(own.parameters(), lr=RATE)
     batches = torch.from_numpy(inputs()).split(BATCH)
 
     def step(number: int) -> None:

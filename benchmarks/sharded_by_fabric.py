@@ -17,7 +17,7 @@ from lightning_fabric.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.sharded_work import BATCH, REPLICAS, STEPS, inputs, model, timed
+from benchmarks.sharded_work import BATCH, RATE, REPLICAS, STEPS, inputs, model, timed
 
 
 def wrapped(made: nn.Module, mesh: Any) -> nn.Module:
@@ -35,7 +35,7 @@ def main(target: Path) -> None:
     fabric = lightning_fabric.Fabric(accelerator="cpu", devices=REPLICAS, strategy=strategy)
     fabric.launch()
     made = fabric.setup_module(model())
-    optimizer = fabric.setup_optimizers(torch.optim.Adam(made.parameters(), lr=0.001))
+    optimizer = fabric.setup_optimizers(torch.optim.Adam(made.parameters(), lr=RATE))
     own = torch.from_numpy(inputs()[fabric.global_rank :: REPLICAS])
 
     def step(place: int) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import isotrain
-from benchmarks.sharded_work import BATCH, REPLICAS, STEPS, inputs, model, timed
+from benchmarks.sharded_work import BATCH, RATE, REPLICAS, STEPS, inputs, model, timed
 
 Step = Callable[[int], object]
 
@@ -27,19 +27,20 @@ def of_session(session: isotrain.Session) -> float:
     return timed(functools.partial(session.step, batch) for batch in session.batches())
 
 
-def by_isotrain(replicas: int, strategy: Any, **changes: Any) -> float:
+def by_isotrain(replicas: int, strategy: Any, backend: str = "torch-ddp", **changes: Any) -> float:
     """The slowest process's seconds; isotrain chooses its ports itself.
 
     Args:
         replicas: Of the run.
         strategy: As in a spec.
+        backend: Under what.
         changes: Other fields of the spec.
     """
     spec = {
         "model": {"torch": model},
         "data": data,
         "loss": "mean_squared_error",
-        "optimizer": {"name": "adam", "lr": 0.001},
+        "optimizer": {"name": "adam", "lr": RATE},
         "global_batch": BATCH,
         "steps": STEPS,
         "threads": 1,
@@ -47,7 +48,7 @@ def by_isotrain(replicas: int, strategy: Any, **changes: Any) -> float:
         "evaluation": {"every_epochs": 0},
         **changes,
     }
-    return float(max(isotrain.launch(of_session, spec, backend="torch-ddp", replicas=replicas)))
+    return float(max(isotrain.launch(of_session, spec, backend=backend, replicas=replicas)))
 
 
 def by_hand(step_of: Callable[[int, str], Step], way: str, port: int) -> float:

@@ -7,21 +7,31 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from benchmarks.statistics import Estimate, median
 
 WIDTH, LAYERS, BATCH, REPLICAS = 1024, 6, 128, 2
 WARM, TIMED = 5, 20
 STEPS = WARM + TIMED
+RATE = 0.001
 GOAL = 1.03
 """The time of a step beside that by hand, at most."""
 
 
-def model() -> nn.Module:
-    """Wide layers: exchanging them takes as long as computing with them."""
+def model() -> Any:
+    """Wide layers of torch: exchanging them takes as long as computing with them."""
+    from torch import nn
+
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+
+
+def portable_model() -> Any:
+    """The like of Keras."""
+    import keras
+
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
+    return keras.Sequential([keras.Input((WIDTH,)), *layers])
 
 
 def inputs() -> np.ndarray:

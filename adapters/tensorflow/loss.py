@@ -42,10 +42,13 @@ def loss_computer(spec: TrainingSpec, model: Any, training: bool) -> LossCompute
 
 def forward(model: Any, training: bool) -> Callable[[Any], Any]:
     """The call of a model, which is told whether it is training if it wants to know."""
-    wants_to_know = isinstance(model, keras.Layer) or (
-        "training" in inspect.signature(model.__call__).parameters
-    )
-    return functools.partial(model, training=training) if wants_to_know else model
+    return functools.partial(model, training=training) if is_told(model) else model
+
+
+def is_told(module: Any) -> bool:
+    """Whether something that is called, a model or a module, wants to know whether it is training."""
+    is_layer = isinstance(module, keras.Layer)
+    return is_layer or "training" in inspect.signature(module.__call__).parameters
 
 
 def evaluated_rows(loss: tf.Tensor, count: tf.Tensor, width: int) -> tf.Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from isotrain.adapters.tensorflow.modules import named_modules
 from isotrain.plugin import SpecError, TrainingSpec
 
 _HARMLESS = {
@@ -129,34 +131,17 @@ def recompute(model: tf.Module, spec: TrainingSpec) -> None:
     Raises:
         SpecError: The spec names a module that is not there.
     """
-    modules = dict(_named(model))
+    modules = dict(named_modules(model))
     for name in spec.recomputed(modules, "."):
         own = type(modules[name])
         call = {"__call__": _recomputed(name, own.__call__)}
         modules[name].__class__ = type(own.__name__, (own,), call)
 
 
-def _named(module: tf.Module, start: str = "") -> Iterator[tuple[str, tf.Module]]:
-    """The modules inside of one that can be called, at any depth, by the attributes that hold them."""
-    for name, value in _attributes(vars(module), start):
-        if callable(value):
-            yield name, value
-        yield from _named(value, f"{name}.")
-
-
-def _attributes(values: Mapping[str, Any], start: str) -> Iterator[tuple[str, tf.Module]]:
-    for name, value in values.items():
-        if isinstance(value, tf.Module):
-            yield f"{start}{name}", value
-        elif isinstance(value, list | tuple):
-            yield from _attributes({str(n): v for n, v in enumerate(value)}, f"{start}{name}.")
-        elif isinstance(value, dict):
-            yield from _attributes(value, f"{start}{name}.")
-
-
 def _recomputed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Gives tensors by position, also those of keywords: no gradient comes back to others."""
 
+    @functools.wraps(call)  # by whose arguments it is told whether it trains
     def call_or_recompute(module: tf.Module, *args: Any, **kwargs: Any) -> Any:
         given = tf.nest.flatten((args, kwargs))
         places = [place for place, each in enumerate(given) if tf.is_tensor(each)]

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.keras_stages import Chunk, StagedModel, StageLoss
+from isotrain.adapters.stage_models import StageLosses, StageModel
 from isotrain.adapters.tensorflow.program import Piece, Program
 from isotrain.adapters.tensorflow.stage_exchange import StageExchange
 from isotrain.adapters.tensorflow.state import native
@@ -28,9 +28,9 @@ class Stages:
         told: By the shapes of the inputs, what each chunk gives to those behind it is like.
     """
 
-    model: StagedModel
+    model: StageModel
     exchange: StageExchange
-    loss: StageLoss
+    loss: StageLosses
     program: Program
     told: dict[tuple[tf.TensorShape, ...], list[list[tf.TensorSpec]]] = field(default_factory=dict)
 
@@ -60,10 +60,17 @@ class TensorFlowStageWork(StageWork):
         share: The sum of the weighted losses so far, which is all of it once all passes are done.
         proofs: For whoever traces to return: without them, TensorFlow would leave out what is sent, or
             received for nothing, while another stage waits.
+        times: When all began, and when each pass and each wait ended, in seconds since 1970; nothing unless
+            that is to be noted.
     """
 
     def __init__(
-        self, stages: Stages, pieces: Sequence[Piece], weights: tf.Tensor | None, holes: bool
+        self,
+        stages: Stages,
+        pieces: Sequence[Piece],
+        weights: tf.Tensor | None,
+        holes: bool,
+        notes: bool = False,
     ) -> None:
         """Takes a step up.
 
@@ -72,6 +79,7 @@ class TensorFlowStageWork(StageWork):
             pieces: The micro-batches.
             weights: Of each, shape `[pieces]`; None when all are 1.
             holes: Whether a micro-batch may be a placeholder, which is one of weight 0.
+            notes: Whether to note when what is done.
         """
         self._stages = stages
         self._pieces = pieces
@@ -83,6 +91,7 @@ class TensorFlowStageWork(StageWork):
         self._likes = [stages.crossing(inputs) for inputs, _ in pieces]
         self.share: tf.Tensor = tf.zeros((), tf.float64)
         self.proofs: list[tf.Tensor] = []
+        self.times = [tf.timestamp()] if notes else []
 
     def gradients(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Those of weights of this stage, once all passes are done."""
@@ -111,6 +120,7 @@ class TensorFlowStageWork(StageWork):
         sent = chunk.crossing(known)
         self._kept[work.chunk, work.micro_batch] = _Kept(tape, received, sent, loss)
         self._before = [*sent, loss]
+        self._note(self._before)
         return sent
 
     def backward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -128,6 +138,7 @@ class TensorFlowStageWork(StageWork):
             ]
             self._add(weights, found[len(sources) :])
         self._before = [*given, *self._sums.values()]
+        self._note(self._before)
         return given
 
     def _add(self, weights: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
@@ -144,7 +155,14 @@ class TensorFlowStageWork(StageWork):
         exchange = self._stages.exchange
         found = [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
         self._prove(found)
+        self._note(found)
         return found
+
+    def _note(self, done: Sequence[tf.Tensor]) -> None:
+        """Notes when it is done, and what was noted before is."""
+        if self.times:
+            with tf.control_dependencies([*done, self.times[-1]]):
+                self.times.append(tf.timestamp())
 
     def _prove(self, tensors: Sequence[tf.Tensor]) -> None:
         self.proofs += [tf.reshape(each, [-1])[:1] for each in tensors]
@@ -158,11 +176,11 @@ class TensorFlowStageWork(StageWork):
         return [tf.zeros(like.shape, like.dtype) for like in likes]
 
 
-def _trained(chunk: Chunk) -> list[tf.Variable]:
+def _trained(chunk: Any) -> list[tf.Variable]:
     return [native(variable) for variable in chunk.trainable_variables]
 
 
-def _crossing_each(model: StagedModel, given: Mapping[int, tf.Tensor]) -> list[list[tf.TensorSpec]]:
+def _crossing_each(model: StageModel, given: Mapping[int, tf.Tensor]) -> list[list[tf.TensorSpec]]:
     """Traces a forward pass for what each chunk gives; computes nothing."""
 
     def through(*tensors: tf.Tensor) -> list[list[tf.Tensor]]:

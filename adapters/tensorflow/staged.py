@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import stage_profile
-from isotrain.adapters.keras_stages import StagedModel, StageLoss
 from isotrain.adapters.stage_rules import own_weights, require_ready
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.private import generators_of
 from isotrain.adapters.tensorflow.stage_exchange import StageExchange
+from isotrain.adapters.tensorflow.stage_models import cut_model
 from isotrain.adapters.tensorflow.stage_work import Stages, TensorFlowStageWork
 from isotrain.adapters.tensorflow.state import canonical_names, native
 from isotrain.adapters.tensorflow.tracing import Pieces, Weights, row
@@ -26,10 +29,31 @@ from isotrain.plugin import (
     ModelProfile,
     StateInfo,
     StateKind,
+    Taken,
     TrainingSpec,
-    UnsupportedError,
+    Transfer,
     execute_stage,
 )
+
+
+class _Noted:
+    """When the actions of a step ended, by the clock of the graph."""
+
+    def __init__(self, times: Sequence[tf.Tensor], names: Sequence[str]) -> None:
+        """Notes how that clock stands to that of actions.
+
+        Args:
+            times: In seconds since 1970: when the first began, and when each ended; nothing if not noted.
+            names: Of the actions.
+        """
+        self._times, self._names = times, names
+        self._shift = time.perf_counter() - time.time()
+
+    def taken(self) -> list[Taken]:
+        """The actions, each of which began when the one before ended."""
+        ends = [float(each) + self._shift for each in self._times]
+        pairs = itertools.pairwise(ends)
+        return [Taken(name, *pair) for name, pair in zip(self._names, pairs, strict=False)]
 
 
 class StagedGroup(TensorFlowReplicaGroup):
@@ -48,23 +72,20 @@ class StagedGroup(TensorFlowReplicaGroup):
         super().__init__(spec, tf.distribute.get_strategy(), exchange)
         program, stage = self._program, exchange.stage
         require_ready(program.measures.late)
-        if cut.modules:
-            raise UnsupportedError(
-                "strategy pipeline: modules: TensorFlow's models are cut by the graph of their layers; leave"
-                " them out."
-            )
-        model = StagedModel(program.model, cut.chunks, cut.first)
-        loss = StageLoss(spec, model, program.losses["train"])
+        model, loss, self._compare = cut_model(program, spec, cut)
         self._stages = Stages(model, exchange, loss, program)
         self._homes = model.homes(exchange.stages)
         trainable, others = weights_of(program.model, spec)
         weights = [*trainable, *others]
         self._weights = dict(zip(canonical_names(weights), map(native, weights), strict=True))
+        self._weights |= {f"random/{n}": v for n, v in generators_of(program.model).items()}
         own = own_weights(self._homes, list(map(native, trainable)), stage)
         self._own = [native(trainable[place]) for place in own]
         program.statistics = [each for each in program.statistics if self._home(each) == stage]
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         self._is_joined = True
+        self._notes = False
+        self._taken = _Noted((), ())
         self._traced.function("start alike", self._trace_start)()
         self.keep_slots_of([own])
 
@@ -79,21 +100,35 @@ class StagedGroup(TensorFlowReplicaGroup):
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> tf.Tensor:
         self._set_rate(learning_rate)
-        self._is_joined = False
+        self._is_joined, notes = False, self._notes
+        for piece in itertools.islice((each for each in batch.slices[0] if each.count), 1):
+            self._compare(piece.inputs)
 
         def trace(holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor) -> Any:
-            def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
-                shares = row(weights, position)
-                work = TensorFlowStageWork(self._stages, pieces[position], shares, holes)
-                execute_stage(actions[self._exchange.stage], self._exchange.stage, work)
+            def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+                shares, stage = row(weights, position), self._exchange.stage
+                work = TensorFlowStageWork(self._stages, pieces[position], shares, holes, notes)
+                with tf.control_dependencies(work.times):
+                    execute_stage(actions[stage], stage, work)
                 self._update_own(work, None if shares is None else tf.reduce_sum(shares))
-                return self._exchange.over_all([work.share])[0] / self.replicas, work.proofs
+                loss = self._exchange.over_all([work.share])[0] / self.replicas
+                return loss, work.proofs, work.times
 
             with self._program.update.learning_rate(rate):
                 return self._traced.on_replicas(replica, trains=True)[0]
 
-        loss, _ = self._on_batch("staged step", trace, batch, self._rate_tensor)
+        name = "staged step, noted" if notes else "staged step"
+        loss, _, times = self._on_batch(name, trace, batch, self._rate_tensor)
+        if notes:
+            own = self._exchange.stage
+            self._taken = _Noted(times, _names(actions[own], own))
         return loss
+
+    def note_actions(self) -> None:
+        self._notes = True
+
+    def last_actions(self) -> Sequence[Taken]:
+        return self._taken.taken()
 
     def _update_own(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights."""
@@ -195,3 +230,12 @@ class StagedGroup(TensorFlowReplicaGroup):
         weight = None if self._is_joined else self._weights.get(name)
         moved = weight is not None and self._home(weight) != self._exchange.stage
         return moved or super().lives_elsewhere(name)
+
+
+def _names(actions: Sequence[Action], stage: int) -> list[str]:
+    """Of what a stage does, but for sending, which goes on beside it."""
+    return [
+        "wait" if isinstance(each, Transfer) else each.direction
+        for each in actions
+        if not isinstance(each, Transfer) or each.destination == stage
+    ]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.stage_models import StageChunk, StageLosses, StageModel
 from isotrain.adapters.torch.stage_exchange import StageExchange
-from isotrain.adapters.torch.stage_models import StageChunk, StageLosses, StageModel
 from isotrain.plugin import Pass, Slice, StageWork, Transfer
 
 TransferKey = tuple[int, tuple[tuple[int, ...], ...]]

@@ -197,6 +197,7 @@ def _timeline(feed: _Feed) -> list[Piece]:
     """The pieces of a typical step, the device waited for before and after it."""
     from statistics import median_low
 
+    feed.session.group.note_actions()
     steps = [_pieces(feed) for _ in range(_TIMELINE_STEPS)]
     lengths = [sum(pieces[-1][1:]) for pieces in steps]
     return steps[lengths.index(median_low(lengths))]

@@ -48,8 +48,11 @@ class PlacedSteps:
         translated state are written whole.
         """
 
+    def note_actions(self) -> None:
+        """Has `last_actions` tell of the staged steps from here on, also where to know it costs something."""
+
     def last_actions(self) -> Sequence[Taken]:
-        """What this process did in the last staged step; nothing where that is computed as a whole. Local."""
+        """What this process did in the last staged step, where that was noted. Local."""
         return ()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:

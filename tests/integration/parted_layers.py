@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -98,6 +98,43 @@ def unusual(spec: TrainingSpec) -> dict[str, float]:
     pairs = zip(results, expected, strict=True)
     far = max(float(np.abs(one - other).max()) for one, other in pairs)
     return {"far": far, "draws": draws, "norms": twins.pairs}
+
+
+def mixed_model() -> Any:
+    """Layers that TensorFlow's optimizer of graphs makes one operation of, which rounds once less."""
+    hidden = keras.layers.Dense(8, activation="gelu")
+    return keras.Sequential([keras.Input((2,)), hidden, keras.layers.Dense(2)])
+
+
+class Typed(SingleReplica):
+    """Notes of what types are the gradients that are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[str] = set()
+
+    def sum_parts(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self.types.add(vector.dtype.name)
+        return super().sum_parts(vector, sizes, within)
+
+
+def in_bfloat16(spec: TrainingSpec) -> dict[str, Any]:
+    """How far a step's loss, gradients and weights are from those of whole weights, as Keras computes them.
+
+    Returns:
+        That, and of what types gradients are summed.
+    """
+    spec = spec.replace(model=mixed_model, precision="bfloat16", clip=None)
+    results, alone = [], Typed()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    for program in (PartedProgram(spec, alone, Mesh({SHARD: 1}), 1), Program(spec)):
+        loss, gradients = _step(program, (TARGETS, TARGETS))()
+        results.append([loss, *gradients, *program.part("trainable")])
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    far = max(float(tf.reduce_max(tf.abs(a - b))) for a, b in zip(*results, strict=True))
+    return {"far": far, "summed": sorted(alone.types)}
 
 
 def _sets(layer: Any, first: Any, inputs: Any) -> Any:

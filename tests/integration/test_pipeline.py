@@ -113,6 +113,74 @@ def written(names_them: bool = False) -> Any:
     return Naming() if names_them else Net()
 
 
+def layers_by_name() -> dict[str, Any]:
+    """The layers of `sequential`, built alike, for models of TensorFlow that apply them themselves."""
+    from keras import layers, name_scope
+
+    found = {f"dense_{n}": layers.Dense(7, activation="tanh", name=f"dense_{n}") for n in range(3)}
+    found["head"] = layers.Dense(4, name="head")
+    with name_scope("sequential"):
+        for layer, width in zip(found.values(), (6, 7, 7, 7), strict=True):
+            layer.build((None, width))
+    return found
+
+
+def layered() -> Any:
+    """They as a model of Keras that has no graph."""
+    import keras
+
+    class Net(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense_0, self.dense_1, self.dense_2, self.head = layers_by_name().values()
+            self.built = True
+
+        def call(self, inputs: Any) -> Any:
+            return self.head(self.dense_2(self.dense_1(self.dense_0(inputs))))
+
+    return Net()
+
+
+def module() -> Any:
+    """They as a tf.Module, which also draws what changes nothing, on its last stage."""
+    import tensorflow as tf
+
+    class Dense(tf.Module):
+        def __init__(self, layer: Any) -> None:
+            super().__init__()
+            self.kernel, self.bias = (tf.Variable(w.value, name=w.path) for w in layer.weights)
+
+        def __call__(self, inputs: Any) -> Any:
+            return inputs @ self.kernel + self.bias
+
+    class Noise(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = tf.random.Generator.from_seed(3)
+
+        def __call__(self, inputs: Any, training: bool = False) -> Any:
+            if not training:
+                return inputs
+            return inputs * tf.math.ceil(self.generator.uniform([], dtype=inputs.dtype))
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            *self.blocks, self.head = map(Dense, layers_by_name().values())
+            self.noise = Noise()
+
+        def __call__(self, inputs: Any, training: bool = False) -> Any:
+            for block in self.blocks:
+                inputs = tf.tanh(block(inputs))
+            return self.head(self.noise(inputs, training=training))
+
+        def pipeline_modules(self) -> list[Any]:
+            bent = [part for block in self.blocks for part in (block, tf.tanh)]
+            return [*bent, self.noise, self.head]
+
+    return Net()
+
+
 def shared() -> Any:
     from keras import Input, Model, layers
 
@@ -195,6 +263,7 @@ def under_way(exchange: Any) -> list[int]:
 
 def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
+    session.group.note_actions()
     exchange = getattr(session.group, "exchange", None)
     kept = under_way(exchange) if hasattr(exchange, "under_way") else []
     found = train(session)
@@ -241,7 +310,11 @@ def ended(session: isotrain.Session) -> dict[str, Any]:
     """What each process has after all the steps that are left."""
     losses = [float(session.step(batch)) for batch in session.batches()]
     found = {"loss": losses, "train": session.metrics(), "evaluated": session.evaluate()}
-    kinds: dict[str, tuple[StateKind, ...]] = {"weights": WEIGHTS, "slots": ("optimizer",)}
+    kinds: dict[str, tuple[StateKind, ...]] = {
+        "weights": WEIGHTS,
+        "slots": ("optimizer",),
+        "random": ("random",),
+    }
     return found | {name: session.read_state(kind) for name, kind in kinds.items()}
 
 
@@ -416,12 +489,17 @@ def test_a_comparison_tells_how_long_stages_wait_and_what_is_predicted(
     staged: Sequence[dict[str, Any]], name: str, predicted: int
 ) -> None:
     """Of two stages and four micro-batches, of which each has two chunks on each stage, or one for all."""
+    assert_told([stage[name] for stage in staged], 1, predicted)
+
+
+def assert_told(places: Sequence[dict[str, Any]], replicas: int, predicted: int) -> None:
+    """Processes have noted when they took their passes."""
     spans = [
-        Span(f"rank {rank}", what, begin - stage[name]["taken"][0][1], end - begin)
-        for rank, stage in enumerate(staged)
-        for what, begin, end in stage[name]["taken"]
+        Span(f"rank {rank}", what, begin - place["taken"][0][1], end - begin)
+        for rank, place in enumerate(places)
+        for what, begin, end in place["taken"]
     ]
-    (told,) = waiting.told(spans, 1)
+    (told,) = waiting.told(spans, replicas)
     seen = re.search(rf"for (\d+)% of the time .* predicts {predicted}%", told)
     assert seen, told
     assert 0 < int(seen[1]) < 100
@@ -433,7 +511,7 @@ def test_stages_go_on_from_their_checkpoints(staged: Sequence[dict[str, Any]], c
     for found in (stage[f"saved/{case}"] for stage in staged):
         for part, kind in itertools.product(("again", "joined"), found["whole"]):
             ours, theirs = found[part][kind], found["whole"][kind]
-            if kind in ("weights", "slots"):
+            if kind in ("weights", "slots", "random"):
                 assert_same(ours, theirs, f"{part}: {kind}")
             else:
                 assert ours == theirs, (part, kind)
@@ -503,19 +581,24 @@ def assert_elsewhere(
     by_one: dict[str, Any],
     backend: str,
     folder: Path,
+    changes: Mapping[str, Any] | None = None,
+    modules: Sequence[str] = (),
 ) -> None:
     """Two replicas of two stages train as replicas, and go on from checkpoints."""
+    dense = {**BASE, **CASES["sequential"], "accumulate": 2, **(changes or {})}
     tasks: Tasks = {
         "interleaved": (
             {**several, **under(PIPELINES["interleaved"][1]), "recompute": "*"},
             followed,
         ),
         "saved/sequential": (
-            {**BASE, **CASES["sequential"], "accumulate": 2, **under({"schedule": "gpipe"})},
+            {**dense, **under({"schedule": "gpipe", "modules": modules})},
             partial(saving_and_profiled, folder=folder),
         ),
     }
-    for place in done(tasks, 2, backend):
+    places = done(tasks, 2, backend)
+    assert_told([place["interleaved"] for place in places], 2, 20)
+    for place in places:
         assert_equal(place["interleaved"], expected)
         saved = place["saved/sequential"]
         assert_equal(saved["whole"], {**by_one, "loss": by_one["loss"][STOP:]})
@@ -536,14 +619,28 @@ def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path:
     several = {**SEVERAL, "global_batch": 3, "drop_remainder": True}
     expected = done({"": (several, followed)}, 2, "tf-mirrored")[0][""]
     by_one = alone["saved/sequential"]["whole"]
-    assert_elsewhere(several, expected, by_one, "tf-multiworker", tmp_path)
+    listed = {"model": {"tensorflow": layered}}
+    names = ["dense_*", "head"]
+    assert_elsewhere(several, expected, by_one, "tf-multiworker", tmp_path, listed, names)
 
 
-def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any]) -> None:
+def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_path: Path) -> None:
     """Stages of one replica, between which passes in both directions meet; as torch without any."""
     spec = {**BASE, **CASES["nothing dropped"], **under({"schedule": "1f1b"})}
-    for place in done({"": (spec, followed)}, 1, "horovod-tf"):
+    listed = {**BASE, **CASES["sequential"], "model": {"tensorflow": module}}
+    listed |= under(PIPELINES["interleaved"][1])
+    tasks: Tasks = {
+        "": (spec, followed),
+        "saved/listed": (listed, partial(saving, folder=tmp_path)),
+    }
+    by_one = alone["saved/sequential"]["whole"]
+    for place in done(tasks, 1, "horovod-tf"):
         assert_equal(place[""], alone["nothing dropped"])
+        saved = place["saved/listed"]
+        assert_as({**saved["whole"], "slots": {}}, by_one)
+        for part in ("again", "joined"):
+            assert_equal(saved[part], saved["whole"])
+            assert_same(saved[part]["random"], saved["whole"]["random"], f"{part}: random")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -280,7 +280,8 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
         unit = whole / cases.LAYERS
         assert found["planned"] == [whole / 2 + unit, whole / 2 + unit, whole]
         assert found["held"] == pytest.approx(1.5 * whole, rel=0.01)
-        assert found["held"] + found["besides"] == pytest.approx(sum(found["planned"]), rel=0.2)
+        more = found["held"] + found["besides"] - sum(found["planned"])
+        assert -0.9 * unit < more < 0.4 * unit, "of whole layers, no more and no less than planned"
         assert found["to be sent"] == 1.5 * whole, "weights twice, and gradients where they belong"
         assert found["sent"] == pytest.approx(1.5 * whole, rel=0.1)
         assert found["gathered"] == whole
@@ -288,6 +289,7 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
         np.testing.assert_allclose(found["set"], 1, rtol=CLOSE)
     unusual, refusals = processes[0]["unusual"], processes[0]["refusals"]
     assert unusual["far"] < CLOSE
+    assert processes[0]["in bfloat16"] == {"far": 0, "summed": ["float32"]}
     assert unusual["draws"] == 2 * 2, "each dropout is computed again"
     assert unusual["norms"] == 13, "by lamb, of each weight"
     assert "recurs" not in refusals

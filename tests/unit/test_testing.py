@@ -36,6 +36,7 @@ WITHOUT_CAPABILITY = {
         "own_rates",
         "step_remarks",
         "last_actions",
+        "note_actions",
         "compress",
         "take_metrics",
         "add_metrics",

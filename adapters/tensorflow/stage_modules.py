@@ -1,0 +1,160 @@
+"""A native model of TensorFlow that applies modules one after the other, cut into chunks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters import keras_losses, keras_private
+from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.portable import OwnLosses
+from isotrain.adapters.stage_lists import Call, ListedChunk, ListedModel, Modules
+from isotrain.adapters.stage_rules import MASKED_CUT, MASKED_LOSS
+from isotrain.adapters.tensorflow.loss import forward, is_told
+from isotrain.adapters.tensorflow.modules import named_modules
+from isotrain.adapters.tensorflow.private import generators_of
+from isotrain.adapters.tensorflow.program import Program
+from isotrain.adapters.tensorflow.state import canonical_names, native, to_numpy
+from isotrain.adapters.tensorflow.weights import weights_of
+from isotrain.plugin import ModelCut, TrainingSpec, UnsupportedError
+
+
+class ModuleChunk(ListedChunk):
+    """Modules of which each takes what the one before gives.
+
+    Attributes:
+        trainable_variables: Of them.
+        with_own: Adds to a loss what layers of a Keras model add to it.
+    """
+
+    def __init__(self, *given: Any, trained: Sequence[tf.Variable], layer: Any | None) -> None:
+        """Takes modules.
+
+        Args:
+            given: What a `ListedChunk` is given.
+            trained: Their weights.
+            layer: Has them as a layer of Keras, where the model is one.
+        """
+        super().__init__(*given)
+        self.trainable_variables = trained
+        self.with_own: Callable[[Any], Any] = tf.identity
+        if layer is not None:
+            self.with_own = OwnLosses(layer).added_to
+
+    def crossing(self, known: Mapping[int, Any]) -> list[tf.Tensor]:
+        """What it gives to the chunk behind it.
+
+        Raises:
+            UnsupportedError: That is no tensor, or has a mask, which would not go along.
+        """
+        found = super().crossing(known)
+        if any(keras_private.mask_of(each) is not None for each in found):
+            raise UnsupportedError(MASKED_CUT)
+        return found
+
+
+class StagedModules(ListedModel):
+    """Modules that a model applies one after the other, cut; and its losses."""
+
+    builds = "a keras.Sequential"
+
+    def __init__(self, program: Program, spec: TrainingSpec, cut: ModelCut) -> None:
+        """Cuts a model.
+
+        Raises:
+            SpecError: There are no such modules, too few, or they do not have all weights.
+            UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
+        """
+        model = program.model
+        self._program = program
+        self._is_layer = isinstance(model, keras.Layer)
+        self._is_told = is_told(model)
+        trainable, others = weights_of(model, spec)
+        self._trainable = {id(native(each)) for each in trainable}
+        self._named = dict(
+            zip(canonical_names([*trainable, *others]), [*trainable, *others], strict=True)
+        )
+        super().__init__(model, cut)
+        self._losses = keras_losses.parts_of(program.losses["train"], spec, Outputs.of_keras(model))
+
+    def _inside(self) -> Modules:
+        return list(named_modules(self.whole, (tf.Module, keras.Layer)))
+
+    def _weights(self) -> Iterable[tuple[str, tf.Variable]]:
+        states = generators_of(self.whole)
+        return [(name, native(each)) for name, each in (self._named | states).items()]
+
+    def _variables(self, module: Any) -> list[tf.Variable]:
+        states = generators_of(module).values() if isinstance(module, tf.Module) else ()
+        return [native(each) for each in (*getattr(module, "variables", ()), *states)]
+
+    def _trained(self, module: Any) -> Sequence[tf.Variable]:
+        return [each for each in self._variables(module) if id(each) in self._trainable]
+
+    def _calling(self, modules: Modules) -> Call:
+        """Modules are told whether they train if the model is told."""
+        told = [(each, self._is_told and is_told(each)) for _, each in modules]
+
+        def compute(given: Any, training: bool) -> Any:
+            for module, is_so in told:
+                given = module(given, training=training) if is_so else module(given)
+            return given
+
+        return compute
+
+    def _chunk(self, number: int, modules: Modules, is_last: bool) -> ModuleChunk:
+        call = self._calling(modules)
+        layer = InTurn(modules, call) if self._is_layer else None
+        trained = [weight for _, each in modules for weight in self._trained(each)]
+        return ModuleChunk(
+            *(number, modules, is_last, layer or call, self._is_tensor),
+            trained=trained,
+            layer=layer,
+        )
+
+    def _is_tensor(self, given: Any) -> bool:
+        return bool(tf.is_tensor(given))
+
+    def _give_the_same(self, given: Any) -> bool:
+        found = []
+        for compute in (forward(self.whole, training=False), self.through):
+            with self._program.undisturbed():
+                found.append(tf.function(compute, autograph=False)(given))
+        if not all(map(tf.is_tensor, found)):
+            return False
+        whole, in_turn = map(to_numpy, found)
+        return whole.shape == in_turn.shape and np.allclose(whole, in_turn, equal_nan=True)
+
+    def of(
+        self, chunk: ModuleChunk, known: Mapping[int, Any], targets: Any
+    ) -> tuple[tf.Tensor, Any]:
+        """The mean loss of a chunk; and of the last one, the predictions.
+
+        Raises:
+            UnsupportedError: It counts targets by more than their number.
+        """
+        if chunk is not self.chunks[-1]:
+            return chunk.with_own(tf.zeros((), keras.config.floatx())), None
+        predictions = known[len(self.chunks)]
+        found = keras_losses.in_rows(self._losses(targets, predictions), chunk.with_own)
+        if found.shape.rank:
+            raise UnsupportedError(MASKED_LOSS)
+        return found, predictions
+
+
+class InTurn(keras.layers.Layer):
+    """Modules of a Keras model, as a layer: so they know whether they train, and add losses."""
+
+    def __init__(self, modules: Modules, call: Call) -> None:
+        super().__init__(autocast=False)
+        self.inner = [each for _, each in modules if isinstance(each, keras.Layer)]
+        self._in_turn = call
+        self.built = True
+
+    def call(self, given: Any, training: bool | None = None) -> Any:
+        """What the modules make of a tensor."""
+        return self._in_turn(given, bool(training))
