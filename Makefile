@@ -24,7 +24,8 @@ demo: environment ## train the digits under every backend and compare the result
 
 # Three files of tests at a time, where two cores serve: most tests start processes and wait for them. A file stays together,
 # for its tests share runs; the order is that of tests/conftest.py, the longest first. Hundreds of processes import isotrain: it is compiled once.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder tests
+BY_FILE := --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 $(BY_FILE) tests
 
 test: environment ## all tests
 	$(PYTEST)
@@ -34,7 +35,7 @@ test-quick: environment ## the everyday tests: the quick part of all tests
 
 test-launchers: environment ## runs under real engines, on hosts that are namespaces: takes root, and installs the engines
 	$(VENV_PYTHON) tools/setup_launchers.py
-	.venv-launchers/bin/python -m pytest tests/launchers
+	.venv-launchers/bin/python -m pytest --numprocesses 2 $(BY_FILE) tests/launchers
 
 lint: environment ## style, types, and who imports whom
 	$(VENV_PYTHON) -m ruff check

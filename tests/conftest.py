@@ -90,6 +90,14 @@ LONG = (
     "integration/test_loaders.py",
     "integration/test_coming_from.py",
     "integration/test_horovod_group.py",
+    "launchers/test_pages.py",
+    "launchers/test_endings.py",
+    "launchers/test_joined.py",
+    "launchers/test_driven.py",
+    "launchers/test_lost_hosts.py",
+    "launchers/test_requeue.py",
+    "launchers/test_recorded.py",
+    "launchers/test_links.py",
 )
 """The files that take longest, in that order: begun first, so that test processes end together."""
 

@@ -49,10 +49,15 @@ class Engine:
     typed: Callable[[Bed, Command], Sequence[tuple[Host, Command]]]
     order: str
 
+    @property
+    def is_slurm(self) -> bool:
+        """Whether it is SLURM, or another one in a job of it."""
+        return "srun" in self.name or "sbatch" in self.name
+
     def start(self, bed: Bed, command: Command, log: Path) -> Started:
         """Starts it."""
         typed = self.typed(bed, command)
-        variables = bed.slurm.variables
+        variables = bed.slurm.variables if self.is_slurm else {}
         return Started(tuple(host.start(each, log, variables) for host, each in typed), log)
 
 

@@ -62,7 +62,7 @@ class Host:
     def command(self, command: Sequence[str]) -> list[str]:
         """What runs a command there."""
         enter = ["nsenter", "--target", str(self.init), *NAMESPACES, f"--wdns={self.folder}"]
-        return [*enter, "--", "env", f"PATH={self.path}", *command]
+        return [*enter, "--", "env", "--default-signal=INT", f"PATH={self.path}", *command]
 
     @property
     def path(self) -> str:

@@ -26,6 +26,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1
 ReturnToService=2
 KillWait=5
 SlurmdTimeout={missed}
+MinJobAge=16
 StateSaveLocation=/run/slurm/state
 SlurmdSpoolDir=/run/slurm/spool
 SlurmctldPidFile=/run/slurm/slurmctld.pid
