@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 from cluster.hosts import KEY_FILE, NAMESPACES, Host
 
-INTERFACE = "eth0"
+INTERFACE, OTHER = "eth0", "eth1"
 _INIT = Path(__file__).with_name("host_init.sh")
 _HOLD = "import sys; print('ready', flush=True); sys.stdin.read()"
-_PREFIX = "10.77.0"
+_PREFIX, _OTHER_PREFIX = "10.77.0", "10.78.0"
 
 
 class Network:
@@ -88,6 +89,22 @@ class Network:
         """Ends the host's link from its own end, which it is told."""
         host.check(["ip", "link", "set", INTERFACE, "down"])
 
+    @contextlib.contextmanager
+    def with_other_interface(self) -> Iterator[None]:
+        """Within it, the first two hosts also have interfaces `eth1`, which see each other and no others."""
+        first, second = self.hosts[:2]
+        ends = [("name", OTHER, "netns", str(host.init)) for host in (first, second)]
+        self._in_switch("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        try:
+            for number, host in enumerate((first, second), start=1):
+                address = f"{_OTHER_PREFIX}.{number}/24"
+                host.check(["ip", "address", "add", address, "dev", OTHER])
+                # Nothing is sent by it but what is asked for: no IPv6 that looks around.
+                host.check(["ip", "link", "set", OTHER, "addrgenmode", "none", "up"])
+            yield
+        finally:
+            first.check(["ip", "link", "delete", OTHER])
+
     def plug(self, host: Host) -> None:
         """Puts it in again."""
         self._in_switch("link", "set", _port(host), "master", "switch")
@@ -126,9 +143,9 @@ class Network:
         subprocess.run(["nsenter", "--target", target, "--net", "--", *command], check=True)
 
 
-def sent_bytes(host: Host) -> int:
-    """What has left the host by its interface so far."""
-    (found,) = json.loads(host.check(["ip", "-statistics", "-json", "link", "show", INTERFACE]))
+def sent_bytes(host: Host, interface: str = INTERFACE) -> int:
+    """What has left the host by an interface so far."""
+    (found,) = json.loads(host.check(["ip", "-statistics", "-json", "link", "show", interface]))
     return int(found["stats64"]["tx"]["bytes"])
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.planning.places import place_of
+from isotrain.core.plugins.host import plugin_host
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -115,3 +117,9 @@ def data_not_finite() -> tuple[np.ndarray, np.ndarray]:
 def data_of_a_killed_process() -> tuple[np.ndarray, np.ndarray]:
     os.kill(os.getpid(), signal.SIGKILL)
     return data()
+
+
+def data_killed_on_rank_1() -> tuple[np.ndarray, np.ndarray]:
+    place = place_of(os.environ, plugin_host())
+    assert place is not None
+    return data_of_a_killed_process() if place.rank == 1 else data()

@@ -6,6 +6,7 @@ It is started on the second host, and has its directory where no other host sees
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -144,6 +145,16 @@ def test_what_is_raised_there_is_raised_here(bed: Bed, how: str) -> None:
     assert done.returncode == ExitCode.NOT_A_NUMBER, done.stdout
     assert "the loss of step 0 is NaN" in done.stdout
     assert "samples are made" in driven.read("rank-1.log")
+    assert not [*left(bed)]
+
+
+@pytest.mark.parametrize("how", ["ray", "job"])
+def test_a_rank_that_is_killed_there_is_named_here(bed: Bed, how: str) -> None:
+    """As test_endings.py has it by the other engines."""
+    driven = Driven(bed, how, "killed")
+    done = driven.host.run(driven.command(data="integration.driven_job:data_killed_on_rank_1"))
+    assert done.returncode == ExitCode.RUN_FAILED, done.stdout
+    assert re.search("rank 1 of 2 on .* is gone: its connection to rank 0 was closed", done.stdout)
     assert not [*left(bed)]
 
 

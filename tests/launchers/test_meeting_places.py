@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster.bed import Bed
+from cluster.network import OTHER, sent_bytes
 from integration import driven_job
 
 SPEC = driven_job.SPEC | {"name": "found", "timeouts": {"start": 30.0}}
@@ -45,3 +46,9 @@ def test_the_own_name_of_a_host_may_be_its_loopback_address(bed: Bed, interface:
     finally:
         bed.first.check(["umount", "/etc/hosts"])
     assert said.count("final loss") == 1
+
+
+def test_tensors_go_by_the_interface_that_was_asked_for(bed: Bed) -> None:
+    with bed.network.with_other_interface():
+        trained(bed, OTHER, *_SRUN, interface=OTHER)
+        assert sent_bytes(bed.first, OTHER) > 1000
