@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -27,7 +28,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get
 OF_THIS_PROGRAM.most = (
     24  # every framework, portable and native, and small ones under other variables
 )
-OF_THIS_PROGRAM.besides = ("isotrain.testing.pytest", "numpy.random")  # as most runs of tests do
+OF_THIS_PROGRAM.besides = (
+    *("isotrain.testing.pytest", "numpy.random"),  # as most runs of tests do
+    "rarely_collected",
+)
 if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"
     of_torch = ("isotrain.adapters.torch.ddp", f"{horovod}.torch_exchange")
@@ -135,19 +139,31 @@ def no_keras_here() -> Iterator[None]:
     assert was_there or "keras" not in sys.modules, "imported here: let `alone.alone` do that"
 
 
-STANDINS = Path(TESTS) / "standins"
-
-
 @pytest.fixture
 def digits_at_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The digits of scikit-learn without all else of it, which takes each process a second to import.
 
     Gives the folder with what is imported instead.
     """
-    monkeypatch.syspath_prepend(STANDINS)
+    with in_place_of_sklearn("standins", monkeypatch) as folder:
+        yield folder
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Some of them."""
+    with in_place_of_sklearn("few_digits", monkeypatch):
+        yield
+
+
+@contextlib.contextmanager
+def in_place_of_sklearn(folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Has it imported from a folder here."""
+    standins = Path(TESTS) / folder
+    monkeypatch.syspath_prepend(standins)
     for name in modules_of("sklearn"):
         monkeypatch.delitem(sys.modules, name)
-    yield STANDINS
+    yield standins
     for name in modules_of("sklearn"):
         del sys.modules[name]
 

@@ -12,7 +12,6 @@ import fsspec
 import pytest
 from integration import test_resume
 from integration.killing import Killer
-from moto.server import ThreadedMotoServer
 from unit.saving import newest, save
 
 import isotrain
@@ -31,6 +30,8 @@ CALLS = ("open", "pipe_file", "ls", "rm")
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server that keeps its buckets in memory."""
+    from moto.server import ThreadedMotoServer  # here: only one test process needs it
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()

@@ -22,7 +22,7 @@ from plugins import example_backend_runs, example_sharded_runs
 from plugins.own_tests import EXAMPLES
 
 import isotrain
-from isotrain.testing import backend
+from isotrain.testing import backend, strategy
 from isotrain.testing.series import launched_in_turn
 
 pytestmark = [
@@ -253,3 +253,11 @@ def test_traits_of_layers_are_told(found: dict[str, Any]) -> None:
 def test_the_strategy_is_right_on_the_backend(found: dict[str, Any]) -> None:
     """By the test with numbers; on another backend, `test_new_plugin.py` has it pass all of them."""
     assert "1 passed" in found["tests of the strategy"], found["tests of the strategy"]
+
+
+@pytest.mark.parametrize("check", [check.name for check in strategy.CHECKS])
+def test_the_strategy_keeps_its_promises_on_the_backend(found: dict[str, Any], check: str) -> None:
+    """All of the kit's but those on what it does not promise."""
+    verdict, reason = found["kit of the strategy"][check]
+    unpromised = ("equals_data_parallel", "keeps_parameter_mean", "keeps_gradient_sum")
+    assert verdict == ("not asked" if check in unpromised else "passed"), reason

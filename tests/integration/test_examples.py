@@ -92,6 +92,24 @@ def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
     assert f"final loss {found['final_loss']:.8f}" in printed
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_digits")
+def test_digits_give_the_same_losses_under_every_backend(
+    tmp_path: Path, examples: Importer
+) -> None:
+    curves = {}
+    for backend in examples("demo").BACKENDS:
+        example(tmp_path / backend, "digits.py", *on(backend), "--epochs", "2")
+        found = result(tmp_path / backend)
+        assert (found["plan"]["backend"], found["plan"]["replicas"]) == (backend, 2)
+        assert "validation_accuracy" in found["metrics"]
+        curves[backend] = losses(found)
+    assert len(curves) == 5
+    for backend, curve in curves.items():
+        assert len(curve) == 2 * 2
+        np.testing.assert_allclose(curve, curves["torch-ddp"], rtol=1e-4, err_msg=backend)
+
+
 def test_the_yaml_file_is_the_spec_of_the_script(examples: Importer) -> None:
     given = load_spec(EXAMPLES / "digits.yaml").to_dict()
     script = examples("digits").spec.to_dict()
@@ -325,24 +343,28 @@ def test_a_missing_or_incomplete_folder_shows_the_layout(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_cifar_trains(tmp_path: Path) -> None:
+def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "data", python2_pickle)
     options = ["--data", folder, "--image-size", "32", "--batch", "20", "--epochs", "1"]
-    example(tmp_path / "run", "cifar10_resnet50v2.py", *on("torch-ddp"), *options)
-    found = losses(result(tmp_path / "run"))
-    assert len(found) == 1  # a second step would be recorded, which takes longer than all the rest
-    assert np.isfinite(found).all()
+    first_losses = []
+    for backend in ("torch-ddp", "tf-mirrored"):
+        example(tmp_path / backend, "cifar10_resnet50v2.py", *on(backend, 1), *options)
+        # a second step would be recorded on torch, which takes longer than all the rest
+        (loss,) = losses(result(tmp_path / backend))
+        first_losses.append(loss)
+    assert np.isfinite(first_losses).all()
+    assert first_losses[1] == pytest.approx(first_losses[0], rel=1e-3)
 
 
 # --- the demo ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("digits_at_hand")
+@pytest.mark.usefixtures("few_digits")
 def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
     """With both frameworks: one spec, and the same losses."""
     backends = ("torch-ddp", "tf-mirrored")
-    asked = ("--json", "--epochs", "1", "--replicas", "2", "--backends", *backends)
+    asked = ("--json", "--epochs", "2", "--replicas", "2", "--backends", *backends)
     found = json.loads(example(tmp_path / "run", "demo.py", *asked))
     cells = found["cells"]
     assert [(cell["backend"], cell["replicas"]) for cell in cells] == [(b, 2) for b in backends]

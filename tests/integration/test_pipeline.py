@@ -591,20 +591,28 @@ def assert_elsewhere(
             {**several, **under(PIPELINES["interleaved"][1]), "recompute": "*"},
             followed,
         ),
-        "saved/sequential": (
-            {**dense, **under({"schedule": "gpipe", "modules": modules})},
-            partial(saving_and_profiled, folder=folder),
-        ),
+        "saved/sequential": saved_by_gpipe(dense, folder, modules=modules),
     }
     places = done(tasks, 2, backend)
     assert_told([place["interleaved"] for place in places], 2, 20)
     for place in places:
         assert_equal(place["interleaved"], expected)
-        saved = place["saved/sequential"]
-        assert_equal(saved["whole"], {**by_one, "loss": by_one["loss"][STOP:]})
-        for part in ("again", "joined"):
-            assert_equal(saved[part], saved["whole"])
-        assert_profile(saved["profile"])
+        assert_saved(place["saved/sequential"], by_one)
+
+
+def saved_by_gpipe(
+    dense: Mapping[str, Any], folder: Path, **options: Any
+) -> tuple[dict[str, Any], Work]:
+    """Saves, goes on, and is profiled."""
+    staged = {**dense, **under({"schedule": "gpipe", **options})}
+    return staged, partial(saving_and_profiled, folder=folder)
+
+
+def assert_saved(found: Mapping[str, Any], by_one: Mapping[str, Any]) -> None:
+    assert_as(found["whole"], by_one)
+    for part in ("again", "joined"):
+        assert_equal(found[part], found["whole"])
+    assert_profile(found["profile"])
 
 
 def test_stages_train_as_replicas_on_horovod_torch(
@@ -632,6 +640,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
     tasks: Tasks = {
         "": (spec, followed),
         "saved/listed": (listed, partial(saving, folder=tmp_path)),
+        "saved/sequential": saved_by_gpipe({**BASE, **CASES["sequential"]}, tmp_path),
     }
     by_one = alone["saved/sequential"]["whole"]
     for place in done(tasks, 1, "horovod-tf"):
@@ -641,6 +650,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
         for part in ("again", "joined"):
             assert_equal(saved[part], saved["whole"])
             assert_same(saved[part]["random"], saved["whole"]["random"], f"{part}: random")
+        assert_saved(place["saved/sequential"], by_one)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,20 @@ from plugins import example_sharded_runs
 from plugins.own_tests import EXAMPLES, said
 
 import isotrain
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.loop import fit
-from isotrain.testing import digits, native, probe
-from isotrain.testing.launching import attempt
+from isotrain.testing import digits, native, probe, strategy
+from isotrain.testing.launching import Run, attempt
+from isotrain.testing.scorecard import attempted
 from isotrain.testing.series import PATIENT, next_session
 
 CASE = runs.FLOAT64
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
+SLOW = ("slow-momentum", {"every": 3})
+"""The other example, and options of it."""
 EPOCH = digits.spec(count=2 * digits.GLOBAL_BATCH, epochs=1)
 PENALTIES = (0.0, 0.25)
 SAMPLES = "samples.npy"
@@ -117,6 +123,46 @@ def save_varied(backend: str, folder: Path) -> None:
             np.savez(folder / f"{name}.npz", **variety.train(session, name))  # type: ignore[arg-type]
 
 
+def specs_of_trials(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
+    """Of trials that the strategy has to take on the backend with so many replicas, by place in the kit."""
+    host = plugin_host()
+    adapter, tried = host.backend(backend), host.strategy(*SLOW)
+    return {
+        str(place): trial.spec(*SLOW, adapter)
+        for place, trial in enumerate(strategy.TRIALS)
+        if (trial.replicas or 2) == replicas
+        and not all(inapplicable(tried) for inapplicable in trial.checks.values())
+    }
+
+
+def tried_alone(backend: str) -> dict[str, list[Any]]:
+    """What trials on one replica bring back, made in this process."""
+    found = {}
+    for place, spec in specs_of_trials(backend, 1).items():
+        with isotrain.open_session(spec, backend=backend, replicas=1) as session:
+            found[place] = [strategy.TRIALS[int(place)].work(session)]
+    return found
+
+
+def as_if_alone(brought_back: list[Any]) -> Run:
+    """A trial's part, as if it had had a run of its own."""
+    return Run(brought_back, {}, None, ended=0.0, exit_seconds=0.0, folder=Path())
+
+
+def outcomes_of_the_strategy(
+    backend: str, brought_back: Mapping[str, list[Any]]
+) -> dict[str, tuple[str, str | None]]:
+    """What the kit says of it: a verdict for each check, and why."""
+    host = plugin_host()
+    adapter, tried = host.backend(backend), host.strategy(*SLOW)
+    found = [attempted(strategy.DECLARATIONS, tried)]
+    for place, trial in enumerate(strategy.TRIALS):
+        run = functools.partial(as_if_alone, brought_back.get(str(place), []))
+        found += strategy.outcomes(trial, tried, adapter, run)
+    found.append(strategy.going_on_outcome(*SLOW, backend))
+    return {outcome.check: (outcome.verdict, outcome.reason) for outcome in found}
+
+
 def in_turn(session: isotrain.Session, saved: str) -> dict[str, Any]:
     """All that needs several replicas, one after the other in the processes of one run; its work.
 
@@ -125,12 +171,17 @@ def in_turn(session: isotrain.Session, saved: str) -> dict[str, Any]:
         saved: A folder with the checkpoint of a sharded run.
 
     Returns:
-        What is wrong with each of isotrain's own strategies, by check; what the case ends with; loss
-        and metrics of one epoch; and what goes on from the checkpoint ends with.
+        What is wrong with each of isotrain's own strategies, by check; what trials of the other example
+        bring back; what the case ends with; loss and metrics of one epoch; and what goes on from the
+        checkpoint ends with.
     """
     found: dict[str, Any] = {
         "strategies": check_strategies.run_checks(session, check_strategies.OF_BACKENDS)
     }
+    tried = found["tried"] = {}
+    for place, spec in specs_of_trials(session.plan.backend, 2).items():
+        with next_session(session, f"trial-{place}", spec) as session:
+            tried[place] = strategy.TRIALS[int(place)].work(session)
     with next_session(session, "case", runs.SPECS[CASE]) as session:
         found["case"] = native.train(session)
     with next_session(session, "epoch", EPOCH) as session:
@@ -153,6 +204,7 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Makes all of them."""
+    OF_THIS_PROGRAM.besides = ("rarely_collected",)
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {
         "threads of imports": threads_of_imports(backend),
@@ -167,6 +219,11 @@ def main() -> None:
     first = run.returned[0]
     found["strategies"] = [each["strategies"] for each in run.returned]
     found["gone on"] = [each["gone on"] for each in run.returned]
+    places = first["tried"]
+    brought_back = {place: [each["tried"][place] for each in run.returned] for place in places}
+    found["kit of the strategy"] = outcomes_of_the_strategy(
+        backend, brought_back | tried_alone(backend)
+    )
     found["losses"] = first["case"]["loss"]
     np.savez(folder / "weights.npz", **first["case"]["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
