@@ -17,6 +17,10 @@ REPLICAS = ("--replicas", "2")
 ALONE = {
     "slurm": ("--launcher", "slurm", "--launcher-option", "nodes=1"),
     "mpi": ("--launcher", "mpi", "--launcher-option", "hosts=node2:1"),
+    "torchrun": ("--launcher", "torchrun", "--launcher-option", "hosts=node2:1"),
+    "horovodrun": ("--launcher", "horovodrun", "--launcher-option", "hosts=node2:1"),
+    "ray": ("--launcher", "ray"),
+    "kubernetes": ("--launcher", "kubernetes", "--launcher-option", "image=me/train:1"),
     "srun": (),
 }
 """What starts it: a launcher with its options, or an engine by hand."""
@@ -37,6 +41,7 @@ def test_it_trains_as_on_this_machine(bed: Bed, local: list[float], how: str) ->
         for name, value in joined_job.spec().items()
     }
     (folder / "spec.json").write_text(json.dumps(named))
+    assert how != "ray" or bed.ray
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", BACKEND, *REPLICAS]
     run += ["--run-dir", str(folder / "run"), *ALONE[how]]
     if how == "srun":
