@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow import exchange
+    from isotrain.adapters.tensorflow.first_values import FirstValues
     from isotrain.plugin import ExportForm, Plan, ReplicaGroup, Service, TrainingSpec
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
@@ -153,7 +154,13 @@ class _TensorFlowAdapter(Adapter):
         strategy = self.build_strategy(spec, setting, context)
         limit = bucket_bytes(setting.options, self.name)
         ties = self.connect(setting, context, limit)
-        return TensorFlowReplicaGroup(spec, strategy, ties)
+        return TensorFlowReplicaGroup(spec, strategy, ties, self.first_values(strategy, context))
+
+    def first_values(
+        self, strategy: tf.distribute.Strategy, context: ProcessContext
+    ) -> FirstValues | None:
+        """What makes the variables in the place of the native strategy, if anything does."""
+        return None
 
     @abstractmethod
     def connect(
@@ -307,6 +314,13 @@ class TFMultiWorker(_TensorFlowAdapter):
         from isotrain.adapters.tensorflow import native
 
         return native.multi_worker_strategy(setting, context, spec.timeouts.start)
+
+    def first_values(
+        self, strategy: tf.distribute.Strategy, context: ProcessContext
+    ) -> FirstValues | None:
+        from isotrain.adapters.tensorflow import first_values
+
+        return first_values.FirstValues(strategy, context.rank)
 
     def connect(
         self, setting: Setting, context: ProcessContext, bucket_bytes: int

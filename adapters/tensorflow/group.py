@@ -14,6 +14,7 @@ from isotrain.adapters import own_slots
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.tensorflow import exports
 from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.first_values import FirstValues
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.program import Program
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
@@ -55,7 +56,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         spec: TrainingSpec,
         strategy: tf.distribute.Strategy,
         exchange: Exchange,
-        holder: tf.distribute.Strategy | None = None,
+        first_values: FirstValues | None = None,
     ) -> None:
         """Builds the model on every local replica.
 
@@ -63,14 +64,16 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             spec: What to train.
             strategy: Holds the local replicas; the default strategy where there is one.
             exchange: Ties them to all others.
-            holder: Where the variables are to be created, if not by `strategy`.
+            first_values: Makes the variables, where `strategy` does not.
         """
         self.strategy = strategy
         self._spec = spec
         self._exchange = exchange
         self.replicas = exchange.replicas
         self.local_replicas = exchange.local_replicas
-        self._program = self._build(spec, (holder or strategy).scope)
+        self._program = self._build(spec, (first_values or strategy).scope)
+        if first_values is not None:
+            first_values.share()
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
         self._placed_types = {*_WHOLE_NUMBERS, self._rate_type} if on_host else set()

@@ -28,6 +28,7 @@ _OWN_IMPORTS = (
     "isotrain.core.running.worker",
     "isotrain.core.running.works",
     "isotrain.core.running.session",
+    "isotrain.core.contracts.job",
     "isotrain.core.launching.payload",
     "isotrain.core.launching.returned",
     "isotrain.core.plugins.cast",

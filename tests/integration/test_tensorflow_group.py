@@ -23,7 +23,7 @@ import pytest
 import isotrain
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_variables
 from isotrain.core.contracts.plan import Setting
-from isotrain.core.contracts.process import Peer, ProcessContext
+from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.dataset import as_dataset
@@ -190,6 +190,20 @@ def tensorflow_module() -> Any:
     return Affine()
 
 
+def module_of_its_own() -> Any:
+    """A module that is another one in each process, in variables of several types."""
+    import tensorflow as tf
+
+    place = from_variables(os.environ)
+    assert place is not None
+    module, number = tf.Module(), place.rank + 1
+    module.weight = tf.Variable(tf.fill([4, 3], tf.constant(number / 3, tf.float64)))
+    starts: list[Any] = [np.float32([-0.0, np.nan, 3e38]) / number, number, number == 1, []]
+    module.others = [tf.Variable(start, trainable=False) for start in starts]
+    module.__class__ = type("Own", (tf.Module,), {"__call__": lambda self, x: x @ self.weight})
+    return module
+
+
 def batches(group: Any, samples: Any, global_batch: int, accumulate: int = 1) -> list[Batch]:
     """The batches of two epochs for the replicas of this process."""
     loader = Loader(
@@ -226,6 +240,18 @@ STEPS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "tf.Module": (7, 1, {"model": tensorflow_module}),
 }
 """Samples of a global batch, accumulation, and fields of the spec."""
+
+
+def first_values(group: Any) -> Found:
+    return {"losses": {}, "bits": {n: v.tobytes() for n, v in group.read_state().items()}}
+
+
+@check
+def all_begin_with_the_values_of_replica_0(run: Run) -> None:
+    found = run.together(first_values, model=module_of_its_own)["bits"]
+    starts: list[Any] = [np.full((4, 3), 1 / 3), np.float32([-0.0, np.nan, 3e38]), np.int32(1)]
+    bits = list(found.values())
+    assert all(start.tobytes() in bits for start in [*starts, np.True_, np.float32([])])
 
 
 @check
