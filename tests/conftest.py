@@ -39,9 +39,13 @@ if find_spec("horovod") is not None:  # a template of a framework serves all of 
         "isotrain.adapters.torch.group": (f"{horovod}.adapter", *of_torch),
         "isotrain.adapters.tensorflow.group": (f"{horovod}.adapter", f"{horovod}.tf_exchange"),
     }
-# Frameworks are told their number of threads, and NumPy's is set below.
+# Frameworks are told their number of threads, and NumPy's is set below; TensorFlow makes its
+# allocator when it first computes.
 OF_THIS_PROGRAM.unread = frozenset(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    (
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+        *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPU_ALLOCATOR_USE_BFC"),
+    )
 )
 
 # In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.
