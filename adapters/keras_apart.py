@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 
@@ -27,14 +28,15 @@ def named_like(path: str) -> Iterator[str]:
         yield name
 
 
-def require_apt(weights: Mapping[str, keras.Variable]) -> None:
+def require_apt(weights: Mapping[str, Any]) -> None:
     """Refuses trainable weights of which a part cannot be kept and updated alone.
 
     Args:
-        weights: By name.
+        weights: Variables of Keras or TensorFlow, by name.
 
     Raises:
         SpecError: There are such.
     """
     undivided = [name for name, each in weights.items() if each.constraint or not each.shape]
-    cuts.require_apt(undivided, {str(each.dtype) for each in weights.values()})
+    types = {keras.backend.standardize_dtype(each.dtype) for each in weights.values()}
+    cuts.require_apt(undivided, types)

@@ -343,7 +343,7 @@ class HorovodTF(_Horovod):
     capabilities = _CAPABILITIES | {"fully-sharded": FULLY_SHARDED_GROUP}
 
     def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return tensorflow_parted_remarks(spec) if placement == "fully-sharded" else []
+        return tensorflow_parted_remarks() if placement == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """As any Horovod backend, or what a fully sharded run sends."""

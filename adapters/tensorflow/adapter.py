@@ -259,7 +259,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         return remarks
 
     def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return parted_remarks(spec) if placement == "fully-sharded" else []
+        return parted_remarks() if placement == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """An optimal all-reduce, or what a fully sharded run sends."""
@@ -330,17 +330,8 @@ class TFMultiWorker(_TensorFlowAdapter):
         return WorkerExchange(context, setting, bucket_bytes)
 
 
-def parted_remarks(spec: TrainingSpec) -> list[str]:
-    """What a plan says of weights in parts on TensorFlow.
-
-    Raises:
-        UnsupportedError: They cannot be of this model.
-    """
-    if isinstance(spec.model, Mapping):
-        raise UnsupportedError(
-            "strategy sharded: stage=3 joins on TensorFlow the weights of layers of Keras, and the model is a"
-            " native one. Give a portable one, or take stage 1 or 2."
-        )
+def parted_remarks() -> list[str]:
+    """What a plan says of weights in parts on TensorFlow."""
     return [
         "layers with weights are computed again in the backward pass, for which these are joined once more"
     ]

@@ -28,6 +28,15 @@ def named_modules(
         yield from named_modules(value, kinds, f"{name}.")
 
 
+def parts_of(module: tf.Module, start: str = "") -> Iterator[tuple[str, tf.Module]]:
+    """As `named_modules`, without those inside of others that can be called."""
+    for name, value in _attributes(_own(module), (tf.Module,), start):
+        if callable(value):
+            yield name, value
+        else:
+            yield from parts_of(value, f"{name}.")
+
+
 def _own(module: Any) -> Mapping[str, Any]:
     foreign = "_" if isinstance(module, keras.Layer) else _TRACKED
     return {name: value for name, value in vars(module).items() if not name.startswith(foreign)}

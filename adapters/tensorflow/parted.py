@@ -1,4 +1,4 @@
-"""The group of one TensorFlow process of a fully sharded run of a portable model, over any exchange."""
+"""The group of one TensorFlow process of a fully sharded run, over any exchange."""
 
 from __future__ import annotations
 

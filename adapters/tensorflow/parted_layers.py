@@ -79,6 +79,11 @@ class PartedLayers:
                     " that nobody joins it with stage=3. Take stage 1 or 2."
                 )
 
+    def without_numbers(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, the model computes with zeros for its weights, and moves nothing."""
+        weights = self._weights.of_model
+        return keras.StatelessScope([(each, tf.zeros(each.shape, each.dtype)) for each in weights])
+
     def recompute(self, model: keras.Layer, spec: TrainingSpec) -> None:
         """Has layers without trained weights computed again too, where the spec asks for it.
 

@@ -1,4 +1,4 @@
-"""A portable model on TensorFlow of which each replica keeps a part of every weight and slot."""
+"""A model on TensorFlow of which each replica keeps a part of every weight and slot."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from isotrain.adapters.keras_apart import require_apt
 from isotrain.adapters.tensorflow.compiling import Compute
 from isotrain.adapters.tensorflow.exchange import Exchange
 from isotrain.adapters.tensorflow.parted_layers import PartedLayers
+from isotrain.adapters.tensorflow.parted_modules import PartedModules
 from isotrain.adapters.tensorflow.parted_update import PartedUpdate
 from isotrain.adapters.tensorflow.parted_weights import PartedWeights
 from isotrain.adapters.tensorflow.program import Piece, Program
 from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native
 from isotrain.adapters.tensorflow.variables import assign_all, value_of
-from isotrain.plugin import Mesh, SpecError, StateInfo, StateKind, TrainingSpec
+from isotrain.plugin import Mesh, StateInfo, StateKind, TrainingSpec
 
 
 class PartedProgram(Program):
-    """Computes with weights that are joined layer by layer, and updates the own parts.
+    """Computes with weights that are joined layer by layer, or module by module, and updates the own parts.
 
     Attributes:
         weights: They.
@@ -33,6 +34,7 @@ class PartedProgram(Program):
 
     weights: PartedWeights
     update: PartedUpdate
+    _layers: PartedLayers | PartedModules
 
     def __init__(self, spec: TrainingSpec, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
         """Builds everything; called by every replica.
@@ -53,13 +55,7 @@ class PartedProgram(Program):
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> Any:
         """Layers are computed again by those that join them."""
-        model = portable.build_model(spec.replace(recompute=()), "tensorflow", scope)
-        if not isinstance(model, keras.Layer):
-            raise SpecError(
-                f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded"
-                " takes a Keras model on TensorFlow. Take stage 1 or 2."
-            )
-        return model
+        return portable.build_model(spec.replace(recompute=()), "tensorflow", scope)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> PartedUpdate:
         """Takes the weights apart first: there are never slots for all of them."""
@@ -68,7 +64,8 @@ class PartedProgram(Program):
         self.weights = PartedWeights(trainable, self._exchange, self._mesh)
         self._values = self.weights.parts
         is_called = spec.objective is None  # which may call some of its layers
-        self._layers = PartedLayers(self.model, self.weights, self._unit_bytes, is_called)
+        parted = PartedLayers if isinstance(self.model, keras.Layer) else PartedModules
+        self._layers = parted(self.model, self.weights, self._unit_bytes, is_called)
         self._layers.recompute(self.model, spec)
         return PartedUpdate(spec, self.weights)
 
@@ -102,8 +99,7 @@ class PartedProgram(Program):
 
     def _counted(self, piece: Piece) -> tf.Tensor:
         """Whatever the weights are: of those that are elsewhere it sees none."""
-        nothing = [(each, tf.zeros(each.shape, each.dtype)) for each in self.weights.of_model]
-        with keras.StatelessScope(nothing):
+        with self._layers.without_numbers():
             return self._compute[False](*piece)[0][1, 1:]
 
     def trace_gathering(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights of a Keras model that lie in parts over TensorFlow's replicas, and are joined while a pass runs."""
+"""Weights of a model that lie in parts over TensorFlow's replicas, and are joined while a pass runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PartedWeights:
             is this replica's, while others wait for its share.
     """
 
-    def __init__(self, weights: Sequence[keras.Variable], exchange: Exchange, mesh: Mesh) -> None:
+    def __init__(self, weights: Sequence[Any], exchange: Exchange, mesh: Mesh) -> None:
         """Keeps the own part of each weight, and lets all else go.
 
         Args:
@@ -54,7 +54,7 @@ class PartedWeights:
         self._is_whole = True
         self.cuts = [Cut(tuple(weight.shape), len(members)) for weight in self._whole]
         self.variables = [
-            _variable(weight.path, self.own_part(place, value_of(self._whole[place])))
+            _variable(weight, self.own_part(place, value_of(self._whole[place])))
             for place, weight in enumerate(weights)
         ]
         self.parts = [native(variable) for variable in self.variables]
@@ -66,11 +66,11 @@ class PartedWeights:
         """Whether all weights are here."""
         return self._is_whole
 
-    def has(self, variable: keras.Variable) -> bool:
+    def has(self, variable: Any) -> bool:
         """Whether a variable of the model is one of the weights."""
         return id(variable) in self._places
 
-    def place_of(self, weight: keras.Variable) -> int:
+    def place_of(self, weight: Any) -> int:
         """Which of the weights it is."""
         return self._places[id(weight)]
 
@@ -175,7 +175,9 @@ def _set(variable: tf.Variable, value: tf.Tensor) -> Any:
     return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 
-def _variable(path: str, part: tf.Tensor) -> keras.Variable:
+def _variable(weight: Any, part: tf.Tensor) -> Any:
     """A variable of a part of a weight, under the name of the weight, which slots are named after."""
-    with named_like(path) as name:
+    if not isinstance(weight, keras.Variable):
+        return tf.Variable(part, name=weight.name.rpartition(":")[0])
+    with named_like(weight.path) as name:
         return keras.Variable(part, dtype=part.dtype.name, name=name)

@@ -55,9 +55,32 @@ def _knows_the_build() -> None:
     require(is_cuda_build() == tf.test.is_built_with_cuda(), "what build_info.py says of CUDA")
 
 
+def is_of_function(graph: Any) -> bool:
+    """Whether a graph is that of a `tf.function`, and not of a branch or a loop."""
+    return type(graph) is tf.__internal__.FuncGraph
+
+
+def _knows_graphs() -> None:
+    seen = []
+
+    def note(number: tf.Tensor) -> tf.Tensor:
+        seen.append(is_of_function(tf.compat.v1.get_default_graph()))
+        return number + 1
+
+    def trace() -> None:
+        note(tf.constant(0))
+        number = tf.random.uniform((), maxval=2, dtype=tf.int32)
+        tf.cond(number > 0, lambda: note(number), lambda: number)
+        tf.while_loop(lambda each: each < 1, note, (number,))
+
+    tf.function(trace, autograph=False).get_concrete_function()
+    require(seen == [True, False, False], "functions' graphs from those of branches and loops")
+
+
 PARTS = (
     PrivatePart("DistributedVariable.values", _has_copies),
     PrivatePart("Module._flatten", _finds_layers),
     PrivatePart("Module._flatten of generators", _finds_generators),
     PrivatePart("platform/build_info.py", _knows_the_build),
+    PrivatePart("__internal__.FuncGraph", _knows_graphs),
 )

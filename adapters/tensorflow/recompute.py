@@ -133,9 +133,18 @@ def recompute(model: tf.Module, spec: TrainingSpec) -> None:
     """
     modules = dict(named_modules(model))
     for name in spec.recomputed(modules, "."):
-        own = type(modules[name])
-        call = {"__call__": _recomputed(name, own.__call__)}
-        modules[name].__class__ = type(own.__name__, (own,), call)
+        recompute_module(name, modules[name])
+
+
+def recompute_module(name: str, module: tf.Module) -> None:
+    """Has one computed again in the backward pass; the name is for messages."""
+    call_otherwise(module, _recomputed(name, type(module).__call__))
+
+
+def call_otherwise(module: tf.Module, call: Callable[..., Any]) -> None:
+    """Has a module computed by a function of it and what it is called with."""
+    own = type(module)
+    module.__class__ = type(own.__name__, (own,), {"__call__": call})
 
 
 def _recomputed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

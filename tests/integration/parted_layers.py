@@ -86,7 +86,7 @@ def unusual(spec: TrainingSpec) -> dict[str, float]:
     )
 
     def computed(program: Program) -> tuple[list[np.ndarray], int]:
-        step = _step(program, (WORDS, TARGETS)).get_concrete_function()
+        step = step_of(program, (WORDS, TARGETS)).get_concrete_function()
         loss, gradients = step()
         results = (loss, *gradients, *program.statistics, *program.part("trainable"))
         draws = [each for each in step.graph.get_operations() if each.type == _DRAWN]
@@ -130,7 +130,7 @@ def in_bfloat16(spec: TrainingSpec) -> dict[str, Any]:
     results, alone = [], Typed()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     for program in (PartedProgram(spec, alone, Mesh({SHARD: 1}), 1), Program(spec)):
-        loss, gradients = _step(program, (TARGETS, TARGETS))()
+        loss, gradients = step_of(program, (TARGETS, TARGETS))()
         results.append([loss, *gradients, *program.part("trainable")])
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     far = max(float(tf.reduce_max(tf.abs(a - b))) for a, b in zip(*results, strict=True))
@@ -246,7 +246,9 @@ def _forward(model: Any, spec: TrainingSpec) -> Callable[[], Any]:
     return forward
 
 
-def _step(program: Program, piece: Any) -> Any:
+def step_of(program: Program, piece: Any) -> Any:
+    """A step on a slice as a function of TensorFlow: it gives the loss and the gradients."""
+
     def trace() -> Any:
         loss, gradients = program.contribution([piece], None, holes=False, total=tf.identity)
         with program.update.learning_rate(tf.constant(0.125, tf.float64)):

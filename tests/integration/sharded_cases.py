@@ -68,20 +68,26 @@ def native_model() -> Any:
 
 
 def native_of_tensorflow() -> Any:
-    """The like as a tf.Module."""
+    """The like of tf.Modules."""
     import tensorflow as tf
+
+    class Layer(tf.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            drawn = tf.random.stateless_uniform((WIDTH, WIDTH), (seed, 1), -0.25, 0.25, tf.float64)
+            self.kernel = tf.Variable(drawn)
+
+        def __call__(self, inputs: Any) -> Any:
+            return tf.tanh(inputs @ self.kernel)
 
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.kernels = [tf.Variable(self._drawn(place)) for place in range(LAYERS // 2)]
-
-        def _drawn(self, seed: int) -> Any:
-            return tf.random.stateless_uniform((WIDTH, WIDTH), (seed, 1), -0.25, 0.25, tf.float64)
+            self.layers = [Layer(place) for place in range(LAYERS // 2)]
 
         def __call__(self, inputs: Any) -> Any:
-            for kernel in self.kernels:
-                inputs = tf.tanh(inputs @ kernel)
+            for layer in self.layers:
+                inputs = layer(inputs)
             return inputs
 
     return Net()
@@ -283,7 +289,9 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
     counted = {}
     if name.startswith(NATIVE):
         session.seek(0)
-        counted = _sent(session, 6) | {"held": _described(session, ("trainable",))}
+        counted = _sent(session, 6)
+        counted["held"] = _described(session, ("trainable",))
+        counted["names"] = sorted(session.group.describe_state(("trainable", "optimizer")))
     return {
         **counted,
         "losses": losses,
@@ -443,7 +451,7 @@ PARTED: Mapping[str, Any] = {
 
 def _joined_by_layers(session: Session) -> dict[str, Any]:
     """What a TensorFlow process keeps, takes besides and sends in a step; and what layers it serves."""
-    from integration import parted_layers
+    from integration import parted_layers, parted_modules
 
     group, state = session.group, session.plan.state_bytes
     assert state is not None
@@ -474,6 +482,8 @@ def _joined_by_layers(session: Session) -> dict[str, Any]:
         "unusual": parted_layers.unusual(session.spec),
         "refusals": parted_layers.refusals(session.spec),
         "in bfloat16": parted_layers.in_bfloat16(session.spec),
+        "modules, unusual": parted_modules.unusual(session.spec),
+        "modules, refusals": parted_modules.refusals(session.spec),
     }
 
 

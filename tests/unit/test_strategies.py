@@ -388,22 +388,6 @@ def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: Plugi
         make_plan(cast, backend="horovod-torch", replicas=2)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"backend": "horovod-tf", "model": {"tensorflow": "builtins:object"}},
-            "joins on TensorFlow the weights of layers of Keras",
-        ),
-    ],
-)
-def test_what_weights_in_parts_cannot_honour_is_refused(
-    host: PluginHost, fields: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        plan(host, "sharded", {"stage": 3}, **fields)
-
-
 def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginHost) -> None:
     told = "of a portable model whose weights lie in parts nothing is recorded"
     for replicas, backend in ((2, "torch-ddp"), (2, "horovod-torch"), (1, "torch-ddp")):
