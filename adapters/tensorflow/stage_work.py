@@ -159,10 +159,11 @@ class TensorFlowStageWork(StageWork):
         return found
 
     def _note(self, done: Sequence[tf.Tensor]) -> None:
-        """Notes when it is done, and what was noted before is."""
+        """Notes when it is done, and what was noted before is; the next pass waits for that."""
         if self.times:
             with tf.control_dependencies([*done, self.times[-1]]):
                 self.times.append(tf.timestamp())
+            self._before = [*self._before, self.times[-1]]
 
     def _prove(self, tensors: Sequence[tf.Tensor]) -> None:
         self.proofs += [tf.reshape(each, [-1])[:1] for each in tensors]

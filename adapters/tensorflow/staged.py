@@ -13,7 +13,6 @@ import tensorflow as tf
 from isotrain.adapters import stage_profile
 from isotrain.adapters.stage_rules import own_weights, require_ready
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.private import generators_of
 from isotrain.adapters.tensorflow.stage_exchange import StageExchange
 from isotrain.adapters.tensorflow.stage_models import cut_model
 from isotrain.adapters.tensorflow.stage_work import Stages, TensorFlowStageWork
@@ -78,7 +77,6 @@ class StagedGroup(TensorFlowReplicaGroup):
         trainable, others = weights_of(program.model, spec)
         weights = [*trainable, *others]
         self._weights = dict(zip(canonical_names(weights), map(native, weights), strict=True))
-        self._weights |= {f"random/{n}": v for n, v in generators_of(program.model).items()}
         own = own_weights(self._homes, list(map(native, trainable)), stage)
         self._own = [native(trainable[place]) for place in own]
         program.statistics = [each for each in program.statistics if self._home(each) == stage]

@@ -292,6 +292,23 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
     return found | {"joined": going_on(session, f"{name}-joined", folder=folder)}
 
 
+def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
+    """And what is said of lists that are not the model."""
+    from isotrain.adapters.tensorflow.stage_modules import StagedModules
+
+    found = saving(session, name, folder=folder)
+    session.seek(0)
+    given = next(session.batches()).slices[0][0].inputs
+    program: Any = session.group.program  # type: ignore[attr-defined]
+    for patterns in (("blocks.*", "noise"), ("blocks.*", "noise", "head")):
+        try:
+            cut = ModelCut(2, modules=patterns)
+            StagedModules(program, session.spec, cut).compare(given)
+        except isotrain.SpecError as error:
+            found[patterns[-1]] = str(error)
+    return found
+
+
 def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
     return saving(session, name, folder=folder) | {"profile": profiled(session, name)}
 
@@ -639,7 +656,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
     listed |= under(PIPELINES["interleaved"][1])
     tasks: Tasks = {
         "": (spec, followed),
-        "saved/listed": (listed, partial(saving, folder=tmp_path)),
+        "saved/listed": (listed, partial(saving_listed, folder=tmp_path)),
         "saved/sequential": saved_by_gpipe({**BASE, **CASES["sequential"]}, tmp_path),
     }
     by_one = alone["saved/sequential"]["whole"]
@@ -650,6 +667,10 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
         for part in ("again", "joined"):
             assert_equal(saved[part], saved["whole"])
             assert_same(saved[part]["random"], saved["whole"]["random"], f"{part}: random")
+        assert "sequential/head/bias, sequential/head/kernel is in none of them" in saved["noise"]
+        assert (
+            "noise, head, one after the other, do not compute what the model (Net)" in saved["head"]
+        )
         assert_saved(place["saved/sequential"], by_one)
 
 
