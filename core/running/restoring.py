@@ -226,13 +226,14 @@ def _write_own(saved: Saved, own: Equipment, *, weights: bool) -> list[str]:
         if section not in saved.checkpoint.sections():
             continue
         stored = saved.checkpoint.tensors(section)
-        state = saved.checkpoint.read(section, [n for n in stored if weights or _is_own(n)])
+        names = [name for name in stored if weights or _is_own(name)]
         if weights:
-            _require_all_weights(saved, group, state)
+            _require_all_weights(saved, group, names)
         known = group.describe_state(OWN_STATE, replica=replica)
-        there = {n: a for n, a in state.items() if n in known or not _is_own(n)}
-        _write(saved, group, there, replica)
-        others = {name: state[name] for name in state.keys() - there.keys()}
+        here = [name for name in names if name in known or not _is_own(name)]
+        for portion in portions(here, {name: stored[name].nbytes for name in here}.__getitem__):
+            _write(saved, group, saved.checkpoint.read(section, portion), replica)
+        others = saved.checkpoint.read(section, sorted(set(names).difference(here)))
         lost.update(_refused(group, others, replica))
     return [_not_here(name) for name in sorted(lost)]
 

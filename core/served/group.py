@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from isotrain.core.contracts.service import Service
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait
 from isotrain.core.data.batch import Batch, Slice
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss
 from isotrain.core.served.measures import Measures
@@ -27,6 +27,9 @@ from isotrain.core.served.vectors import STATISTICS, WEIGHTS, read_parts, separa
 from isotrain.core.served.workforce import Answer, Workforce
 
 _PATIENCE_SECONDS = 0.2
+_EXCHANGE = "exchange/"
+_WORKER = f"{_EXCHANGE}worker/"
+"""How the names of a worker's state begin, which it calls as the coordinator calls its own."""
 
 
 @dataclass
@@ -49,6 +52,10 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
 
 
 _refusal: Any = _refused
+
+
+def _is_worker(name: str) -> bool:
+    return name.startswith(_WORKER)
 
 
 class ServedGroup(ReplicaGroup):
@@ -247,20 +254,43 @@ class ServedGroup(ReplicaGroup):
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        return self._own.describe_state(self._kept_of(replica, kinds))
+        own = self._own.describe_state(self._kept_of(replica, kinds))
+        habits = self._habits_of(replica, kinds).items()
+        return own | {n: StateInfo(a.shape, str(a.dtype), a.nbytes) for n, a in habits}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
         self._settle()
-        return self._own.read_state(self._kept_of(replica, kinds))
+        own = self._own.read_state(self._kept_of(replica, kinds))
+        return own | self._habits_of(replica, kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        self.place_of(replica)
+        place = self.place_of(replica)
         self._settle()
-        self._own.write_state(state)
+        habits = {n.replace(_WORKER, _EXCHANGE): a for n, a in state.items() if _is_worker(n)}
+        self._require_known(habits)
+        self._own.write_state({n: array for n, array in state.items() if not _is_worker(n)})
+        if habits:
+            for worker in range(self.replicas) if replica is None else (place,):
+                self._workforce.set_habits(worker, habits)
         self._outdate()
         self._statistics = self._read(STATISTICS)
+
+    def _habits_of(self, replica: int | None, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
+        """How the worker of a replica has come to compute, where that is asked for."""
+        if "exchange" not in kinds:
+            return {}
+        self._settle()
+        found = self._workforce.habits(self.place_of(replica))
+        return {name.replace(_EXCHANGE, _WORKER, 1): array for name, array in found.items()}
+
+    def _require_known(self, habits: Collection[str]) -> None:
+        """Refuses what no worker takes: they have what the coordinator's own replica has."""
+        known = self._own.describe_state(("exchange",))
+        for name in habits:
+            if name not in known:
+                raise IsotrainError(unknown_name("state", name, known))
 
     def _kept_of(self, replica: int | None, kinds: Sequence[StateKind]) -> Sequence[StateKind]:
         """What is kept of a replica: the weights are those of all; the rest is counted as the first one's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,6 +149,30 @@ class TcpWorkforce(Workforce):
     def _require_some(self) -> None:
         if not self._workers:
             raise none_left(self.lost)
+
+    def habits(self, worker: int) -> Mapping[str, np.ndarray]:
+        known = self._workers.get(worker)
+        if known is None:
+            return {}
+        try:
+            known.wire.send({"asked": True})
+            seconds = self._service.answer_timeout
+            if not readable([known.wire.fileno()], seconds):
+                raise WireError(f"no answer for {seconds:.0f} s")
+            header, arrays = known.wire.receive()
+        except WireError as error:
+            self._lose(worker, str(error))
+            return {}
+        return dict(zip(header["habits"], arrays, strict=True))
+
+    def set_habits(self, worker: int, habits: Mapping[str, np.ndarray]) -> None:
+        known = self._workers.get(worker)
+        if known is None:
+            return
+        try:
+            known.wire.send({"habits": list(habits)}, list(habits.values()))
+        except WireError as error:
+            self._lose(worker, str(error))
 
     def given_back(self) -> list[Unit]:
         units, self._given_back = self._given_back, []

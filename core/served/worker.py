@@ -55,15 +55,24 @@ class _Work:
         self._statistics = 0
 
     def until_closed(self) -> NoReturn:
-        """Computes what comes; raises WireError once the coordinator has closed the connection."""
+        """Does what it is told; raises WireError once the coordinator has closed the connection."""
         while True:
             self._reporter.enter(BETWEEN_CALLS)
             header, arrays = self._wire.receive()
-            self._reporter.step = header["step"]
-            self._reporter.enter("step")
-            if header["newer"]:
-                self._take_weights(arrays.pop())
-            self._compute(header, arrays)
+            if "step" in header:
+                self._step(header, arrays)
+            elif "habits" in header:
+                self._group.write_state(dict(zip(header["habits"], arrays, strict=True)))
+            else:
+                habits = self._group.read_state(("exchange",))
+                self._wire.send({"habits": list(habits)}, list(habits.values()))
+
+    def _step(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        self._reporter.step = header["step"]
+        self._reporter.enter("step")
+        if header["newer"]:
+            self._take_weights(arrays.pop())
+        self._compute(header, arrays)
 
     def _take_weights(self, vector: np.ndarray) -> None:
         group = self._group

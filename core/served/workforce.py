@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +85,18 @@ class Workforce(ABC):
 
     def updated(self, version: int) -> None:  # noqa: B027  # most are told when they get work
         """The weights are of another version from now on."""
+
+    def habits(self, worker: int) -> Mapping[str, np.ndarray]:
+        """How a worker that has nothing to do has come to compute: its state of the kind `exchange`.
+
+        Nothing of one that is lost.
+        """
+        return {}
+
+    def set_habits(  # noqa: B027  # as they have none
+        self, worker: int, habits: Mapping[str, np.ndarray]
+    ) -> None:
+        """Lets a worker that has nothing to do compute from here on as one that has come so far."""
 
     @abstractmethod
     def close(self) -> None:

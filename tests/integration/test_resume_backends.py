@@ -20,6 +20,7 @@ from integration.killing import Killer
 from integration.pair_runs import EXACT
 
 import isotrain
+from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.launching.returned import load_value
 from isotrain.core.running.result import read_history
 from isotrain.testing.bench import assert_same
@@ -88,7 +89,7 @@ def run(folder: Path, **options: Any) -> isotrain.RunResult:
 
 
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    """With processes that only it has, and dropout, which workers draw by replica and step."""
+    """With processes that only it has, records, and dropout, which workers draw by replica and step."""
     changes: dict[str, Any] = {"strategy": "parameter-server", "model": dropping}
     whole = run(tmp_path / "whole", backend="torch-ddp", replicas=2, changes=changes)
     changes["transform"] = Killer.at([("batch", 15)], tmp_path / "kills")  # two a step
@@ -98,6 +99,11 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert found.history == whole.history
     assert found.metrics == whole.metrics
     assert_same(dict(found.weights), dict(whole.weights), "weights")
+    ends = [checkpoint_at(tmp_path / each) for each in ("killed", "whole")]
+    for replica in ("replica-0", "replica-1"):  # as often as its worker has met slices in all
+        killed, other = (end.read(replica) for end in ends)
+        assert len(killed["exchange/worker/replays/training"]) == 1
+        assert_same(killed, other, replica)
 
 
 STRATEGIES: dict[str, dict[str, Any]] = {
