@@ -7,13 +7,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.here import look_here
+from isotrain.core.cli.shown_run import handed_over, shown, speaks_for_another
 from isotrain.core.contracts.events import RESULT
-from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_page, marked_line
 from isotrain.core.plugins.hookspecs import API_VERSION
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> None:
     """Trains, and prints the result."""
     from isotrain.core import api
-    from isotrain.core.cli import launching_commands
+    from isotrain.core.cli import launching_commands, told_work
 
-    _require_only_work(options)
+    if options.work:
+        told_work.require_nothing_else(options)
     spec = _spec_under(options)
     if options.dry_run:
         launching_commands.dry_run(spec, options)
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
         if given and not (options.json and options.mark and options.run_dir):
             raise PlanError(f"{name}: give --json, --mark TEXT and --run-dir too.")
     if options.work:
-        _do_work(spec, options)
+        told_work.do_work(spec, options)
         return
     _train(
         options,
@@ -60,26 +60,6 @@ def run(options: argparse.Namespace) -> None:
             interface=options.interface,
         ),
     )
-
-
-def _require_only_work(options: argparse.Namespace) -> None:
-    """Refuses, beside work that ranks are told to do, what is for who starts a training."""
-    if not options.work:
-        return
-    left_out = {
-        "--launcher": LOCAL,
-        "--launcher-option": [],
-        "--dry-run": False,
-        "--resume": None,
-        "--max-restarts": 0,
-        "--port": None,
-    }
-    for name, none in left_out.items():
-        if getattr(options, name.strip("-").replace("-", "_")) != none:
-            raise PlanError(
-                f"{name}: --work is told to ranks that were started already, and is no training."
-                " Leave it out."
-            )
 
 
 def resume(options: argparse.Namespace) -> None:
@@ -111,9 +91,9 @@ def _train(
     options: argparse.Namespace, training: Callable[[OnPlainEvent | None], RunResult]
 ) -> None:
     """Shows a training while it goes on, and prints its result."""
-    with _shown(options) as on_event, _handed_over(options, on_event):
+    with shown(options) as on_event, handed_over(options, on_event):
         result = training(on_event)
-    if _speaks_for_another(options):
+    if speaks_for_another(options):
         return
     if options.json:
         print(marked_line({"event": RESULT, **result.to_dict()}, options.mark), flush=True)
@@ -121,68 +101,6 @@ def _train(
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 
         sys.stdout.write(texts.result(result))
-
-
-def _do_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
-    """Does what another command asks of this rank; leaves what all ranks returned in the run directory."""
-    from isotrain.core import api
-    from isotrain.core.cli.told_work import told_work
-
-    work = told_work(options.work)
-    with _shown(options) as on_event, _handed_over(options, on_event):
-        returned = api.launch(
-            work,
-            spec,
-            backend=options.backend,
-            replicas=options.replicas,
-            run_directory=options.run_dir,
-            on_event=on_event,
-            ranks=options.ranks,
-            interface=options.interface,
-        )
-        if not _speaks_for_another(options):
-            from isotrain.core.launching.driving import RETURNED
-            from isotrain.core.launching.returned import save_value
-
-            save_value(returned, Path(options.run_dir), RETURNED)
-    if not _speaks_for_another(options):
-        print(marked_line({"event": RESULT}, options.mark), flush=True)
-
-
-def _shown(
-    options: argparse.Namespace,
-) -> contextlib.AbstractContextManager[OnPlainEvent | None]:
-    """Within it, what it gives shows a training while it goes on."""
-    from isotrain.core.showing import display
-
-    if options.mark and not options.json:
-        raise PlanError("--mark TEXT goes before each line of --json: add that.")
-    if options.json:
-        return display.json_lines(mark=options.mark)
-    return display.quiet() if options.quiet else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _handed_over(options: argparse.Namespace, tell: OnPlainEvent | None) -> Iterator[None]:
-    """Tells of the run's files after it, however it ends, where this was asked for and is of use."""
-    try:
-        yield
-    finally:
-        if getattr(options, "hand_over", False) and not _speaks_for_another(options):
-            from isotrain.core.launching import handed_over
-
-            assert tell is not None
-            folder = Path(options.run_dir)
-            if not handed_over.is_followed_from(folder, options.mark):
-                handed_over.hand_over(folder, tell)
-
-
-def _speaks_for_another(options: argparse.Namespace) -> bool:
-    """Whether this process has joined a run of which rank 0 prints the result."""
-    from isotrain.core.planning.own_place import place_to_join
-
-    place = place_to_join() if options.launcher in (None, LOCAL) else None
-    return place is not None and place.rank > 0
 
 
 def plan(options: argparse.Namespace) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from importlib import import_module
+from pathlib import Path
 
+from isotrain.core import api
+from isotrain.core.cli.shown_run import handed_over, shown, speaks_for_another
+from isotrain.core.contracts.events import RESULT
 from isotrain.core.contracts.job import ToldWork
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.driving import WORK
+from isotrain.core.json_text import marked_line
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _WORKS = {
     "measure": "isotrain.core.comparison.measure:Measurement",
@@ -22,6 +29,8 @@ def told_work(text: str) -> ToldWork:
     Raises:
         PlanError: It is none that this version knows.
     """
+    from isotrain.core.launching.driving import WORK  # what most runs do without
+
     try:
         fields = json.loads(text)
         module, _, name = _WORKS[fields.pop(WORK)].partition(":")
@@ -32,3 +41,48 @@ def told_work(text: str) -> ToldWork:
             f"--work: expected what `isotrain compare` or `isotrain parity` of this version tells the ranks"
             f" that it has started; received {text!r:.80}."
         ) from error
+
+
+def require_nothing_else(options: argparse.Namespace) -> None:
+    """Refuses, beside work that ranks are told to do, what is for who starts a training.
+
+    Raises:
+        PlanError: Some of it was given.
+    """
+    left_out = {
+        "--launcher": LOCAL,
+        "--launcher-option": [],
+        "--dry-run": False,
+        "--resume": None,
+        "--max-restarts": 0,
+        "--port": None,
+    }
+    for name, none in left_out.items():
+        if getattr(options, name.strip("-").replace("-", "_")) != none:
+            raise PlanError(
+                f"{name}: --work is told to ranks that were started already, and is no training."
+                " Leave it out."
+            )
+
+
+def do_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    """Does what another command asks of this rank; leaves what all ranks returned in the run directory."""
+    from isotrain.core.launching.driving import RETURNED
+    from isotrain.core.launching.returned import save_value
+
+    work = told_work(options.work)
+    with shown(options) as on_event, handed_over(options, on_event):
+        returned = api.launch(
+            work,
+            spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            run_directory=options.run_dir,
+            on_event=on_event,
+            ranks=options.ranks,
+            interface=options.interface,
+        )
+        if not speaks_for_another(options):
+            save_value(returned, Path(options.run_dir), RETURNED)
+    if not speaks_for_another(options):
+        print(marked_line({"event": RESULT}, options.mark), flush=True)
