@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.first_values import take_first
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.state import native
 from isotrain.adapters.tensorflow.weight_update import Gradients
@@ -193,9 +195,10 @@ class HorovodExchange(Exchange):
         runtime.stop(hvd)
 
 
-def _start_alike(variables: Sequence[tf.Variable]) -> None:
-    """Gives variables the values of rank 0; in a graph, for Horovod's own is rewritten by AutoGraph first."""
-    hvd.broadcast_variables(variables, 0)
+def _sent(words: np.ndarray) -> np.ndarray:
+    """What rank 0 has."""
+    first: np.ndarray = hvd.broadcast(tf.constant(words), 0, name="isotrain.first_values").numpy()
+    return first
 
 
 class HorovodReplicaGroup(TensorFlowReplicaGroup):
@@ -217,8 +220,7 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         self._compression = getattr(hvd.Compression, options.get("compression", "none"))
         self._groups = options.get("groups", 1)
         trainable, others = weights_of(self.model, spec)
-        start_alike = tf.function(_start_alike, autograph=False)
-        start_alike([native(variable) for variable in (*trainable, *others)])
+        take_first([native(variable) for variable in (*trainable, *others)], _sent)
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None

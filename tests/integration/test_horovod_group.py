@@ -67,6 +67,19 @@ def torch_model() -> Any:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
 
 
+def tensorflow_module() -> Any:
+    """Likewise."""
+    import tensorflow as tf
+
+    class Linear(tf.Module):
+        def __call__(self, inputs: Any) -> Any:
+            return inputs @ self.weight
+
+    module: Any = Linear()
+    module.weight = tf.Variable(tf.fill([5, 1], 1 / os.getpid()))
+    return module
+
+
 SPEC: dict[str, Any] = {
     "model": portable_model,
     "data": samples,
@@ -190,6 +203,10 @@ def work(session: isotrain.Session) -> dict[str, Any]:
                 name = f"{model}, each by itself"
                 with at_once, sends_noted() as found["sent"][model]:
                     session = trained_both_ways(session, name, fields, options, by_hand, found)
+        if session.plan.backend == "horovod-tf":
+            spec = {**SPEC, "model": {"tensorflow": tensorflow_module}}
+            with next_session(session, "module", spec) as session:
+                found["start"] = next(iter(session.read_state(("trainable",)).values()))
     found["sockets"] = sorted(sockets)
     if session.replicas == 2 and session.plan.backend == "horovod-torch":
         found["refusals"] = refusals(session)
@@ -309,7 +326,7 @@ def ranks(backend: str, replicas: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_bit_equal_to_loops_written_by_hand(backend: str, replicas: int) -> None:
     for rank in ranks(backend, replicas):
-        names = set(rank) - {"sockets", "refusals", "losses", "sent"}
+        names = set(rank) - {"sockets", "refusals", "losses", "sent", "start"}
         assert names >= set(BESIDE[backend])
         for name in names:
             for ours, theirs in rank[name]:
@@ -345,6 +362,9 @@ def test_native_weights_start_as_those_of_rank_0_and_stay_equal(backend: str) ->
         for other in others:
             for (own, _), (theirs, _) in zip(first[name], other[name], strict=True):
                 assert own.tobytes() == theirs.tobytes(), name
+    if backend == "horovod-tf":
+        assert first["start"].any()
+        assert all((other["start"] == first["start"]).all() for other in others)
 
 
 @pytest.mark.slow
