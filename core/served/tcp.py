@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -124,12 +125,10 @@ class TcpWorkforce(Workforce):
 
     def _read(self, worker: _Worker) -> Answer | None:
         try:
-            header, arrays = worker.wire.receive()
+            header, arrays = _received(worker)
         except WireError as error:
             self._lose(worker.number, str(error))
             return None
-        if "error" in header:
-            raise PeerLostError(f"rank {rank_of(worker.number)}, a peer, failed: {header['error']}")
         if worker.unit is None:
             worker.ready = True
             return None
@@ -159,7 +158,7 @@ class TcpWorkforce(Workforce):
             seconds = self._service.answer_timeout
             if not readable([known.wire.fileno()], seconds):
                 raise WireError(f"no answer for {seconds:.0f} s")
-            header, arrays = known.wire.receive()
+            header, arrays = _received(known)
         except WireError as error:
             self._lose(worker, str(error))
             return {}
@@ -182,3 +181,15 @@ class TcpWorkforce(Workforce):
         self._door.close()
         for worker in self._workers.values():
             worker.wire.close()
+
+
+def _received(worker: _Worker) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What a worker says next.
+
+    Raises:
+        PeerLostError: It failed; as a WireError: it is gone.
+    """
+    header, arrays = worker.wire.receive()
+    if "error" in header:
+        raise PeerLostError(f"rank {rank_of(worker.number)}, a peer, failed: {header['error']}")
+    return header, arrays
