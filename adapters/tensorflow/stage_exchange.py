@@ -69,21 +69,28 @@ class StageExchange(Exchange):
 
     def from_first(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor of the first process of all."""
-        return self._processes.broadcast_within(tensor, self._everyone)
+        return self._broadcast(tensor, self._everyone)
 
     def from_stage(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
         """The tensor of another stage of this replica."""
         source = self._first + stage
         others = [self._first + each for each in range(self.stages) if each != stage]
-        return self._processes.broadcast_within(tensor, ((source, *others),))
+        return self._broadcast(tensor, ((source, *others),))
 
     def send(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
         """Sends to another stage of this replica; gives what is there once it has."""
-        return self._processes.broadcast_within(tensor, ((self._place, self._first + stage),))
+        return self._broadcast(tensor, ((self._place, self._first + stage),))
 
     def receive(self, like: tf.Tensor, stage: int) -> tf.Tensor:
         """What another stage of this replica sends: a tensor like another."""
-        return self._processes.broadcast_within(like, ((self._first + stage, self._place),))
+        return self._broadcast(like, ((self._first + stage, self._place),))
+
+    def _broadcast(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+        """The tensor of the first of each part, bit by bit: TensorFlow's collectives lack bfloat16."""
+        if tensor.dtype != tf.bfloat16:
+            return self._processes.broadcast_within(tensor, parts)
+        bits = self._processes.broadcast_within(tf.bitcast(tensor, tf.float16), parts)
+        return tf.bitcast(bits, tf.bfloat16)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         raise _refused()

@@ -335,6 +335,11 @@ def ended(session: isotrain.Session) -> dict[str, Any]:
     return found | {name: session.read_state(kind) for name, kind in kinds.items()}
 
 
+def first_loss(session: isotrain.Session, name: str) -> float:
+    """Of a step, in which activations and gradients go over a cut."""
+    return float(session.step(next(session.batches())))
+
+
 def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
     """Trained by the built-in loop, which keeps the best weights and ends early."""
     metrics = fit(session)
@@ -600,8 +605,9 @@ def assert_elsewhere(
     folder: Path,
     changes: Mapping[str, Any] | None = None,
     modules: Sequence[str] = (),
-) -> None:
-    """Two replicas of two stages train as replicas, and go on from checkpoints."""
+    more: Tasks | None = None,
+) -> Sequence[dict[str, Any]]:
+    """Two replicas of two stages train as replicas, and go on from checkpoints; what else processes found."""
     dense = {**BASE, **CASES["sequential"], "accumulate": 2, **(changes or {})}
     tasks: Tasks = {
         "interleaved": (
@@ -610,11 +616,12 @@ def assert_elsewhere(
         ),
         "saved/sequential": saved_by_gpipe(dense, folder, modules=modules),
     }
-    places = done(tasks, 2, backend)
+    places = done({**tasks, **(more or {})}, 2, backend)
     assert_told([place["interleaved"] for place in places], 2, 20)
     for place in places:
         assert_equal(place["interleaved"], expected)
         assert_saved(place["saved/sequential"], by_one)
+    return places
 
 
 def saved_by_gpipe(
@@ -646,7 +653,12 @@ def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path:
     by_one = alone["saved/sequential"]["whole"]
     listed = {"model": {"tensorflow": layered}}
     names = ["dense_*", "head"]
-    assert_elsewhere(several, expected, by_one, "tf-multiworker", tmp_path, listed, names)
+    mixed = {**BASE, **CASES["sequential"], **under({}), "precision": "bfloat16", "accumulate": 1}
+    more: Tasks = {"bfloat16": (mixed, first_loss)}
+    for place in assert_elsewhere(
+        several, expected, by_one, "tf-multiworker", tmp_path, listed, names, more
+    ):
+        assert place["bfloat16"] == pytest.approx(alone["sequential"]["loss"][0], rel=0.01)
 
 
 def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_path: Path) -> None:
