@@ -11,7 +11,9 @@ import tensorflow as tf
 from integration.parted_layers import step_of
 
 from isotrain.adapters.tensorflow.exchange import SingleReplica
+from isotrain.adapters.tensorflow.parted_modules import PartedModules
 from isotrain.adapters.tensorflow.parted_program import PartedProgram
+from isotrain.adapters.tensorflow.parted_weights import PartedWeights
 from isotrain.adapters.tensorflow.program import Program
 from isotrain.plugin import SHARD, IsotrainError, Mesh, TrainingSpec
 
@@ -88,18 +90,13 @@ class Unusual(tf.Module):
         return self.tied(self.head(hidden))
 
 
-UNIT_BYTES = (1, 10**6)
-"""With which each module is joined by itself, and the model as a whole."""
-
-
-def unusual(spec: TrainingSpec) -> list[float]:
+def unusual(spec: TrainingSpec) -> float:
     """How far a step's loss, gradients, statistics and weights are from those of whole weights."""
     spec = spec.replace(
         model={"tensorflow": Unusual},
         model_args={},
         recompute=["doubling"],
-        optimizer={"name": "lamb", "lr": 0.125, "weight_decay": 0.125},
-        clip={"norm": 0.25},
+        optimizer={"name": "sgd", "lr": 0.125},
     )
 
     def computed(program: Program) -> list[np.ndarray]:
@@ -107,15 +104,9 @@ def unusual(spec: TrainingSpec) -> list[float]:
         results = (loss, *gradients, *program.statistics, *program.part("trainable"))
         return [each.numpy() for each in results]
 
-    expected = computed(Program(spec))
-    found = [
-        computed(PartedProgram(spec, SingleReplica(), Mesh({SHARD: 1}), size))
-        for size in UNIT_BYTES
-    ]
-    return [
-        max(float(np.abs(one - other).max()) for one, other in zip(each, expected, strict=True))
-        for each in found
-    ]
+    found = computed(PartedProgram(spec, SingleReplica(), Mesh({SHARD: 1}), 1))
+    pairs = zip(found, computed(Program(spec)), strict=True)
+    return max(float(np.abs(one - other).max()) for one, other in pairs)
 
 
 class Used(tf.Module):
@@ -180,14 +171,24 @@ class Looping(tf.Module):
         ]
 
 
-def refusals(spec: TrainingSpec) -> dict[str, str]:
+def refusals() -> dict[str, str]:
     """What is said of modules that cannot be computed with weights that lie in parts."""
     found = {}
     for name, make in TRIED.items():
-        own = spec.replace(model={"tensorflow": make}, model_args={})
         try:
-            program = PartedProgram(own, SingleReplica(), Mesh({SHARD: 1}), 1)
-            step_of(program, (INPUTS, INPUTS)).get_concrete_function()
+            tf.function(_forward(make()), autograph=False).get_concrete_function()
         except IsotrainError as error:
             found[name] = str(error)
     return found
+
+
+def _forward(model: Any) -> Callable[[], Any]:
+    trained = list(model.trainable_variables)
+    weights = PartedWeights(trained, SingleReplica(), Mesh({SHARD: 1}))
+    modules = PartedModules(model, weights, unit_bytes=1)
+
+    def forward() -> Any:
+        with modules.reading():
+            return model(INPUTS)
+
+    return forward

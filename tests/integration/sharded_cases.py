@@ -214,6 +214,7 @@ HOST = 2
 KINDS: Mapping[str, Mapping[str, Any]] = {
     **{f"stage {stage}": sharded(stage) for stage in (1, 2, 3)},
     **{f"hybrid {stage}": sharded(stage, hybrid=True, host_size=HOST) for stage in (1, 2, 3)},
+    "few units": sharded(3, hybrid=True, host_size=HOST, bucket_megabytes=8e-3),
 }
 """Strategies; the hybrid ones of several hosts where there are more replicas than one has."""
 
@@ -254,15 +255,26 @@ UNUSUAL_NATIVE: Mapping[str, Any] = {"model": {"torch": unusual_model}, **OF_MOD
 
 
 def unusual() -> dict[str, dict[str, Any]]:
-    """The spec of the first run of `passed_on` with a native model; the last one, as others follow it."""
+    """The spec of a run that goes on in parts; the last one, as others follow it."""
     return {UNUSUAL: spec(PARALLEL, native(**UNUSUAL_NATIVE))}
 
 
 def trained_or_passed_on(session: Session, name: str, *, folder: str) -> dict[str, Any]:
-    """As `trained`; or as `passed_on`, of a native model."""
-    if name == UNUSUAL:
-        return passed_on(session, native(), folder, "hybrid 3", changes=UNUSUAL_NATIVE)
-    return trained(session, name)
+    """As `trained`; or of a native model, which goes on in parts and then as a whole again."""
+    if name != UNUSUAL:
+        return trained(session, name)
+    whole, parts = f"{folder}/whole", f"{folder}/parts"
+    stopped(session, 2 * SAVED - 2)
+    session.save(whole)
+    found = {"parallel": trained(session)}
+    strategy = KINDS["few units"]
+    with next_session(session, "parts", spec(strategy, native(**UNUSUAL_NATIVE))) as session:
+        restore_own(session, Path(whole))
+        session.save(parts)
+        found["in parts"] = trained(session)
+    with next_session(session, "whole", spec(PARALLEL, native(**UNUSUAL_NATIVE))) as session:
+        found["whole again"] = gone_on(session, folder=parts)
+    return found
 
 
 def native_and_counted(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -289,7 +301,7 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
     counted = {}
     if name.startswith(NATIVE):
         session.seek(0)
-        counted = _sent(session, 6)
+        counted = _sent(session, 3 if name.endswith("stage 3") else 6)
         counted["held"] = _described(session, ("trainable",))
         counted["names"] = sorted(session.group.describe_state(("trainable", "optimizer")))
     return {
@@ -309,8 +321,7 @@ def passed_on(
     base: Mapping[str, Any],
     folder: str,
     kind: str,
-    measures: bool = False,
-    changes: Mapping[str, Any] = OPTIMIZERS[LAST],
+    measures: bool,
 ) -> dict[str, Any]:
     """Saves in the middle under each strategy, and goes on from there under each.
 
@@ -320,8 +331,8 @@ def passed_on(
         folder: With a folder of checkpoints for each strategy.
         kind: Of the sharded runs.
         measures: Whether to look besides what a TensorFlow process of a run in stage 3 takes.
-        changes: Of the specs, with the optimizer.
     """
+    changes = OPTIMIZERS[LAST]
     found = {"parallel": _saved(session, f"{folder}/parallel")}
     with next_session(session, "sharded", spec(KINDS[kind], base, **changes)) as session:
         found["sharded"] = _saved(session, f"{folder}/sharded")
@@ -343,11 +354,11 @@ def _saved(session: Session, folder: str) -> dict[str, Any]:
     return trained(session)
 
 
-def stopped(session: Session) -> None:
+def stopped(session: Session, steps: int = SAVED) -> None:
     """Trains for as long as a run does that saves."""
     for batch in session.batches():
         session.step(batch)
-        if batch.step + 1 == SAVED:
+        if batch.step + 1 == steps:
             return
 
 
@@ -483,7 +494,7 @@ def _joined_by_layers(session: Session) -> dict[str, Any]:
         "refusals": parted_layers.refusals(session.spec),
         "in bfloat16": parted_layers.in_bfloat16(session.spec),
         "modules, unusual": parted_modules.unusual(session.spec),
-        "modules, refusals": parted_modules.refusals(session.spec),
+        "modules, refusals": parted_modules.refusals(),
     }
 
 
