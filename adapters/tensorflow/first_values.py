@@ -82,7 +82,7 @@ def take_first(variables: Sequence[tf.Variable], send: Send) -> None:
     bundle: list[tuple[tf.Variable, np.ndarray]] = []
     for variable in (copies(each)[0] for each in variables):
         if variable.dtype != tf.string:  # no collective knows these
-            bundle.append((variable, variable.numpy()))
+            bundle.append((variable, variable.value().numpy()))
         if sum(value.nbytes for _, value in bundle) > _MOST_BYTES:
             _take(bundle, send)
             bundle = []

@@ -56,7 +56,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         spec: TrainingSpec,
         strategy: tf.distribute.Strategy,
         exchange: Exchange,
-        first_values: FirstValues | None = None,
+        holder: tf.distribute.Strategy | FirstValues | None = None,
     ) -> None:
         """Builds the model on every local replica.
 
@@ -64,16 +64,17 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             spec: What to train.
             strategy: Holds the local replicas; the default strategy where there is one.
             exchange: Ties them to all others.
-            first_values: Makes the variables, where `strategy` does not.
+            holder: Where the variables are to be created, if not by `strategy`.
         """
         self.strategy = strategy
         self._spec = spec
         self._exchange = exchange
         self.replicas = exchange.replicas
         self.local_replicas = exchange.local_replicas
-        self._program = self._build(spec, (first_values or strategy).scope)
-        if first_values is not None:
-            first_values.share()
+        self._program = self._build(spec, (holder or strategy).scope)
+        if isinstance(holder, FirstValues):
+            holder.share()
+        self._program.note_generators()
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
         self._placed_types = {*_WHOLE_NUMBERS, self._rate_type} if on_host else set()
@@ -289,6 +290,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return [found for found, _ in function(*map(list, values))]
 
     def evaluation_step(self, batch: Batch) -> None:
+        self._program.measures.make_ready()
         self._traced.on_counts(self._trace_evaluation, batch)
 
     def _trace_evaluation(self, holes: bool, pieces: Pieces, counts: tf.Tensor) -> None:
@@ -304,6 +306,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._traced.on_replicas(lambda position: self._program.predict(inputs[position]))
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        if phase == "evaluation":
+            self._program.measures.make_ready()
         return self._metrics.collect(phase)
 
     def take_metrics(self) -> np.ndarray:

@@ -6,6 +6,7 @@ replica that is traced; the constructor and `late` are not traced.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,14 +25,24 @@ from isotrain.plugin import Phase, TrainingSpec
 class Measures:
     """What the replicas of this process measure while they train and are evaluated."""
 
-    def __init__(self, spec: TrainingSpec, model: Any, losses: Mapping[Phase, Losses]) -> None:
-        """Makes the variables, in the scope of the `tf.distribute` strategy.
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        model: Any,
+        losses: Mapping[Phase, Losses],
+        scope: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        """Makes the metrics, in the scope of the `tf.distribute` strategy.
 
         Args:
             spec: Names the metrics.
             model: Tells the names of its outputs.
             losses: That the steps compute, by output.
+            scope: That scope.
         """
+        self._scope = scope
+        self._evaluated: tf.Variable | None = None
+        self._sums = (2, 1 + len(spec.losses("tensorflow")))
         self._model = model
         training, self._given = keras_losses.build_measures(spec, "tensorflow", losses["train"])
         evaluation, _ = keras_losses.build_measures(spec, "tensorflow", losses["evaluation"])
@@ -39,12 +50,20 @@ class Measures:
             "train": training,
             "evaluation": evaluation,
         }
-        self._evaluated = tf.Variable(
-            tf.zeros((2, 1 + len(spec.losses("tensorflow"))), tf.float64),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
+
+    def make_ready(self) -> None:
+        """Makes what the losses of evaluations are summed up in, where they are not yet; not traced.
+
+        Every process calls it before its first evaluation is traced: no training waits for that.
+        """
+        if self._evaluated is None:
+            with self._scope():
+                self._evaluated = tf.Variable(
+                    tf.zeros(self._sums, tf.float64),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                )
 
     @property
     def shown(self) -> dict[str, keras.metrics.Metric]:
@@ -65,6 +84,7 @@ class Measures:
 
     def add_loss(self, loss: tf.Tensor, count: tf.Tensor) -> None:
         """Adds the loss of a slice of `count` samples to the sums of the evaluation."""
+        assert self._evaluated is not None
         self._evaluated.assign_add(evaluated_rows(loss, count, self._evaluated.shape[1]))
 
     def collect(
@@ -78,6 +98,7 @@ class Measures:
         """
         results: dict[str, Any] = {}
         if phase == "evaluation":
+            assert self._evaluated is not None
             (evaluated,) = total([value_of(self._evaluated)])
             means = tf.math.divide_no_nan(evaluated[0, 1:], evaluated[1, 1:])
             results["loss"] = evaluated[0, 0] / evaluated[1, 0] + tf.reduce_sum(means)

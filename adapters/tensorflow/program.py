@@ -62,7 +62,7 @@ class Program:
         self.model = self._build_model(spec, scope)
         require_precision(self.model, spec.precision)
         with scope():
-            self._build_around_model(spec)
+            self._build_around_model(spec, scope)
 
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -72,7 +72,9 @@ class Program:
             recompute(model, spec)
         return model
 
-    def _build_around_model(self, spec: TrainingSpec) -> None:
+    def _build_around_model(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
         trainable, others = weights_of(self.model, spec)
         self._values = [native(variable) for variable in trainable]
         self._others = [native(variable) for variable in others]
@@ -84,8 +86,7 @@ class Program:
         self._generators = {name: generator.state for name, generator in apart.items()}
         seeds = [v for v in others if keras_private.is_seed(getattr(v, "path", v.name))]
         keyed = private.generators_of(self.model)
-        self._first_seeds = _as_they_are([*seeds, *self._generators.values()])
-        self._first_keys = _as_they_are(keyed.values())
+        self._seeds, self._keyed = [*seeds, *self._generators.values()], keyed.values()
         self._generators |= keyed
         self.state = self._state_of(
             trainable,
@@ -106,7 +107,12 @@ class Program:
             "train": training.losses,
             "evaluation": evaluation.losses,
         }
-        self.measures = Measures(spec, self.model, self.losses)
+        self.measures = Measures(spec, self.model, self.losses, scope)
+
+    def note_generators(self) -> None:
+        """Notes the states of generators, for `draw_anew`; once they are those that training begins with."""
+        self._first_seeds = _as_they_are(self._seeds)
+        self._first_keys = _as_they_are(self._keyed)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> WeightUpdate:
         return WeightUpdate(spec, trainable)
@@ -310,7 +316,7 @@ class Program:
 
 def _as_they_are(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:
     """The states of generators, and what they are now."""
-    return [(each, copies(each)[0].numpy().tolist()) for each in map(native, states)]
+    return [(each, copies(each)[0].value().numpy().tolist()) for each in map(native, states)]
 
 
 def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:
