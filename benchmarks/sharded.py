@@ -83,18 +83,15 @@ def by_tensorflow() -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.sharded_by_tensorflow", folder]
         started = [
-            subprocess.Popen(
-                command,
-                env=_as_worker(workers, rank),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
+            subprocess.Popen(command, env=_as_worker(workers, rank), stdout=subprocess.DEVNULL)
             for rank in range(REPLICAS)
         ]
-        for process in started:
-            _, told = process.communicate()
-            if process.returncode:
-                raise RuntimeError(told.decode(errors="replace"))
+        try:
+            if any(process.wait() for process in started):
+                raise RuntimeError("a process by hand failed: its error is above")
+        finally:
+            for process in started:
+                process.kill()
         return max(float(file.read_text(encoding="ascii")) for file in Path(folder).iterdir())
 
 

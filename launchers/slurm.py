@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -37,7 +37,6 @@ END
 {command}
 """
 _EXCLUDE = "--exclude="
-_PER_TASK = re.compile(r"(?<!\S)(?:--cpus-per-task[= ]|-c ?)(\d+)")
 _AGAIN = """\
 ended_as_asked() {{
     cat {events} 2> /dev/null | grep -c '"error": "EndedError"'
@@ -171,8 +170,7 @@ class SlurmLauncher(EngineLauncher):
         processors instead, it takes the nodes that it can have.
         """
         nodes, tasks, *others = options
-        per_task = _PER_TASK.search(shlex.join(self._further))
-        count = int(tasks.partition("=")[2]) * (int(per_task[1]) if per_task else 1)
+        count = int(tasks.partition("=")[2]) * _cpus_per_task(self._further)
         return [nodes.replace("=", f"={fewest}-"), f"--mincpus={count}", *others]
 
     def _size(self, allocation: Allocation) -> list[str]:
@@ -194,6 +192,14 @@ class SlurmLauncher(EngineLauncher):
 def _ending(name: str, job: str | None) -> tuple[str, ...]:
     """What ends a job of that name, or the step of it in the job that this process is in."""
     return ("scancel", f"--name={name}") if job is None else (*_PROGRAM, job, name)
+
+
+def _cpus_per_task(options: Sequence[str]) -> int:
+    """As `sbatch` reads it: the last counts."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--cpus-per-task", default="1")
+    count: str = parser.parse_known_args([*options])[0].cpus_per_task
+    return int(count) if count.isdecimal() else 1
 
 
 def _fewest_nodes(allocation: Allocation, command: RankCommand) -> int | None:

@@ -51,8 +51,8 @@ class _Noted:
     def taken(self) -> list[Taken]:
         """The actions, each of which began when the one before ended."""
         ends = [float(each) + self._shift for each in self._times]
-        pairs = itertools.pairwise(ends)
-        return [Taken(name, *pair) for name, pair in zip(self._names, pairs, strict=False)]
+        names = self._names if ends else ()
+        return [Taken(*each) for each in zip(names, ends[:-1], ends[1:], strict=True)]
 
 
 class StagedGroup(TensorFlowReplicaGroup):

@@ -63,7 +63,8 @@ class CarriedLoss(nn.Module):
             bucket_mib: At which DistributedDataParallel closes its first bucket. Smaller gradients lie in
                 one; of larger ones it is known only after a step which are in the last.
         """
-        if any(getattr(module, "sparse", False) for module in self.objective.modules()):
+        embeddings = (nn.Embedding, nn.EmbeddingBag)
+        if any(isinstance(each, embeddings) and each.sparse for each in self.objective.modules()):
             return False  # sparse gradients travel apart
         (carrier,) = self._carrier
         beside = [

@@ -38,7 +38,7 @@ def go_on() -> None:
 DEEDS = {deed.__name__: deed for deed in (kill, stop, go_on)}
 ABSENT = "stay_away"
 """What the rank does before it takes its place in the run, instead of a deed."""
-START_SECONDS = 8.0
+START_SECONDS = 5.0
 """In which all must come, where one stays away."""
 
 

@@ -22,7 +22,7 @@ def test_all_but_rank_0_wait_until_it_listens() -> None:
     with socket.socket() as door:
         door.bind((LOCALHOST, 0))  # nobody else gets the port, and connections are refused
         await_first(context(0, door))
-        waiting = threading.Thread(target=await_first, args=(context(1, door),))
+        waiting = threading.Thread(target=await_first, args=(context(1, door), 2 * LIMIT_SECONDS))
         waiting.start()
         waiting.join(MOMENT_SECONDS)
         assert waiting.is_alive()

@@ -24,7 +24,7 @@ from isotrain.testing.scorecard import Check, Scorecard
 from isotrain.testing.watch import NEEDS, REPLICA_NEEDS, Watched
 
 WITHOUT_CAPABILITY = {
-    *("place", "tensor", "numpy", "barrier", "synchronise_device", "close"),
+    *("place", "is_placed", "tensor", "numpy", "barrier", "synchronise_device", "close"),
     *(
         "evaluation_step",
         "predict",
