@@ -15,6 +15,7 @@ Send = Callable[[np.ndarray], np.ndarray]
 """Gives every process the whole numbers that replica 0 has; called by all with arrays of equal length."""
 _WORD_BYTES = 8
 _MOST_BYTES = 1 << 26
+_MOST_WORDS = _MOST_BYTES // _WORD_BYTES
 
 
 class FirstValues:
@@ -91,10 +92,17 @@ def take_first(variables: Sequence[tf.Variable], send: Send) -> None:
 
 
 def _take(bundle: Sequence[tuple[tf.Variable, np.ndarray]], send: Send) -> None:
-    own = b"".join(value.tobytes() for _, value in bundle)
-    words = np.frombuffer(own + bytes(-len(own) % _WORD_BYTES), np.int64)
-    first, end = send(words).tobytes(), 0
-    for variable, value in bundle:
-        start, end = end, end + value.nbytes
-        if first[start:end] != own[start:end]:
-            variable.assign(np.frombuffer(first[start:end], value.dtype).reshape(value.shape))
+    size = sum(value.nbytes for _, value in bundle)
+    own = np.zeros(-(-size // _WORD_BYTES), np.int64)
+    first = np.empty_like(own)
+    own_bytes, first_bytes = own.view(np.uint8), first.view(np.uint8)
+    places, end = [], 0
+    for _, value in bundle:
+        places.append(slice(end, end := end + value.nbytes))
+        own_bytes[places[-1]] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    for start in range(0, len(own), _MOST_WORDS):  # a large variable goes in several messages
+        part = slice(start, start + _MOST_WORDS)
+        first[part] = send(own[part])
+    for (variable, value), place in zip(bundle, places, strict=True):
+        if not np.array_equal(first_bytes[place], own_bytes[place]):
+            variable.assign(np.frombuffer(first_bytes[place], value.dtype).reshape(value.shape))
