@@ -7,8 +7,7 @@ its worker was lost, counts once.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -21,7 +20,7 @@ from isotrain.adapters.tensorflow.exchange import SingleReplica
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.keras_tracing import plain_losses, shift_of
 from isotrain.adapters.tensorflow.peers import blames_peer
-from isotrain.adapters.tensorflow.program import Piece, Program
+from isotrain.adapters.tensorflow.program import Piece
 from isotrain.plugin import (
     Answer,
     Attendance,
@@ -52,7 +51,7 @@ def start_coordinator(spec: TrainingSpec, setting: Setting, service: Service) ->
     with native.ended_after(service.start_timeout):
         strategy = tf.distribute.ParameterServerStrategy(_resolver(service))
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    own = _OnServers(spec, strategy)
+    own = _OnServers(spec, tf.distribute.get_strategy(), SingleReplica(), strategy)
     _require_stateless(own.model, own.program.statistics)
     with strategy.scope():
         version = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -130,21 +129,6 @@ def _require_stateless(model: Any, statistics: Collection[tf.Variable]) -> None:
 
 class _OnServers(TensorFlowReplicaGroup):
     """The coordinator's own replica, whose variables are on the servers."""
-
-    def __init__(self, spec: TrainingSpec, holder: tf.distribute.Strategy) -> None:
-        """Builds the model.
-
-        Args:
-            spec: What to train.
-            holder: Creates the variables.
-        """
-        self._holder = holder
-        super().__init__(spec, tf.distribute.get_strategy(), SingleReplica())
-
-    def _build(
-        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> Program:
-        return super()._build(spec, self._holder.scope)
 
     def close(self) -> None:
         """Keeps the traced functions: to forget one, TensorFlow asks every worker, also a suspended one."""
