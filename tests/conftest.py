@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -58,6 +59,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Shells start jobs in the background so, and those hand it on to whatever tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OWNS_SHARED = FOLDER not in os.environ
 """Whether this process is the one that started the tests, and not one of its test processes."""
