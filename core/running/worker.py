@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import signal
 import sys
@@ -38,12 +39,20 @@ def main(events: int, status: int, arrays: int) -> None:
     assert context is not None, "started by isotrain's launcher only"
     for descriptor in (events, status, arrays):
         os.set_inheritable(descriptor, False)
+    _write_whole_lines()
     _dump_stacks_on_request()
     reporter = Reporter(context.rank, events, status)
     if context.rank == 0:
         _end_after_the_step(reporter)
     reporter.emit(Started(pid=os.getpid()))
     leave(_attempt(context, reporter, arrays))
+
+
+def _write_whole_lines() -> None:
+    """Has a line go out at once: what the streams of several write to one log stands line by line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _dump_stacks_on_request() -> None:

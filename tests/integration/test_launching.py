@@ -258,8 +258,9 @@ def test_output_of_rank_0_is_relayed_and_that_of_others_is_in_their_log(tmp_path
     said: list[str] = []
 
     def work(session: Any) -> int:
-        print("hello from", session.rank)
+        print("hello", end=" ")
         print("grumbling of", session.rank, file=sys.stderr)
+        print("from", session.rank)  # ends the line, which goes out whole
         return os.getpid()
 
     def hear(event: Any) -> None:
