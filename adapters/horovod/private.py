@@ -23,6 +23,8 @@ class RendezvousServer(RendezvousHTTPServer):
     """Horovod's key-value server on exactly one address, serving from a thread."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """Ranks that may call at the same time: who finds no room among 5 tries again after 1 s, or 3 s."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), RendezvousHandler, False)
