@@ -81,12 +81,15 @@ def take_first(variables: Sequence[tf.Variable], send: Send) -> None:
         send: Brings the values here.
     """
     bundle: list[tuple[tf.Variable, np.ndarray]] = []
+    size = 0
     for variable in (copies(each)[0] for each in variables):
-        if variable.dtype != tf.string:  # no collective knows these
-            bundle.append((variable, variable.value().numpy()))
-        if sum(value.nbytes for _, value in bundle) > _MOST_BYTES:
+        if variable.dtype == tf.string:  # no collective knows these
+            continue
+        bundle.append((variable, variable.value().numpy()))
+        size += bundle[-1][1].nbytes
+        if size > _MOST_BYTES:
             _take(bundle, send)
-            bundle = []
+            bundle, size = [], 0
     if bundle:
         _take(bundle, send)
 
