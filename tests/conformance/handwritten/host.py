@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -37,6 +38,18 @@ def start(script: str, job: str, variables: Mapping[str, str], log: str) -> int:
         os._exit(code)
 
 
+def wait(numbers: list[int]) -> list[int]:
+    """Exit codes by rank. Once a rank has failed, the others, which may wait for it, are killed."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(numbers):
+        number, status = os.wait()
+        codes[number] = os.waitstatus_to_exitcode(status)
+        if codes[number] > 0:
+            for other in set(numbers) - set(codes):
+                os.kill(other, signal.SIGKILL)
+    return [codes[number] for number in numbers]
+
+
 def main() -> None:
     """Serves until its input ends."""
     for unneeded in (
@@ -50,8 +63,7 @@ def main() -> None:
         order = json.loads(line)
         ranks = zip(order["variables"], order["logs"], strict=True)
         numbers = [start(order["script"], order["job"], each, log) for each, log in ranks]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
-        print(json.dumps(codes), flush=True)
+        print(json.dumps(wait(numbers)), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from conformance import cases
@@ -42,6 +44,8 @@ def main() -> None:
             optimizer.apply(gradients, model.trainable_variables)
     save(keras_weights(model))
     dist.barrier()
+    del ddp, outputs, loss
+    gc.collect()  # its destructor, which holds Python's lock, must not be what ends the group's threads
     dist.destroy_process_group()
 
 

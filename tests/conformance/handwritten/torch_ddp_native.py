@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from conformance import cases
@@ -34,6 +36,8 @@ def main() -> None:
         optimizer.step()
     save({name: value.numpy() for name, value in model.state_dict().items()})
     dist.barrier()
+    del ddp, logits, loss
+    gc.collect()  # its destructor, which holds Python's lock, must not be what ends the group's threads
     dist.destroy_process_group()
 
 
