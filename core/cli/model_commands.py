@@ -11,6 +11,8 @@ from isotrain.core.cli.here import look_here
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_text import FORMAT, json_page
 from isotrain.core.planning.own_place import require_alone
+from isotrain.core.system.folders import made_folder
+from isotrain.core.system.whole_file import whole_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,11 +23,11 @@ def predict(options: argparse.Namespace) -> None:
     import numpy as np
 
     from isotrain.core.running.finished import predict as predicted
-    from isotrain.core.system.whole_file import whole_file
 
     require_alone("predict")
     look_here()
     target = _output(options.output)
+    made_folder(target.parent, f"--output: the folder of {target}")
     found = predicted(
         options.run,
         _data(options.data),
@@ -36,11 +38,15 @@ def predict(options: argparse.Namespace) -> None:
     arrays = dict(_named(found))
     if target.suffix == ".npy" and len(arrays) > 1:
         raise IsotrainError(f"--output {target}: the model has several outputs; write .npz.")
-    with whole_file(target) as stream:
-        if target.suffix == ".npy":
-            np.save(stream, next(iter(arrays.values())))
-        else:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    try:
+        with whole_file(target) as stream:
+            if target.suffix == ".npy":
+                np.save(stream, next(iter(arrays.values())))
+            else:
+                np.savez(stream, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        reason = error.strerror or error
+        raise IsotrainError(f"--output: {target} cannot be written: {reason}.") from error
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     if options.json:
         print(json_page({"format": FORMAT, "output": str(target), "shapes": shapes}))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from isotrain.core.contracts.export import FORMS, SUFFIXES, ExportForm
 from isotrain.core.errors import IsotrainError, unknown_name
+from isotrain.core.system.folders import folder_for_now
 
 _OF_SAVED_MODEL = "saved_model.pb"
 
@@ -41,10 +42,11 @@ def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
 def replaced(target: Path) -> Iterator[Path]:
     """Gives a place of the same name beside a target, which takes that place if all went well.
 
-    What was there before is removed after that; a folder only if it is empty or holds a SavedModel.
+    What was there before is removed after that; a folder only if it is empty or holds a SavedModel. The
+    target's own folder is made if need be.
 
     Raises:
-        IsotrainError: The folder cannot be written to, or the target is of another kind.
+        IsotrainError: The folder cannot be made or written to, or the target is of another kind.
     """
     place = target.resolve()
     if place.is_dir() and any(place.iterdir()) and not (place / _OF_SAVED_MODEL).is_file():
@@ -53,11 +55,17 @@ def replaced(target: Path) -> Iterator[Path]:
             " another name."
         )
     try:
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder:
+        with (
+            folder_for_now(place.parent),
+            tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder,
+        ):
             new = Path(folder) / place.name
             yield new
             if place.is_dir() and new.is_dir():
                 place.rename(Path(folder) / "before")
             new.replace(place)
     except OSError as error:
-        raise IsotrainError(f"export: {target} cannot be written: {error}.") from error
+        reason = error.strerror or error  # without the name of a file that nobody has asked for
+        raise IsotrainError(
+            f"export: {target} cannot be written: {reason}. Choose another place."
+        ) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from isotrain.core.errors import PlanError
@@ -22,3 +25,24 @@ def made_folder(folder: Path, what: str) -> Path:
     except OSError as error:
         raise PlanError(f"{what} cannot be made: {error}.") from error
     return folder
+
+
+@contextlib.contextmanager
+def folder_for_now(folder: Path) -> Iterator[None]:
+    """Makes a folder, and those above it, where there is none; they go again should what follows fail.
+
+    One that something was put into meanwhile stays.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    way = (folder, *folder.parents)
+    missing = list(itertools.takewhile(lambda each: not each.exists(), way))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for each in missing:
+                each.rmdir()
+        raise

@@ -349,9 +349,26 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
         result.export(tmp_path / "model.keras", to="torch")
     with pytest.raises(IsotrainError, match="Did you mean 'keras'"):
         result.export(tmp_path / "model.keras", to="kera")  # type: ignore[arg-type]
-    with pytest.raises(IsotrainError, match="cannot be written"):
-        result.export(tmp_path / "missing" / "model.safetensors")
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "model.safetensors"
+    with pytest.raises(IsotrainError, match=f"{target} cannot be written: [A-Z][a-z ]+. Choose"):
+        result.export(target)
+    (tmp_path / "file").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_folder_of_a_target_is_made_and_goes_again_if_nothing_comes_into_it(
+    tmp_path: Path,
+) -> None:
+    from isotrain.core.running.targets import replaced
+
+    target = tmp_path / "new" / "newer" / "model.safetensors"
+    with pytest.raises(KeyError), replaced(target):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    with replaced(target) as new:
+        new.write_text("weights")
+    assert target.read_text() == "weights"
 
 
 def test_the_command_writes_a_file(trained: isotrain.RunResult, tmp_path: Path) -> None:

@@ -216,8 +216,10 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "samples.npy", SAMPLES)
     changes = {"model": f"{tmp_path}/mine.py:model", "plugins": ["isotrain.testing.reference"]}
     result = run(spec(**changes), backend="reference", run_directory=tmp_path / "run")
-    files = ("run", "--data", "samples.npy", "--output", "found.npy")
+    files = ("run", "--data", "samples.npy", "--output", "new/found.npy")
     done = command("predict", *files, "--replicas", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     wanted = SAMPLES @ result.weights["head/kernel"] + result.weights["head/bias"]
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(
+        np.load(tmp_path / "new" / "found.npy"), wanted, rtol=1e-13, atol=1e-13
+    )
