@@ -102,6 +102,13 @@ class RunDirectory:
                 time.sleep(_LOOK_SECONDS / 10)
             yield
 
+    def remove_unused(self) -> None:
+        """Removes a directory that nothing was written into by the run that held it."""
+        with contextlib.suppress(OSError):
+            if [each.name for each in self.path.iterdir()] == [_LOCK_FILE]:
+                (self.path / _LOCK_FILE).unlink()
+                self.path.rmdir()
+
     def is_held(self) -> bool:
         """Whether a run goes on in it."""
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.launcher import ChosenLauncher
 from isotrain.core.contracts.plan import joined_backend
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import CheckpointError, PlanError
 from isotrain.core.launching.run_directory import (
     PLAN_FILE,
     SPEC_FILE,
@@ -41,6 +41,8 @@ def held_directory(
 ) -> Iterator[RunDirectory]:
     """Makes the run's directory, or takes that of the run which goes on; keeps all other runs out of it.
 
+    One that is made, and that the run writes nothing into because it is refused, is removed.
+
     Args:
         spec: What to train.
         run_directory: Where the run is to keep its files; None: in a new one.
@@ -63,13 +65,19 @@ def held_directory(
             "resume auto: give the run directory (--run-dir), which is where the run's checkpoints lie, or"
             " `checkpoint.folder` in the spec."
         )
+    is_new = run_directory is None or not Path(run_directory).exists()
     directory = (
         RunDirectory.create(spec.name, run_directory)
         if resume is None
         else _directory(spec, run_directory)
     )
-    with directory.held():
-        yield directory
+    try:
+        with directory.held():
+            yield directory
+    except BaseException:
+        if is_new:
+            directory.remove_unused()
+        raise
 
 
 def starting_checkpoint(
@@ -95,7 +103,10 @@ def starting_checkpoint(
     folder = checkpoint_folder(spec, directory.path)
     if resume == AUTO:
         return CheckpointFolder(folder).newest()
-    checkpoint = checkpoint_at(resume)
+    try:
+        checkpoint = checkpoint_at(resume)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_why_none(resume, folder, directory)}") from error.__cause__
     _require_newest(checkpoint, folder)
     return checkpoint
 
@@ -105,6 +116,37 @@ def _directory(spec: TrainingSpec, path: PathLike | None) -> RunDirectory:
     if path is not None and (Path(path) / SPEC_FILE).is_file():
         return RunDirectory(Path(path).resolve())
     return RunDirectory.create(spec.name, path)
+
+
+def _why_none(resume: PathLike, own: str, directory: RunDirectory) -> str:
+    """What the spec of a run says of its checkpoints, where nothing of any was found.
+
+    Args:
+        resume: What a run was to go on from: the run directory, or where its checkpoints would lie.
+        own: Where those of the run in `directory` would lie.
+        directory: Of the run that was to go on.
+    """
+    from isotrain.core.checkpoints.finding import folder_at
+
+    given = Path(resume)
+    runs = (given, given.parent, *([directory.path] if os.fspath(resume) == own else ()))
+    found = next((each for each in runs if _is_run(each)), None)
+    if found is None or folder_at(resume).damaged():
+        return ""
+    policy = _policy(found)
+    if policy is None:
+        return (
+            " The spec of that run has no `checkpoint`, so that it saved none. Begin it anew with one, such"
+            " as `checkpoint: {every_epochs: 1}`."
+        )
+    names = ("every_steps", "every_epochs", "every_minutes")
+    when = ", ".join(f"{name}: {policy[name]}" for name in names if policy.get(name) is not None)
+    told = f"`checkpoint: {{{when}}}`" if when else "no interval in `checkpoint`"
+    return f" The spec of that run has {told}: it ended before its first one was complete."
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (SPEC_FILE, PLAN_FILE))
 
 
 def _require_no_checkpoints(folder: str) -> None:
@@ -128,6 +170,20 @@ def _require_newest(checkpoint: Checkpoint, folder: str) -> None:
             f"{folder} has newer checkpoints than {checkpoint.location}, up to step {newest.step}. To go on"
             " from the older one, give another run directory (--run-dir), or remove the newer ones."
         )
+
+
+def _policy(path: Path) -> dict[str, Any] | None:
+    """What the spec in a run directory says of checkpoints.
+
+    Raises:
+        PlanError: It is no run directory.
+        IsotrainError: Its file is damaged.
+    """
+    found = read_fields(path, SPEC_FILE).get("checkpoint")
+    policy: dict[str, Any] | None = value(
+        dict[str, Any] | None, found, f"{path / SPEC_FILE}: checkpoint"
+    )
+    return policy
 
 
 @dataclass(frozen=True)
@@ -170,12 +226,8 @@ class RunBefore:
         options = value(dict[str, Any] | None, options, f"{where}: launcher_options")
         launcher = ChosenLauncher() if options is None else ChosenLauncher(launched_by, options)
         where = path / SPEC_FILE
-        policy = value(
-            dict[str, Any] | None,
-            read_fields(path, SPEC_FILE).get("checkpoint"),
-            f"{where}: checkpoint",
-        )
-        folder = value(str | None, (policy or {}).get("folder"), f"{where}: checkpoint.folder")
+        folder = (_policy(path) or {}).get("folder")
+        folder = value(str | None, folder, f"{where}: checkpoint.folder")
         return cls(path, where, backend, replicas, launcher, checkpoints_in(folder, path))
 
     def newest_folder(self, spec: TrainingSpec) -> str:

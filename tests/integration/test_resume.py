@@ -381,9 +381,19 @@ def test_who_has_no_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path)
     with pytest.raises(PlanError, match="give the run directory"):
         isotrain.run(spec(), backend="reference", resume="auto")
     first = run(tmp_path / "run", changes={"checkpoint": None})
-    with pytest.raises(IsotrainError, match="no complete checkpoint"):
-        isotrain.resume(tmp_path / "run", spec=spec(), on_event=lambda event: None)
+    for resume in (
+        lambda: isotrain.resume(tmp_path / "run", spec=spec()),
+        lambda: run(tmp_path / "other", resume=tmp_path / "run"),
+    ):
+        with pytest.raises(IsotrainError, match=r"no complete checkpoint.*has no `checkpoint`, so"):
+            resume()
+    with pytest.raises(IsotrainError, match=r"nor a folder or a run directory with one\.$"):
+        run(tmp_path / "other", resume=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert_same(run(tmp_path / "run", resume="auto"), first)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(IsotrainError, match=r"{every_steps: 3}`: it ended before"):
+        isotrain.resume(tmp_path / "run", spec=spec())
 
 
 @pytest.mark.slow
