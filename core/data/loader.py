@@ -23,7 +23,6 @@ from isotrain.core.errors import DataError
 
 Transform = Callable[[Any, Any, SampleRandom], Parts]
 Place = Callable[[np.ndarray], Any]
-IsPlaced = Callable[[Any], bool]
 
 # Up to here, gathering from memory costs less than handing the batch over from another thread; on the
 # cores that replicas compute on, it costs less at any size.
@@ -89,7 +88,7 @@ class Loader:
         steps: int | None = None,
         start_step: int = 0,
         place: Place | None = None,
-        is_placed: IsPlaced | None = None,
+        is_placed: recut.Stays = recut.nothing_stays,
         prefetch: int = 2,
         shares_cores: bool = False,
         mark_seconds: float | None = None,
@@ -250,7 +249,8 @@ class Loader:
     def _rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
         """Every leaf as an array with `expected` rows, or as it is where it is placed."""
         tree = map_tree(
-            lambda leaf: leaf if self._stays(leaf) else as_array(leaf, f"{made_by}'s {name}"), tree
+            lambda leaf: leaf if self._is_placed(leaf) else as_array(leaf, f"{made_by}'s {name}"),
+            tree,
         )
         for path, array in leaves(tree, name):
             if array.ndim == 0 or len(array) != expected:
@@ -258,9 +258,6 @@ class Loader:
                     f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
                 )
         return tree
-
-    def _stays(self, leaf: Any) -> bool:
-        return self._is_placed is not None and self._is_placed(leaf)
 
     def _transformed(self, parts: Parts, epoch: int, own: order.Indices) -> Parts:
         """Calls the transform, which sees no sample weights."""
@@ -282,7 +279,7 @@ class Loader:
     def _slice(self, parts: Parts, piece: _Piece) -> Slice:
         place = self._place
         if place is not None:
-            parts = _each(lambda leaf: leaf if self._stays(leaf) else place(leaf), parts)
+            parts = _each(lambda leaf: leaf if self._is_placed(leaf) else place(leaf), parts)
         return Slice(*parts, piece.count, piece.weight)
 
     def _batch(

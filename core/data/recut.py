@@ -13,6 +13,13 @@ from isotrain.core.data.arrays import Parts, as_array, as_parts
 from isotrain.core.data.trees import leaves, map_tree, same_kind
 from isotrain.core.errors import DataError
 
+Stays = Callable[[Any], bool]
+
+
+def nothing_stays(leaf: Any) -> bool:
+    """Has everything made an array."""
+    return False
+
 
 def global_batches(
     batches: Iterable[Any],
@@ -21,7 +28,7 @@ def global_batches(
     *,
     given: int = 0,
     first: int = 0,
-    stays: Callable[[Any], bool] | None = None,
+    stays: Stays = nothing_stays,
 ) -> Iterator[tuple[Parts, int]]:
     """Yields (inputs, targets) of `size` samples, and the rest of the epoch at last.
 
@@ -50,7 +57,7 @@ def global_batches(
         if passed == length:
             continue
         rows += length - passed
-        if stays is not None and length != size:
+        if length != size:
             parts = _arrays(parts)
         held.append(_cut(parts, passed, length) if passed else parts)
         if rows == size:
@@ -84,9 +91,9 @@ def next_sample(batch: Any) -> int:
     return fingerprint(_cut(_arrays(batch), 0, 1))
 
 
-def _arrays(batch: Any, stays: Callable[[Any], bool] | None = None) -> Parts:
+def _arrays(batch: Any, stays: Stays = nothing_stays) -> Parts:
     def made(leaf: Any, name: str) -> Any:
-        return leaf if stays is not None and stays(leaf) else as_array(leaf, name)
+        return leaf if stays(leaf) else as_array(leaf, name)
 
     inputs, targets = as_parts(batch, "a batch of the stream")
     inputs = map_tree(partial(made, name="inputs"), inputs)

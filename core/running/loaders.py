@@ -12,6 +12,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.data.loader import Loader, Place
+from isotrain.core.data.recut import nothing_stays
 from isotrain.core.data.sources import ShardedStream, source_remarks
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.spec import references
@@ -67,7 +68,7 @@ class Loaders:
             epochs=self._spec.epochs,
             steps=self._spec.steps,
             place=place,
-            is_placed=None if place is None else self._group.is_placed,
+            is_placed=nothing_stays if place is None else self._group.is_placed,
             shares_cores=self._shares_cores,
             mark_seconds=None if self._spec.checkpoint is None else MARK_SECONDS,
         )
