@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 
 from isotrain.core.joining.witness import Dismiss, crashes_told, last_output_shown
+from isotrain.core.system.whole_lines import whole_lines
 
 _MOST_BYTES = 1 << 16
 
@@ -41,7 +41,7 @@ def sent_to_file() -> Iterator[Tail]:
 
     Should this process die, the end of it goes where its errors went before.
     """
-    with tempfile.TemporaryFile() as log, _line_buffered():
+    with tempfile.TemporaryFile() as log, whole_lines():
         _flush()
         kept = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
@@ -54,19 +54,6 @@ def sent_to_file() -> Iterator[Tail]:
             for number, own in zip((1, 2), kept, strict=True):
                 os.dup2(own, number)
                 os.close(own)
-
-
-@contextlib.contextmanager
-def _line_buffered() -> Iterator[None]:
-    streams = [s for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
-    before = [stream.line_buffering for stream in streams]
-    for stream in streams:
-        stream.reconfigure(line_buffering=True)
-    try:
-        yield
-    finally:
-        for stream, own in zip(streams, before, strict=True):
-            stream.reconfigure(line_buffering=own)
 
 
 def _flush() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from isotrain.core.contracts.events import Failed, Finished, Ready, Started
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.system.leaving import leave
+from isotrain.core.system.whole_lines import whole_lines
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
@@ -39,20 +39,13 @@ def main(events: int, status: int, arrays: int) -> None:
     assert context is not None, "started by isotrain's launcher only"
     for descriptor in (events, status, arrays):
         os.set_inheritable(descriptor, False)
-    _write_whole_lines()
     _dump_stacks_on_request()
     reporter = Reporter(context.rank, events, status)
     if context.rank == 0:
         _end_after_the_step(reporter)
     reporter.emit(Started(pid=os.getpid()))
-    leave(_attempt(context, reporter, arrays))
-
-
-def _write_whole_lines() -> None:
-    """Has a line go out at once: what the streams of several write to one log stands line by line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
+    with whole_lines():
+        leave(_attempt(context, reporter, arrays))
 
 
 def _dump_stacks_on_request() -> None:
