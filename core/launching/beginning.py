@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from isotrain.core.system.ended import exit_code
 from isotrain.core.system.new_interpreter import command_line
 
 _MAIN = "isotrain.core.running.worker:main"
@@ -71,17 +71,8 @@ class FreshProcess:
     @property
     def exit_code(self) -> int | None:
         """None while it runs; negative when a signal ended it."""
-        try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else in this program has collected it
-            return self._process.poll()
-        return None if ended is None else code_of(ended)
+        return exit_code(self._process)
 
     def release(self) -> None:
         """Waits for its end."""
         self._process.wait()
-
-
-def code_of(ended: os.waitid_result) -> int:
-    """The exit code of a process that has ended; negative when a signal ended it."""
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

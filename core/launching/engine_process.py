@@ -16,6 +16,7 @@ from typing import IO
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.guard import Guard
+from isotrain.core.system.ended import exit_code, wait_for_end
 
 END_SECONDS = 15.0
 """What an engine has to end its ranks before it is ended itself."""
@@ -56,12 +57,14 @@ class EngineProcess:
     def __exit__(self, *_: object) -> None:
         self._end()
         self._guard.close()
+        for process in self._processes:  # not earlier: their numbers must remain theirs
+            process.wait()
 
     def lines(self) -> Iterator[str]:
         """What the commands print, line by line, until all of them have ended or should have."""
         talking = len(self._processes)
         while talking and not self._is_late():
-            if any(process.poll() for process in self._processes):  # the others may wait for it
+            if any(map(exit_code, self._processes)):  # the others may wait for it
                 self.expect_end()
             with contextlib.suppress(queue.Empty):
                 line = self._lines.get(timeout=_LOOK_SECONDS)
@@ -86,9 +89,8 @@ class EngineProcess:
         return next(filter(None, map(self._status_of, self._processes)), 0)
 
     def _status_of(self, process: subprocess.Popen[str]) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self._patience())
-        return process.returncode
+        wait_for_end(process, self._patience())
+        return exit_code(process)
 
     def _start(
         self, command: tuple[str, ...], stdin: str, log: Path, variables: Mapping[str, str]
@@ -126,17 +128,15 @@ class EngineProcess:
 
         A command that a signal has ended may have left behind what it had started.
         """
-        running = [process for process in self._processes if process.poll() is None]
+        running = [process for process in self._processes if exit_code(process) is None]
         for process in running:
             _signal(process, signal.SIGTERM)
-        if running or any((process.returncode or 0) < 0 for process in self._processes):
+        if running or any((exit_code(process) or 0) < 0 for process in self._processes):
             for command in self._last:
                 self._run_last(command)
         for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_SECONDS)
+            wait_for_end(process, END_SECONDS)
             _signal(process, signal.SIGKILL)
-            process.wait()
 
     def _run_last(self, command: tuple[str, ...]) -> None:
         """Runs one of the commands that end the others; those are ended also where it fails."""
@@ -145,5 +145,6 @@ class EngineProcess:
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Sends a signal to a command that was not collected yet, and to all of its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

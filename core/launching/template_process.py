@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
-from isotrain.core.launching.beginning import code_of
 from isotrain.core.plugins.host import BUILTINS
+from isotrain.core.system.ended import code_of
 from isotrain.core.system.new_interpreter import take_over
 from isotrain.core.system.own_interpreter import is_of_interpreter
 

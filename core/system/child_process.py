@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from isotrain.core.system.ended import exit_code, wait_for_end
 from isotrain.core.system.last_words import last_words, signal_name
 from isotrain.core.system.new_interpreter import command_line, first_line, named
 from isotrain.core.system.own_interpreter import is_of_interpreter
@@ -113,11 +114,11 @@ class ChildProcess:
     @property
     def is_done(self) -> bool:
         """Whether it has ended."""
-        return self._process.poll() is not None
+        return exit_code(self._process) is not None
 
     def wait(self) -> None:
         """Returns when it has ended."""
-        self._process.wait()
+        wait_for_end(self._process)
 
     def end(self, patience: float = 0.0) -> None:
         """Ends it and its process group for sure; call it also when it has ended by itself.
@@ -125,13 +126,13 @@ class ChildProcess:
         Args:
             patience: Seconds that it has to end what it has started.
         """
-        if patience and not self.is_done:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.returncode is None:  # its number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if patience and not self.is_done:
+                    os.kill(self._process.pid, signal.SIGTERM)
+                    wait_for_end(self._process, patience)
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -147,7 +148,9 @@ class ChildProcess:
             answer = json.loads(self._answer.read_text(encoding="utf-8"))
         except FileNotFoundError:
             said = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
-            raise ChildEndedError(_ending(self._process.returncode), said) from None
+            code = exit_code(self._process)
+            assert code is not None, "call it when the process has ended"
+            raise ChildEndedError(_ending(code), said) from None
         self._answer.unlink()
         if "raised" in answer:
             raise ChildRaisedError(answer["raised"], answer["message"])

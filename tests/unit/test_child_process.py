@@ -50,6 +50,14 @@ def test_it_returns_what_the_function_returns(call: Call) -> None:
     assert ended(child).answer() == [3, sys.path, sys.argv]
 
 
+def test_it_keeps_its_number_until_its_group_is_ended(call: Call) -> None:
+    child = call("builtins:eval", "__import__('os').getpid()")
+    pid = ended(child).answer()
+    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    child.end()
+    assert not psutil.pid_exists(pid)
+
+
 def test_its_variables_are_this_processes_and_its_own(call: Call) -> None:
     text = "[__import__('os').environ.get(n) for n in ('HOME', 'OF_THE_CHILD')]"
     child = call("builtins:eval", text, variables={"OF_THE_CHILD": "7"})

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 
 import isotrain
@@ -170,3 +171,12 @@ def test_one_that_says_no_more_does_not_hide_that_another_has_failed(
     with EngineProcess(submission, tmp_path / "log", os.environ) as engine:
         assert list(engine.lines()) == ["said\n"]
         assert engine.status() == 3
+
+
+def test_a_command_that_has_ended_keeps_its_number_until_nobody_signals_it(tmp_path: Path) -> None:
+    submission = Submission((("sh", "-c", "echo $$; exit 3"),))
+    with EngineProcess(submission, tmp_path / "log", os.environ) as engine:
+        (pid,) = map(int, engine.lines())
+        assert engine.status() == 3
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not psutil.pid_exists(pid)
