@@ -83,6 +83,8 @@ class ServedGroup(ReplicaGroup):
         self._ledger = Ledger()
         self._steps: dict[int, _Step] = {}
         self._measures = Measures()
+        self._habits: dict[int, Mapping[str, np.ndarray]] = {}
+        """What workers have said of how they have come to compute, and have computed nothing since."""
         weights = own.describe_state(("trainable",)).values()
         self._kinds = tuple((weight.shape, weight.dtype) for weight in weights)
         self._ends = tuple(itertools.accumulate(weight.size for weight in weights))
@@ -134,6 +136,7 @@ class ServedGroup(ReplicaGroup):
 
     def _hand_out(self) -> None:
         for worker, unit in self._ledger.assign(self._workforce.free()):
+            self._habits.pop(worker, None)
             self._measures.hand_out(self._ledger.lag(unit))
             self._workforce.hand_out(worker, unit, self._version)
 
@@ -271,6 +274,7 @@ class ServedGroup(ReplicaGroup):
         habits = {n.replace(_WORKER, _EXCHANGE): a for n, a in state.items() if _is_worker(n)}
         self._require_known(habits)
         self._own.write_state({n: array for n, array in state.items() if not _is_worker(n)})
+        self._habits.clear()
         if habits:
             for worker in range(self.replicas) if replica is None else (place,):
                 self._workforce.set_habits(worker, habits)
@@ -282,7 +286,10 @@ class ServedGroup(ReplicaGroup):
         if "exchange" not in kinds:
             return {}
         self._settle()
-        found = self._workforce.habits(self.place_of(replica))
+        worker = self.place_of(replica)
+        if worker not in self._habits:
+            self._habits[worker] = self._workforce.habits(worker)
+        found = self._habits[worker]
         return {name.replace(_EXCHANGE, _WORKER, 1): array for name, array in found.items()}
 
     def _require_known(self, habits: Collection[str]) -> None:

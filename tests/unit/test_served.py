@@ -6,12 +6,14 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.data.batch import Slice
+from isotrain.core.contracts.state import StateInfo
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.plugins.cast import Cast
@@ -20,6 +22,7 @@ from isotrain.core.served.capabilities import SERVED_GROUP
 from isotrain.core.served.group import ServedGroup
 from isotrain.core.served.ledger import Ledger, Unit
 from isotrain.core.served.loss import PendingLoss
+from isotrain.core.served.workforce import Answer, Workforce
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.watch import NEEDS
@@ -116,6 +119,84 @@ def test_a_pending_loss_waits_only_when_it_is_read() -> None:
     assert (float(loss), float(loss)) == (2.5, 2.5)
     assert waited == [True]
     assert loss.is_ready
+
+
+class OneWeight:
+    """As much of a group of one replica as a coordinator needs to apply what workers have computed."""
+
+    def describe_state(self, kinds: Any) -> dict[str, StateInfo]:
+        return {"trainable/w": StateInfo((1,), "float64", 8)} if "trainable" in kinds else {}
+
+    def read_state(self, kinds: Any) -> dict[str, np.ndarray]:
+        return {}
+
+    def write_state(self, state: Any) -> None:
+        pass
+
+    def take_metrics(self) -> np.ndarray:
+        return np.zeros(0)
+
+    def compute(self, computation: Any, *values: Any, static: Any) -> list[Any]:
+        return [np.zeros(0)]
+
+    def apply(self, gradients: Any, rate: float) -> None:
+        pass
+
+    def tensor(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def numpy(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor
+
+
+class Counting(Workforce):
+    """Workers that answer at once, and count what they were asked."""
+
+    def __init__(self) -> None:
+        self.lost = []
+        self.done: list[Answer] = []
+        self.steps, self.asked = Counter[int](), Counter[int]()
+
+    def free(self) -> list[int]:
+        return [0, 1]
+
+    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
+        self.steps[worker] += 1
+        self.done.append(Answer(unit, worker, version, 0.0, np.zeros(1), np.zeros(0)))
+
+    def collect(self, patience: float) -> list[Answer]:
+        done, self.done = self.done, []
+        return done
+
+    def given_back(self) -> list[Unit]:
+        return []
+
+    def habits(self, worker: int) -> dict[str, np.ndarray]:
+        self.asked[worker] += 1
+        return {"exchange/steps": np.array(self.steps[worker])}
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_save_asks_each_worker_once_how_it_computes() -> None:
+    workers = Counting()
+    own: Any = OneWeight()
+    group = ServedGroup(own, 2, workers)
+    slices = ((Slice(None, None, 4, 1.0),), (Slice(None, None, 4, 1.0),))
+    for step in range(3):
+        for replica in (0, 1):
+            described = group.describe_state(("exchange",), replica=replica)
+            state = group.copy_state(("exchange",), {}, replica=replica)()
+            assert state == {"exchange/worker/steps": step}
+            assert described.keys() == state.keys()
+        assert workers.asked == {0: step + 1, 1: step + 1}
+        group.served_step(Batch(0, step, step, 8, False, True, slices), 0.5, 0)
+    group.write_state({})
+    group.read_state(("exchange",), replica=1)
+    group.write_state({})
+    group.read_state(("exchange",), replica=1)
+    assert workers.asked[1] == 5, "after a restore they may compute otherwise"
 
 
 def spec(**options: Any) -> TrainingSpec:
