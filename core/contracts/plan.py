@@ -78,6 +78,7 @@ class Plan:
         local_batches: Each replica's share of a full global batch, in samples.
         accumulate: Micro-batches that each share is cut into.
         scaling: The rule, and the factor it puts on the spec's learning rate.
+        optimizer: Its name; `custom`: one of the spec's own.
         learning_rate: After scaling, at the end of any warm-up.
         timeouts: Seconds: silence, start, progress.
         options: The spec's options for this backend.
@@ -116,6 +117,7 @@ class Plan:
     local_batches: tuple[int, ...]
     accumulate: int
     scaling: str
+    optimizer: str
     learning_rate: float
     timeouts: Mapping[str, float]
     options: Mapping[str, Any]

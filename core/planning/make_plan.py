@@ -134,6 +134,7 @@ def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
         "local_batches": _local_batches(global_batch, replicas),
         "accumulate": spec.accumulate,
         "scaling": f"{spec.scaling.rule} (x {factor:g})",
+        "optimizer": spec.optimizer.name,
         "learning_rate": spec.optimizer.lr * factor,
         "timeouts": spec.timeouts.model_dump(),
         "loggers": tuple(chosen.name for chosen in spec.loggers),

@@ -18,7 +18,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters", "state_bytes"),
     "each step": (
-        *("global_batch", "local_batches", "accumulate", "scaling", "learning_rate"),
+        *("global_batch", "local_batches", "accumulate", "optimizer", "scaling", "learning_rate"),
         *("gradient_bytes", "exchanged_bytes_per_step"),
     ),
     "stages": ("stages",),

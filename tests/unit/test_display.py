@@ -47,6 +47,7 @@ def plan(replicas: int = 2) -> Plan:
         local_batches=(8 // replicas,) * replicas,
         accumulate=1,
         scaling="none (x 1)",
+        optimizer="sgd",
         learning_rate=0.1,
         timeouts={},
         options={},

@@ -164,7 +164,7 @@ def test_local_batch_and_linear_scaling(host: PluginHost) -> None:
         scaling={"rule": "linear", "base_batch": 8},
     )
     assert found.global_batch == 24
-    assert found.learning_rate == 1.5
+    assert (found.optimizer, found.learning_rate) == ("sgd", 1.5)
 
 
 def test_measures_complete_the_plan(host: PluginHost) -> None:
