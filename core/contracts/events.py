@@ -221,7 +221,7 @@ class Failed(ProcessEvent):
     Attributes:
         error: The name of the error's class.
         message: The error in a line.
-        traceback: As Python prints it.
+        traceback: As Python prints it, without most frames of libraries; the log has the whole.
         blames_peer: Whether the error tells that another process is gone.
     """
 

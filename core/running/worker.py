@@ -88,34 +88,20 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
 
 def report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
     """Tells of an error that has ended the work of this process."""
-    lines = traceback.format_exception(error)
+    from isotrain.core.running.shown_error import shown_error, uncoloured
+
     text = "".join(traceback.format_exception_only(error)).strip()
-    message = text.removeprefix(f"{type(error).__module__}.")
-    kind = type(error).__name__
-    blames_peer = _blames_peer(error, adapter)
-    shown = "".join(_own_frames(error) or lines)
-    reporter.emit(Failed(error=kind, message=message, traceback=shown, blames_peer=blames_peer))
-    with contextlib.suppress(OSError):  # a full disk
-        sys.stderr.writelines(lines)
-
-
-def _own_frames(error: BaseException) -> list[str]:
-    """Of an error of isotrain's that names what is wrong, the person's own frames and its text.
-
-    Nothing of any other error; the log has the whole of each.
-    """
-    from isotrain.core.errors import IsotrainError
-
-    if not isinstance(error, IsotrainError) or error.__cause__ is not None:
-        return []
-    frames = traceback.StackSummary.extract(
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_globals.get("__name__", "").startswith("isotrain.")
-        and "site-packages" not in frame.f_code.co_filename
+    message = uncoloured(text.removeprefix(f"{type(error).__module__}."))
+    reporter.emit(
+        Failed(
+            error=type(error).__name__,
+            message=message,
+            traceback=shown_error(error),
+            blames_peer=_blames_peer(error, adapter),
+        )
     )
-    told = traceback.format_exception_only(error)
-    return ["Traceback (of your own code):\n", *frames.format(), *told] if frames else told
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stderr.writelines(traceback.format_exception(error))
 
 
 def _blames_peer(error: BaseException | None, adapter: Adapter | None) -> bool:
