@@ -1,11 +1,7 @@
-"""Computes named losses and metrics in torch's functions and in Keras', in float64; prints both as JSON.
-
-Run with KERAS_BACKEND=torch.
-"""
+"""Named losses and metrics in torch's functions and in Keras', in float64, in a process that has both."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -296,9 +292,10 @@ def _same(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(_same, one, other))
 
 
-def main() -> None:
+def numbers() -> dict[str, Any]:
+    """Of each name, what both give; and the names that there are."""
     portable.configure_precision("float64")
-    found = {
+    return {
         "functions": functions(),
         "losses": list(losses()),
         "metrics": list(metrics()),
@@ -310,8 +307,3 @@ def main() -> None:
             {keras_names.class_name(name, "metrics") for _, name, _ in METRICS}
         ),
     }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

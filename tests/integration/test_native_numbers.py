@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from alone import alone
 
+import isotrain
 from isotrain.plugin import TensorFunctions
 
 pytestmark = pytest.mark.slow
 
-NUMBERS = Path(__file__).with_name("native_numbers.py")
+SPEC: dict[str, Any] = {
+    "data": (np.ones((1, 2)), np.ones((1, 1))),
+    "loss": "mse",
+    "optimizer": {"name": "sgd", "lr": 0.5},
+    "precision": "float64",
+    "global_batch": 1,
+    "steps": 1,
+}
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def computed(session: isotrain.Session) -> dict[str, Any]:
+    """Both, in a process of a portable model on torch."""
+    from integration import native_numbers
+
+    session.close()
+    return native_numbers.numbers()
 
 
 @pytest.fixture(scope="module")
-def numbers() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore:You are passing weight as", str(NUMBERS)],
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("numbers") / "run"
+    found: dict[str, Any] = alone(computed, {**SPEC, "model": model}, "torch-ddp", folder)
     return found
 
 

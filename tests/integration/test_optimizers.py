@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
+import numpy as np
 import pytest
+from alone import alone
+
+import isotrain
+from isotrain.core.spec.files import load_spec
 
 pytestmark = pytest.mark.slow
 
@@ -26,16 +27,34 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "adagrad"},
     {"name": "lamb"},
 ]
-PROGRAM = """
-import json, sys
-import keras, torch
-from isotrain.adapters import portable
-from isotrain.adapters.torch import native_program
-from isotrain.core.spec.files import load_spec
+SPEC: dict[str, Any] = {
+    "data": (np.ones((1, 2)), np.ones((1, 1))),
+    "loss": "mse",
+    "global_batch": 1,
+    "steps": 1,
+}
 
-def described(fields):
-    given = {"model": dict, "data": dict, "loss": "mse", "global_batch": 1, "steps": 1}
-    spec = load_spec({**given, "optimizer": fields})
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def slots_of_each(session: isotrain.Session) -> list[list[Any]]:
+    """What the spec says, what Keras names, and how many torch has: of each, in a process that has both."""
+    session.close()
+    return [slots({"lr": 0.1, **optimizer}) for optimizer in OPTIMIZERS]
+
+
+def slots(fields: dict[str, Any]) -> list[Any]:
+    import keras
+    import torch
+
+    from isotrain.adapters import portable
+    from isotrain.adapters.torch import native_program
+
+    spec = load_spec({**SPEC, "model": model, "optimizer": fields})
     weight = keras.Variable([1.0, 2.0], name="w")
     optimizer, _ = portable.build_optimizer(spec, "torch")
     optimizer.build([weight])
@@ -47,23 +66,12 @@ def described(fields):
     kept = [slot for slot in native.state[own].values() if torch.is_tensor(slot) and slot.dim()]
     return [list(spec.optimizer.slots), named, len(kept)]
 
-print(json.dumps([described(fields) for fields in json.loads(sys.argv[1])]))
-"""
-
 
 @pytest.fixture(scope="module")
-def described() -> list[Any]:
-    fields = [{"lr": 0.1, **optimizer} for optimizer in OPTIMIZERS]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(fields)],
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout))
+def described(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    spec = {**SPEC, "model": model, "optimizer": {"name": "sgd", "lr": 0.1}}
+    folder = tmp_path_factory.mktemp("optimizers") / "run"
+    return list(alone(slots_of_each, spec, "torch-ddp", folder))
 
 
 @pytest.mark.parametrize("index", range(len(OPTIMIZERS)), ids=lambda i: str(OPTIMIZERS[i]))
