@@ -80,10 +80,12 @@ def twenty() -> isotrain.DataSet:
     return isotrain.DataSet(probe.samples(20, noise=0.5))
 
 
+ONE_SIZE = {"data": twenty, "global_batch": 5, "threads": 1}
+
+
 def several() -> Specs:
     cases = {name: going_on.strategy_case(*given, MIRRORED) for name, given in SEVERAL.items()}
-    one_size = {"data": twenty, "global_batch": 5, "threads": 1}
-    return {name: {**spec, **one_size} for name, spec in cases.items()}
+    return {name: {**spec, **ONE_SIZE} for name, spec in cases.items()}
 
 
 def portable(backend: str) -> Specs:
@@ -128,7 +130,9 @@ def test_strategies(name: str) -> None:
 
 
 def test_a_parameter_server() -> None:
-    going_on.strategy_goes_on("parameter-server", {}, "tf-multiworker")
+    spec = going_on.strategy_case("parameter-server", {}, "tf-multiworker")
+    (told,) = going_on.problems({"served": {**spec, **ONE_SIZE}}, "tf-multiworker").values()
+    assert not told, told
 
 
 def test_workers_draw_on_by_torch_and_by_a_generator_of_the_model() -> None:
