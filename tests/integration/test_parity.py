@@ -214,6 +214,7 @@ threads: 1
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("digits_at_hand")
 def test_native_models_agree_by_a_map_of_names(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(NATIVE, encoding="utf-8")
     names = str(ROOT / "examples" / "digits_native_names.yaml")
