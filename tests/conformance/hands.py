@@ -9,19 +9,18 @@ import atexit
 import functools
 import json
 import os
-import secrets
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 from conformance import runs
 
 import isotrain
+from isotrain.core.launching.ports import Ports
 
 SCRIPTS = Path(__file__).parent / "handwritten"
 
@@ -96,11 +95,11 @@ def _host(framework: str) -> subprocess.Popen[str]:
 def _variables(backend: str, world: int, stack: ExitStack) -> list[dict[str, str]]:
     """What a launcher of the framework would set for each rank."""
     if backend == "torch-ddp":
-        port = str(_free_ports(1)[0])
+        (port,) = map(str, _own_ports(1, stack))
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
         return [{**common, "RANK": str(rank)} for rank in range(world)]
     if backend == "tf-multiworker":
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(world)]}
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in _own_ports(world, stack)]}
         configs = [
             {"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(world)
         ]
@@ -144,12 +143,6 @@ def _horovod_variables(world: int, stack: ExitStack) -> list[dict[str, str]]:
     ]
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now, below those that systems hand out by themselves."""
-    found: list[int] = []
-    while len(found) < count:
-        port = 10000 + secrets.randbelow(5000)
-        with socket.socket() as probe:
-            if port not in found and probe.connect_ex(("127.0.0.1", port)):
-                found.append(port)
-    return found
+def _own_ports(count: int, stack: ExitStack) -> tuple[int, ...]:
+    """Ports that no other test and no run takes as long as the stack is open."""
+    return stack.enter_context(closing(Ports())).take(count)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.launching.diagnosis import Watched
@@ -21,6 +22,8 @@ from isotrain.core.launching.starvation import Starvation
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
+TURNS_SECONDS = 0.2
+"""The system tells that a process has waited when it gets a processor: one may have waited for so long by then."""
 
 
 @pytest.fixture
@@ -48,14 +51,13 @@ def test_who_computes_beside_others_waits_and_who_sleeps_does_not(
     def seen(pid: int) -> Any:
         return type("Seen", (), {"waits": property(lambda self: waits(pid))})()
 
+    wait_until(lambda: max(waits(on_one_processor[0]).values()) > 2 * TURNS_SECONDS, 60)
     starvation = Starvation([seen(pid) for pid in on_one_processor])
     began = time.monotonic()
     before = starvation.of(0, call=began)
-    assert before <= time.monotonic() - began  # nothing from before the question
-    while starvation.of(0, call=began) < 0.5:
-        assert time.monotonic() - began < 60
-        time.sleep(0.05)
-    assert starvation.of(0, call=began) <= time.monotonic() - began
+    assert before <= time.monotonic() - began + TURNS_SECONDS  # nothing from before the question
+    wait_until(lambda: starvation.of(0, call=began) >= 2 * TURNS_SECONDS, 60)
+    assert starvation.of(0, call=began) <= time.monotonic() - began + TURNS_SECONDS
     assert starvation.of(2, call=began) < starvation.of(0, call=began) / 2
 
 

@@ -12,12 +12,27 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LOOK_SECONDS = 0.005
 
 
-def start(script: str, job: str, variables: Mapping[str, str], log: str) -> int:
-    """Runs a script in a process forked from this one; gives its number."""
+def start(
+    script: str, job: str, variables: Mapping[str, str], log: str, logs: Sequence[str]
+) -> int:
+    """Runs a script in a process forked from this one; gives its number.
+
+    Args:
+        script: To run.
+        job: Its argument.
+        variables: Set for it.
+        log: Of this rank.
+        logs: Of all of them.
+    """
+    own = os.getpid()
     number = os.fork()
     if number:
         return number
@@ -29,6 +44,7 @@ def start(script: str, job: str, variables: Mapping[str, str], log: str) -> int:
         os.environ.update(variables)
         sys.argv = [script, job]
         runpy.run_path(script, run_name="__main__")
+        leave_together(log, logs, own)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -38,13 +54,28 @@ def start(script: str, job: str, variables: Mapping[str, str], log: str) -> int:
         os._exit(code)
 
 
+def leave_together(log: str, logs: Sequence[str], host: int) -> None:
+    """Returns once all ranks have come here, or the host is gone.
+
+    A process that ended while another still received the last of its messages would break its connection.
+    """
+    _finished(log).touch()
+    while os.getppid() == host and not all(_finished(each).exists() for each in logs):
+        time.sleep(_LOOK_SECONDS)
+
+
+def _finished(log: str) -> Path:
+    """What says that the rank with this log has come to its end."""
+    return Path(f"{log}.finished")
+
+
 def wait(numbers: list[int]) -> list[int]:
     """Exit codes by rank. Once a rank has failed, the others, which may wait for it, are killed."""
     codes: dict[int, int] = {}
     while len(codes) < len(numbers):
         number, status = os.wait()
         codes[number] = os.waitstatus_to_exitcode(status)
-        if codes[number] > 0:
+        if codes[number]:
             for other in set(numbers) - set(codes):
                 os.kill(other, signal.SIGKILL)
     return [codes[number] for number in numbers]
@@ -62,7 +93,8 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         ranks = zip(order["variables"], order["logs"], strict=True)
-        numbers = [start(order["script"], order["job"], each, log) for each, log in ranks]
+        common = order["script"], order["job"]
+        numbers = [start(*common, each, log, order["logs"]) for each, log in ranks]
         print(json.dumps(wait(numbers)), flush=True)
 
 
