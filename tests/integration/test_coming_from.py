@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from in_process import script
+
+from isotrain.core.launching.ports import Ports
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 STANDINS = Path(__file__).resolve().parents[1] / "standins"
@@ -35,21 +37,20 @@ def loss_of(folder: Path, block: str) -> float:
 
 def program(file: Path) -> str:
     """What a program prints that is the one process of a group, where it needs one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     alone = {"RANK": "0", "WORLD_SIZE": "1", "KERAS_BACKEND": "torch"}
     # Keras imports scikit-learn where it is whole, which takes longer than the program.
     alone["PYTHONPATH"] = os.pathsep.join([str(STANDINS), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(file)],
-        cwd=file.parent,
-        env=os.environ | group | alone,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    with contextlib.closing(Ports()) as ports:
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.take(1)[0])}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(file)],
+            cwd=file.parent,
+            env=os.environ | group | alone,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -46,6 +46,18 @@ def data():
     train = inputs, inputs.sum(axis=1, keepdims=True)
     return isotrain.DataSet(train, (inputs[:6], inputs[:6, :1]))
 """
+WAITING = """
+def waiting():
+    import json, pathlib, time
+    folder = pathlib.Path(__file__).parent
+    kept = folder / "out" / "comparison.json"
+    while (folder / "wait").exists() and kept.exists():
+        if not json.loads(kept.read_text())["cells"][0]["repeats"]:
+            break
+        time.sleep(0.02)
+    return data()
+"""
+"""Data that wait, where a first repeat is kept, as long as there is a file."""
 SPEC = {
     "name": "small",
     "model": {
@@ -215,8 +227,12 @@ def test_a_regression_ends_with_a_code_of_its_own(found: tuple[Comparison, Path,
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
+    """Its second repeat waits for the interrupt."""
     write_spec(tmp_path)
-    spec = json.loads((tmp_path / "small.json").read_text())
+    (tmp_path / "small.py").write_text(MODULE + WAITING)
+    (tmp_path / "wait").touch()
+    spec = {**SPEC, "data": "small.py:waiting"}
+    (tmp_path / "small.json").write_text(json.dumps(spec))
     arguments = ["--plugin=isotrain.testing.reference", "--backend=reference", *QUICK[2:]]
     arguments += ["--repeat", "2", "--output", "out"]
     process = started([*arguments, "--json"], tmp_path)
@@ -227,9 +243,9 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
         time.sleep(0.02)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert not alive
     shown, ended = json.loads(output[: output.index("\n}\n") + 2]), output.splitlines()[-1]
     assert json.loads(ended)["exit_code"] == 130
@@ -237,6 +253,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     assert len(shown["cells"][0]["repeats"]) == 1
     assert (tmp_path / "out" / "comparison.csv").exists()
 
+    (tmp_path / "wait").unlink()
     (tmp_path / "small.json").write_text(json.dumps({**spec, "global_batch": 4}))
     code, _, errors = compared(*arguments, "--resume", folder=tmp_path)
     assert code == 2

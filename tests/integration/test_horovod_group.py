@@ -28,6 +28,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.launching.ports import Ports
 from isotrain.core.spec.files import load_spec
 from isotrain.testing.board import Board
 from isotrain.testing.declarations import declarations
@@ -264,20 +265,14 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
     session.close()
     folder = session.run_directory / "refusals"
     folder.mkdir(exist_ok=True)
-    shown = Board(folder, session.rank, 2).share({"port": np.array(free_port())})
-    port = int(shown[0]["port"])
-    found = {"missing": refusal(port, 0 if session.rank == 0 else 2, seconds=3.0)}
+    with contextlib.closing(Ports()) as ports:
+        shown = Board(folder, session.rank, 2).share({"port": np.array(ports.take(1)[0])})
+        port = int(shown[0]["port"])
+        found = {"missing": refusal(port, 0 if session.rank == 0 else 2, seconds=3.0)}
     with socket.create_server(("127.0.0.1", 0)) as holder:
         taken = holder.getsockname()[1]
         found["taken"] = refusal(taken, 0, seconds=3.0)
     return {**found, "port": str(taken)}
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-        return port
 
 
 def refusal(port: int, rank: int, seconds: float) -> str:

@@ -22,6 +22,7 @@ from integration import joined_program
 from integration.joined_program import STEP
 
 import isotrain
+from isotrain.core.contracts.events import EpochEnded
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("joined_program.py")
@@ -94,9 +95,11 @@ class Started:
                 stderr=subprocess.STDOUT,
             )
 
-    def await_file(self, path: Path) -> None:
-        """Returns when it is there, however busy the machine is; or when a process has ended."""
-        while not path.exists() and all(process.poll() is None for process in self.processes):
+    def await_file(self, path: Path, text: str = "") -> None:
+        """Returns when it has a text, however busy the machine is; or when a process has ended."""
+        while not (path.exists() and text in path.read_text()) and all(
+            process.poll() is None for process in self.processes
+        ):
             time.sleep(0.05)
 
     def ended(self, *, but: Sequence[int] = ()) -> list[int | None]:
@@ -316,11 +319,11 @@ def test_restarts_are_left_to_the_engine(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def training(folder: Path) -> Started:
-    """Two processes that train for ever, and save when they are asked to end."""
+    """Two processes that train for ever, and save when they are asked to end: both are in their loop."""
     policy = {"every_steps": 10_000_000}
     (folder / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 10**6, "checkpoint": policy}))
     started = Started("torchrun", 2, [*COMMAND, "--run-dir", "run"], folder)
-    started.await_file(folder / "run" / "steps.jsonl")
+    started.await_file(folder / "run" / "events.jsonl", f'"event": "{EpochEnded.kind}"')
     return started
 
 

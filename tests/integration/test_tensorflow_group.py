@@ -7,9 +7,9 @@ run whose other process never comes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import socket
 import subprocess
 import sys
 import traceback
@@ -29,6 +29,7 @@ from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.dataset import as_dataset
 from isotrain.core.data.loader import Loader
 from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.launching.ports import Ports
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import launching
 from isotrain.testing.bench import assert_same
@@ -521,13 +522,12 @@ def test_a_peer_that_never_starts_ends_the_process() -> None:
 
 def wait_for_a_peer() -> None:
     """Starts the first process of two, and waits for the other for a second."""
-    peers = []
-    for rank in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            peers.append(Peer(rank, "here", *free.getsockname(), rank, (rank,)))
-    context = ProcessContext(0, 2, "", tuple(peers))
-    spec = load_spec(make_spec(timeouts={"start": 1.0}))
-    TFMultiWorker().start(spec, Setting("ring", "cpu", 1, {}, 60.0), context)
+    with contextlib.closing(Ports()) as ports:
+        numbered = enumerate(ports.take(2))
+        peers = tuple(Peer(r, "here", "127.0.0.1", port, r, (r,)) for r, port in numbered)
+        context = ProcessContext(0, 2, "", peers)
+        spec = load_spec(make_spec(timeouts={"start": 1.0}))
+        TFMultiWorker().start(spec, Setting("ring", "cpu", 1, {}, 60.0), context)
 
 
 if __name__ == "__main__":

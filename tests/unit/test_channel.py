@@ -67,7 +67,8 @@ def test_after_half_a_message_no_other_is_taken_for_the_rest(ends: Ends) -> None
 
 def drained(end: socket.socket) -> bytes:
     """What there is to read."""
-    found = b""
+    end.settimeout(LONG)
+    found = end.recv(1 << 20)
     end.settimeout(0.2)
     with contextlib.suppress(TimeoutError):
         while part := end.recv(1 << 20):

@@ -428,11 +428,11 @@ def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code:
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 2
     process.send_signal(number)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=120)
     assert process.returncode == code
     assert json.loads(rest.splitlines()[-1])["exit_code"] == code
     assert "Traceback" not in errors
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert not alive
 
 
