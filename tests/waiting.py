@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from isotrain.core.system.patience import Patience
+
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05
 
@@ -14,8 +16,8 @@ def wait_until(
     condition: Callable[[], T], seconds: float, what: str = "it did not happen in time"
 ) -> T:
     """What a condition gives, once that is something; it is a failure when it takes longer."""
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     while not (found := condition()):
-        assert time.monotonic() < deadline, what
+        assert not patience.is_over, what
         time.sleep(_LOOK_SECONDS)
     return found

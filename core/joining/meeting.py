@@ -22,6 +22,7 @@ from isotrain.core.errors import (
 from isotrain.core.joining.channel import Channel, finish
 from isotrain.core.joining.key import RunKey
 from isotrain.core.joining.welcome import Welcome
+from isotrain.core.system.patience import Patience
 
 Facts = Mapping[str, Any]
 """What a process tells of itself: JSON values."""
@@ -33,7 +34,7 @@ _LATE_SECONDS = 5.0
 """For so long rank 0 tells those who come late that the run has failed, unless it has waited for them."""
 _GONE_SECONDS = 1.0
 """In which it is noticed that a caller has hung up."""
-_AGAIN_SECONDS = 2.0
+AGAIN_SECONDS = 2.0
 """In which one who hung up without a word calls again: it had not heard in time that it was let in."""
 _FIRST_SECONDS = 8.0
 """So long the others wait for rank 0 to hang up: an engine may end all processes once one of them has failed,
@@ -172,7 +173,7 @@ class Chair(Meeting):
         messages = [] if channel is None else channel.read()
         if messages is None:
             now = time.monotonic()
-            if rank not in self._names and now - self._left.setdefault(rank, now) < _AGAIN_SECONDS:
+            if rank not in self._names and now - self._left.setdefault(rank, now) < AGAIN_SECONDS:
                 return None
             raise PeerLostError(
                 f"{self._name(rank)} left before the run began: its connection to rank 0 was closed. Its"
@@ -211,7 +212,7 @@ class Chair(Meeting):
     def fail(self, error: BaseException) -> None:
         message = as_message(error)
         self._close_later()
-        deadline = time.monotonic() + self._late
+        patience = Patience(self._late)
         informed: set[int] = set()
         while True:
             with contextlib.suppress(IsotrainError):
@@ -220,7 +221,7 @@ class Chair(Meeting):
                 self.channels[rank].send(message)
                 informed.add(rank)
             know = informed | self._welcome.estranged.keys()
-            if len(know) == self.place.world_size - 1 or time.monotonic() >= deadline:
+            if len(know) == self.place.world_size - 1 or patience.is_over:
                 break
             time.sleep(_LOOK_SECONDS)
         self.close_door()

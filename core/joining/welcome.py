@@ -16,7 +16,7 @@ from isotrain.core.served.terms import Terms
 from isotrain.core.served.wire import Wire, WireError
 
 _HANDSHAKE_SECONDS = 5.0
-_LAST_SECONDS = 1.0
+LAST_SECONDS = 1.0
 """For a call when the time is over: it may just begin to be answered."""
 _BETWEEN_ROUNDS_SECONDS = 0.1
 _PLAIN = Terms()
@@ -123,7 +123,7 @@ def reached(
 
 def _tried(address: Address, key: bytes, rank: int, left: float, terms: Terms) -> Wire | str:
     """A connection, or why there is none."""
-    limit = max(_LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
+    limit = max(LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
     try:
         connection = socket.create_connection(address, limit)
     except OSError as error:

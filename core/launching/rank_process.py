@@ -30,6 +30,7 @@ from isotrain.core.launching.members import members
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
 from isotrain.core.system.new_interpreter import first_line
+from isotrain.core.system.patience import Patience
 
 _SWEEPS = 3
 
@@ -250,16 +251,16 @@ def _is_alive(member: psutil.Process) -> bool:
 
 
 def _wait(everyone: Sequence[psutil.Process], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(_is_alive(member) for member in everyone) and time.monotonic() < deadline:
+    patience = Patience(seconds)
+    while any(_is_alive(member) for member in everyone) and not patience.is_over:
         time.sleep(0.01)
 
 
 def wait_for_exit(processes: Iterable[RankProcess], seconds: float) -> None:
     """Waits for processes that have finished their work to be gone, `seconds` at most."""
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     processes = list(processes)
     while any(process.exit_code is None for process in processes):
-        if time.monotonic() > deadline:
+        if patience.is_over:
             return
         time.sleep(0.01)

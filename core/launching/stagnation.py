@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from isotrain.core.contracts.reporter import AWAITING_OTHERS, BETWEEN_CALLS
@@ -10,6 +12,7 @@ from isotrain.core.launching.starvation import Starvation
 
 _MOST_STARVED = 3.0
 """Times the limit of a call, which lack of a processor excuses at most: what spins lacks one too."""
+_PAUSES = 64
 
 
 class Stagnation:
@@ -25,6 +28,8 @@ class Stagnation:
         self._processes = processes
         self._timeouts = timeouts
         self._starvation = Starvation([watched.process for watched in processes])
+        self._pauses = deque[tuple[float, float]](maxlen=_PAUSES)
+        """When each had ended, and its seconds; the last of them."""
 
     def find(self, now: float) -> None:
         """Where a call takes too long, takes the process that is furthest behind for lost.
@@ -35,6 +40,14 @@ class Stagnation:
         late = self._lateness(now) > 0
         if late and not any(w.failure or (w.lost and w.is_needed) for w in self._processes):
             self.blame_the_last(now)
+
+    def excuse(self, seconds: float) -> None:
+        """Does not count time in which the launcher itself did not run, which has just passed."""
+        self._pauses.append((time.monotonic(), seconds))
+
+    def _excused(self, since: float) -> float:
+        """Seconds of pauses that ended after a moment."""
+        return sum(seconds for ended, seconds in self._pauses if ended > since)
 
     def blame_the_last(self, now: float) -> None:
         """Takes the process that is furthest behind for lost, unless what became of it is known."""
@@ -60,7 +73,7 @@ class Stagnation:
             return 0.0
         latest = min(waiting, key=lambda w: self.limit(w) + w.process.status.since)
         limit, status = self.limit(latest), latest.process.status
-        late = now - status.since - limit
+        late = now - status.since - limit - self._excused(status.since)
         if late < -limit / 2:
             return late
         starved = self._starvation.of(self._last().rank, (latest.rank, status.step, status.call))

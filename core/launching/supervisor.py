@@ -8,6 +8,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.events import (
@@ -32,10 +33,14 @@ from isotrain.core.launching.diagnosis import (
 from isotrain.core.launching.lines import available
 from isotrain.core.launching.stagnation import Stagnation
 from isotrain.core.launching.watched_process import WatchedProcess
+from isotrain.core.system.patience import Patience
 
 _GRACE_SECONDS = 1.5
 """How long after a first failure others may still say what happened to them."""
 _STACKS_SECONDS = 0.3
+_MOST_STACKS_SECONDS = 3.0
+"""For a process that says that it lives to begin to write where it is, on a busy machine."""
+_RECENT_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 0.3
 _COORDINATOR_PATIENCE = 1.5
 """Times the limit of silence: native code of it may wait for a silent worker, which is to be ended first."""
@@ -163,6 +168,7 @@ class Supervisor:
         if pause > _PAUSE_SECONDS:
             for watched in self._watched:
                 watched.excuse(pause)
+            self._stagnation.excuse(pause)
 
     def _read_events(self, watched: Watched) -> None:
         lines = watched.process.read_lines()
@@ -283,16 +289,29 @@ class Supervisor:
                     time.monotonic()
                 )  # the others have timed out waiting for it
         culprit = min(self._suspects(), key=suspicion)
+        before = _size(culprit.process.log)
         for watched in self._watched:
             if watched.started and (watched is not culprit or watched.failure is None):
                 watched.process.ask_for_stacks()
         self._read_for(_STACKS_SECONDS)
+        if culprit.failure is None:
+            self._await_words(culprit, before)
         return error_of(culprit, self._watched)
+
+    def _await_words(self, culprit: Watched, before: int) -> None:
+        """Reads on until its log has grown, if it can be expected to write to it."""
+        patience = Patience(_MOST_STACKS_SECONDS)
+        is_heard = time.monotonic() - culprit.heard < _RECENT_SECONDS
+        can_write = is_heard and not culprit.process.is_stopped
+        while can_write and not culprit.process.is_gone and not patience.is_over:
+            if _size(culprit.process.log) > before:
+                return
+            self._read_for(_STACKS_SECONDS)
 
     def _gather(self) -> None:
         """Lets the other processes report what the failure did to them."""
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline:
+        patience = Patience(_GRACE_SECONDS)
+        while not patience.is_over:
             self._poll(self._poll_seconds)
             self._failed()
             if all(w.failure or w.finished or w.died for w in self._watched):
@@ -304,3 +323,11 @@ class Supervisor:
             if not self._selector.get_map():
                 return
             self._poll(left)
+
+
+def _size(log: Path) -> int:
+    """Bytes of it; none where it is not there."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0

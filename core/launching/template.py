@@ -23,6 +23,7 @@ from isotrain.core.launching.beginning import Beginning
 from isotrain.core.launching.effort import effort
 from isotrain.core.system.last_words import last_words
 from isotrain.core.system.new_interpreter import command_line, first_line
+from isotrain.core.system.patience import Patience
 
 _MAIN = "isotrain.core.launching.template_process:main"
 _HOME = str(Path(sys.modules["isotrain"].__path__[0]).parent)
@@ -203,10 +204,10 @@ class Template:
         """
         if self._is_gone or self._is_mute:
             raise TemplateError("it is gone, or does not answer")
-        deadline = time.monotonic() + patience
+        waiting = Patience(patience)
         try:
             doorway.send(self._door, request, descriptors)
-            while not self._answers and not self._is_gone and time.monotonic() < deadline:
+            while not self._answers and not self._is_gone and not waiting.is_over:
                 self._read(_LOOK_SECONDS)
             return self._answers.pop()
         except (OSError, IndexError) as error:

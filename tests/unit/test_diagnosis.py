@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from isotrain.core.contracts.events import Failed
+from isotrain.core.contracts.events import Failed, Heartbeat
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.launching.diagnosis import Watched, error_of, evidence
 from isotrain.core.launching.effort import effort
+from isotrain.core.launching.lines import Lines
+from isotrain.core.launching.supervisor import Supervisor
 from isotrain.core.plugins.host import plugin_host
 
 WARNING = """/venv/torch/nn/parallel/distributed.py:799: FutureWarning: broadcast_buffers is deprecated
@@ -106,6 +110,32 @@ def test_who_left_the_loop_alone_is_told() -> None:
     )
     everyone[:2] = at(0, 5, CLOSE), at(1, 5, CLOSE)  # as all do at the end
     assert "left its loop" not in str(error_of(everyone[1], everyone))
+
+
+def test_where_a_process_is_is_told_though_it_takes_a_while_to_write_that(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.touch()
+    reading, writing = os.pipe()
+    process: Any = SimpleNamespace(
+        peer=SimpleNamespace(host="here", rank=0, role="replica"),
+        events=reading,
+        output=None,
+        read_lines=Lines(reading).read,
+        log=log,
+        status=Status(3, time.monotonic() - 60.0, "step"),
+        exit_code=None,
+        is_gone=False,
+        is_stopped=False,
+        effort=0.0,
+        waits={},
+        ask_for_stacks=lambda: threading.Timer(0.6, log.write_text, ["in a loop"]).start(),
+    )
+    os.write(writing, Heartbeat().to_line())
+    limits = {"silence": 30.0, "start": 1.0, "progress": 1.0}
+    failure = Supervisor([process], limits, lambda event: None).run()
+    assert "in a loop" in str(failure)
+    for descriptor in (reading, writing):
+        os.close(descriptor)
 
 
 ON_ANOTHER_THREAD = """

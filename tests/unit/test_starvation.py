@@ -19,11 +19,13 @@ from isotrain.core.launching.diagnosis import Watched
 from isotrain.core.launching.effort import waits
 from isotrain.core.launching.stagnation import Stagnation
 from isotrain.core.launching.starvation import Starvation
+from isotrain.core.system import patience
+from isotrain.core.system.patience import Patience
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 TURNS_SECONDS = 0.2
-"""The system tells that a process has waited when it gets a processor: one may have waited for so long by then."""
+"""A wait is counted when it is over: a process may have waited for so long before it was asked about."""
 
 
 @pytest.fixture
@@ -114,3 +116,33 @@ def test_a_starved_rank_excuses_nobody_else() -> None:
     assert first is not None
     assert "made no progress for 15 s" in first
     assert second is None
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(0.0, True), (8.0, False)])
+def test_a_call_is_excused_while_the_launcher_stood_still(seconds: float, is_lost: bool) -> None:
+    """Or the whole machine, and with it whoever is in the call."""
+    now = time.monotonic()
+    process: Any = SimpleNamespace(
+        peer=SimpleNamespace(rank=0, role="replica"),
+        status=Status(3, now - 15, "step"),
+        is_gone=False,
+        waits={},
+    )
+    watched = Watched(process, heard=now, active=now, started=True)
+    stagnation = Stagnation([watched], {"start": LIMIT, "progress": LIMIT})
+    stagnation.excuse(seconds)
+    stagnation.find(now)
+    assert (watched.lost is not None) is is_lost
+
+
+def test_a_machine_that_stands_still_costs_little_of_the_patience_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    waiting = Patience(2.0)
+    for moment in (0.2, 60.2, 60.4, 60.8, 61.2):
+        now[0] = moment
+        assert not waiting.is_over
+    now[0] = 61.6
+    assert waiting.is_over

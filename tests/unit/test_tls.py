@@ -23,6 +23,7 @@ from unit.meeting import LOCAL, LONG, free_port, key, meet, settling
 from waiting import wait_until
 
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
+from isotrain.core.joining import welcome as welcome_module
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.welcome import Welcome, reached
 from isotrain.core.served import handshake, tls
@@ -32,6 +33,12 @@ from isotrain.core.served.wire import shake_hands
 
 SECRET = b"nobody is to read this"
 AUTHORITY = Authority()
+
+
+@pytest.fixture(autouse=True)
+def calls_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is made where there is no time for a second one, too."""
+    monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
 
 
 @pytest.fixture(scope="module")
