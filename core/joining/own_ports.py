@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from isotrain.core.contracts.process import Address
 from isotrain.core.errors import PlanError
@@ -17,6 +17,7 @@ class OwnPorts:
         self._ports = ports
         self._leases: list[Ports] = []
         self._doors: Ports | None = None
+        self._meeting: Ports | None = None
         self._backends: dict[tuple[str, str], tuple[int | None, int]] = {}
         """By backend and address: what was asked for, and the port."""
 
@@ -42,6 +43,22 @@ class OwnPorts:
                 f" {asked}. Give all its runs the same --port (port= in Python), or none."
             )
         return port
+
+    def meeting(self, address: str, candidates: Sequence[int]) -> list[int]:
+        """Where rank 0 tries to let the others in: first where no other run here is or will be.
+
+        The port of the run before it is given back.
+
+        Args:
+            address: To listen on; empty: all of this machine's.
+            candidates: In the order in which the others call there.
+        """
+        if self._meeting is not None:
+            self._meeting.close()
+        self._meeting = self._ports(address)
+        kept = self._meeting.take_one_of(candidates)
+        first = [] if kept is None else [kept]
+        return [*first, *(port for port in candidates if port != kept)]
 
     def doors(self, address: str, count: int, asked: int | None) -> list[Address]:
         """Where rank 0 lets others in besides, in one run; those of the run before it are given back."""

@@ -242,7 +242,9 @@ def _open(
     drawn = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]
     ports = drawn if told is None else [told]
     if place.rank == 0:
-        return Chair(place, key, seconds, Welcome(doorstep.listening, ports, key.secret, terms))
+        at = doorstep.listening
+        opened = OWN_PORTS.meeting(at, ports) if told is None else ports
+        return Chair(place, key, seconds, Welcome(at, opened, key.secret, terms))
     wire = reached(doorstep.called, ports, key.secret, place.rank, seconds, terms)
     return Member(place, key, seconds, Channel(wire))
 

@@ -53,6 +53,10 @@ class Ports:
         """
         return self._first_free(count, range(port + 1, min(port + _NEAR, _HIGHEST) + 1))
 
+    def take_one_of(self, ports: Sequence[int]) -> int | None:
+        """Leases the first of some ports that is free; None: none of them is."""
+        return next((port for port in ports if self._lease(port) is None), None)
+
     def _first_free(self, count: int, candidates: Sequence[int]) -> tuple[int, ...]:
         taken = (port for port in candidates if self._lease(port) is None)
         found = tuple(port for _, port in zip(range(count), taken, strict=False))

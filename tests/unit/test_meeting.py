@@ -25,13 +25,15 @@ from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
 from isotrain.core.joining import address, doorstep, party
 from isotrain.core.joining import key as key_module
+from isotrain.core.joining import meeting as meeting_module
+from isotrain.core.joining import welcome as welcome_module
 from isotrain.core.joining.doorstep import Doorstep
 from isotrain.core.joining.facts import Facts, Seating, require_equal
 from isotrain.core.joining.meeting import Chair, Meeting, Member
 from isotrain.core.joining.own_ports import OwnPorts
 from isotrain.core.joining.sight import marked, token_of
 from isotrain.core.joining.welcome import Welcome, reached
-from isotrain.core.launching.ports import Ports
+from isotrain.core.launching.ports import PORTS, Ports
 from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.served import handshake
@@ -82,7 +84,20 @@ def test_who_leaves_before_the_run_is_named() -> None:
 
 
 def test_who_never_comes_is_named_when_the_start_limit_is_over() -> None:
-    found = meet({0: settling(), 1: settling()}, 4, seconds=0.5)
+    has_come = threading.Event()
+
+    def come(meeting: Meeting) -> Any:
+        assert isinstance(meeting, Member)
+        meeting.channel.send({"facts": {"host": "n1"}})
+        has_come.set()
+        return settling()(meeting)
+
+    def wait_for_the_others(meeting: Meeting) -> Any:
+        assert has_come.wait(LONG)
+        meeting.seconds = 0.5
+        return settling()(meeting)
+
+    found = meet({0: wait_for_the_others, 1: come}, 4)
     for error in found.values():
         assert isinstance(error, PeerLostError)
         assert str(error).startswith("rank 2, 3 of 4 never came to port ")
@@ -111,7 +126,10 @@ def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
             )
 
 
-def test_who_has_another_key_stays_outside_and_both_say_so() -> None:
+def test_who_has_another_key_stays_outside_and_both_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
     with free_port() as port, contextlib.closing(Welcome(LOCAL, [port], key().secret)) as welcome:
         with pytest.raises(PeerLostError, match="who listens there turned this process away"):
             reached(LOCAL, [port], key(own=b"other").secret, 1, seconds=0.0)
@@ -193,7 +211,10 @@ def refusing(told: Sequence[Facts]) -> dict[str, Any]:
     raise PlanError("no")
 
 
-def test_who_was_let_in_too_late_and_calls_again_is_one_process() -> None:
+def test_who_was_let_in_too_late_and_calls_again_is_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting_module, "AGAIN_SECONDS", LONG)
     own = key()
     with free_port() as port:
         chair = opened(0, 2, own, port, LONG)
@@ -295,6 +316,10 @@ def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
         Doorstep.of(Place("mpich", ("PMI_RANK",), 1, 2, "job"), "")
 
 
+TOLD = range(PORTS.stop + 100, PORTS.stop + 700, 10)
+"""Between the ports that runs take by themselves and those that systems hand out."""
+
+
 def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
     with contextlib.ExitStack() as stack:
 
@@ -302,7 +327,7 @@ def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
             return stack.enter_context(contextlib.closing(Ports(address)))
 
         others = kept(LOCAL)
-        first = next(p for p in range(20000, 30000, 10) if free(others, p + 1))
+        first = next(p for p in TOLD if free(others, p + 1))
         one, another = OwnPorts(kept), OwnPorts(kept)  # of two processes of a host
         assert one.backend("tf", LOCAL, first) == first + 2
         assert one.backend("tf", LOCAL, first) == one.backend("tf", LOCAL, None) == first + 2
@@ -312,6 +337,22 @@ def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
         with pytest.raises(PlanError, match=f"keeps {first + 2} for tf"):
             one.backend("tf", LOCAL, first + 50)
         assert one.backend("hvd", LOCAL, first) == first + 6  # whose server is still at the other
+
+
+def test_rank_0_opens_no_door_where_another_run_is_going_to_listen() -> None:
+    """Whose processes may not have begun to."""
+    with contextlib.ExitStack() as stack:
+
+        def kept(address: str) -> Ports:
+            return stack.enter_context(contextlib.closing(Ports(address)))
+
+        others, own = kept(LOCAL), OwnPorts(kept)
+        first = next(p for p in TOLD if free(others, p))
+        assert own.meeting(LOCAL, [first, first + 1, first + 2]) == [first + 1, first, first + 2]
+        with pytest.raises(PlanError, match="another run has it"):
+            others.take(1, first + 1)
+        assert own.meeting(LOCAL, [first, first + 2])[0] == first + 2
+        assert others.take(1, first + 1) == (first + 1,)  # given back
 
 
 def free(ports: Ports, first: int) -> bool:
