@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.plugins import asked
@@ -54,11 +54,11 @@ os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
 # NumPy's other threads wait for work by turning: they too would take of the cores that tests share.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# On a busy machine an example may take long. Elsewhere every run tries other ones; what continuous
-# integration says must not depend on luck.
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+# On a busy machine an example may take long, and what tests say must not depend on luck: every run tries the
+# same examples. `--hypothesis-profile others` tries other ones.
+settings.register_profile("others", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("others"), derandomize=True)
+settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Shells start jobs in the background so, and those hand it on to whatever tests start and interrupt.
