@@ -14,6 +14,8 @@ from isotrain.core.errors import DataError, unknown_name
 if TYPE_CHECKING:
     from isotrain.core.data.order import Indices
 
+_Names = str | Sequence[str] | None
+
 
 class BatchIndexed:
     """Anything with `__len__` whose `data[[i, j, ...]]` gives a dict of columns."""
@@ -53,45 +55,72 @@ class BatchIndexed:
                 f"{type(self._data).__name__}[[...]]: expected a dict of columns, "
                 f"got {type(batch).__name__}."
             )
-        inputs = self._inputs
-        if inputs is None:
-            used = [self._targets] if isinstance(self._targets, str) else (self._targets or ())
-            inputs = [name for name in batch if name not in used]
-        targets = None if self._targets is None else _columns(batch, self._targets)
-        return _columns(batch, inputs), targets
+        return _chosen(batch, self._inputs, self._targets, _column)
 
 
-def _columns(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
+def _chosen(
+    fields: Mapping[str, Any],
+    inputs: _Names,
+    targets: _Names,
+    taken: Callable[[Any, str], Any],
+) -> Parts:
+    """Which named fields are the inputs and which the targets, and what is taken of each."""
+    if inputs is None:
+        used = [targets] if isinstance(targets, str) else (targets or ())
+        inputs = [name for name in fields if name not in used]
+    return _named(fields, inputs, taken), (
+        None if targets is None else _named(fields, targets, taken)
+    )
+
+
+def _named(
+    fields: Mapping[str, Any], names: str | Sequence[str], taken: Callable[[Any, str], Any]
+) -> Any:
     if not isinstance(names, str):
-        return {name: _columns(batch, name) for name in names}
-    if names not in batch:
-        raise DataError(f"the data set: {unknown_name('column', names, batch)}")
-    values = batch[names]
+        return {name: _named(fields, name, taken) for name in names}
+    if names not in fields:
+        raise DataError(f"the data set: {unknown_name('column', names, fields)}")
+    return taken(fields[names], names)
+
+
+def _column(values: Any, name: str) -> Array:
     if isinstance(values, list):
-        return _stacked([as_array(value, names) for value in values], range(len(values)), names)
-    return as_array(values, names)
+        return _stacked([as_array(value, name) for value in values], range(len(values)), name)
+    return as_array(values, name)
 
 
 class MapStyle:
     """A data set with `__len__` and `__getitem__(int)`, as torch's map-style ones are.
 
     A sample is (inputs, targets), (inputs, targets, sample weight) or inputs alone; each an array, a number,
-    or a tuple or dict of them. `__getitems__(list)` is used where there is one.
+    or a tuple or dict of them; or it is a dict of all of them, of which the names of the targets are given.
+    `__getitems__(list)` is used where there is one.
 
     Attributes:
         remarks: What is not done as a loader of it would have.
     """
 
-    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        collate: Callable[[list[Any]], Any] | None = None,
+        *,
+        inputs: str | Sequence[str] | None = None,
+        targets: str | Sequence[str] | None = None,
+    ) -> None:
         """Takes the data set.
 
         Args:
             data: the data set; not a loader that already makes batches.
             collate: makes a batch of a list of samples; by default leaves of equal shape are stacked.
+            inputs: of samples that are dicts, one name, several (then the inputs are a dict), or None: all
+                that are no targets.
+            targets: of samples that are dicts, one name, several, or None for none.
         """
         self._data = data
         self.remarks: list[str] = []
         self._collate = collate
+        self._names = inputs, targets
         _require_samples(len(data))
 
     def __len__(self) -> int:
@@ -106,12 +135,24 @@ class MapStyle:
         else:
             samples = [self._data[index] for index in wanted]
         if self._collate is not None:
-            return as_parts(self._collate(samples), "what collate_fn made")
-        pairs = [as_parts(sample, f"sample {i}") for sample, i in zip(samples, wanted, strict=True)]
+            return self._parts(self._collate(samples), "what collate_fn made")
+        pairs = [
+            self._parts(sample, f"sample {i}") for sample, i in zip(samples, wanted, strict=True)
+        ]
         inputs = _collated([pair[0] for pair in pairs], wanted, "inputs")
         if pairs[0][1] is None:
             return inputs, None
         return inputs, _collated([pair[1] for pair in pairs], wanted, "targets")
+
+    def _parts(self, given: Any, what: str) -> Parts:
+        """Inputs and targets of a sample or a batch."""
+        if self._names == (None, None):
+            return as_parts(given, what)
+        if not isinstance(given, Mapping):
+            raise DataError(
+                f"{what}: expected a dict with the names that are given, got {type(given).__name__}."
+            )
+        return _chosen(given, *self._names, lambda value, name: value)
 
 
 def _collated(samples: list[Any], indices: Sequence[int], name: str) -> Any:

@@ -12,6 +12,7 @@ from isotrain.core.running.agreement import require_same_samples
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.running.needed_targets import needs_targets, no_targets
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
 
@@ -32,6 +33,8 @@ class Training:
         self._reporter = reporter
         self._stopwatch = stopwatch
         self._loader = loader = equipment.loaders.training()
+        self._train = equipment.loaders.data.train
+        self._needs_targets = needs_targets(equipment.spec)
         self.course = Course(loader.steps_per_epoch, loader.total_steps)
         self.rates = LearningRates(
             equipment.spec,
@@ -60,6 +63,8 @@ class Training:
             if course.is_stopped or returns != course.returns:
                 break
             require_same_samples(group, batch)
+            if self._needs_targets and batch.slices[0][0].targets is None:
+                raise no_targets(self._train, batch.slices[0][0].inputs)
             self._reporter.enter(BETWEEN_CALLS)
             yield batch
             self._reporter.enter("next batch")

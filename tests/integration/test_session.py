@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import runpy
@@ -16,6 +17,7 @@ import pytest
 import isotrain
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data import sources
+from isotrain.core.errors import DataError
 from isotrain.core.running.weights_file import save_weights
 from isotrain.strategies.data_parallel import DataParallel
 from isotrain.testing.reference.group import ReferenceGroup
@@ -459,6 +461,32 @@ def test_weights_are_counted_where_none_can_be_copied(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ReferenceGroup, "read_state", refuse)
     with isotrain.open_session(spec(), backend="reference") as session:
         assert session.plan.parameters == (3 * 5 + 5) + (5 * 1 + 1)
+
+
+class Named:
+    """As a data set of Hugging Face that is not told which column is which."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"image": np.ones(3), "label": np.ones(1)}
+
+
+def test_samples_without_targets_are_refused_where_the_loss_compares_with_them() -> None:
+    named = sources.MapStyle(Named(), inputs="image", targets="label")
+    for data, told in (
+        (
+            Named(),
+            r"Each is a dict of 'image', 'label'.*isotrain\.sources\.MapStyle\(data, inputs=",
+        ),
+        ([np.ones((8, 3))], r"have no targets.*Give pairs \(inputs, targets\)"),
+        (named, ""),
+    ):
+        refused = pytest.raises(DataError, match=told) if told else contextlib.nullcontext()
+        given = spec(data=data)
+        with isotrain.open_session(given, backend="reference") as session, refused:
+            session.step(next(session.batches()))
 
 
 def test_weights_that_cannot_be_written_leave_the_file_before(tmp_path: Path) -> None:

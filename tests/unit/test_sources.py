@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, arrays, reader
@@ -283,6 +283,29 @@ def test_columns_are_chosen():
         DataError, match=r"column 'labels'\. Did you mean 'label'\? Available: image"
     ):
         BatchIndexed(Columns(), inputs="labels").gather(ROWS)
+
+
+class Named(Pairs):
+    """A map-style data set of dicts, as those of Hugging Face give them."""
+
+    def __getitem__(self, index: int):
+        return {"image": X[index], "label": Y[index]}
+
+
+def test_of_samples_that_are_dicts_the_targets_are_named():
+    inputs, targets = as_source(Named()).gather(ROWS)
+    assert targets is None
+    np.testing.assert_array_equal(inputs["image"], X[ROWS])
+    check(MapStyle(Named(), inputs="image", targets="label"))
+    inputs, targets = MapStyle(Named(), targets=["label"]).gather(ROWS)
+    np.testing.assert_array_equal(inputs["image"], X[ROWS])
+    np.testing.assert_array_equal(targets["label"], Y[ROWS])
+    stacked = MapStyle(Named(), default_collate, inputs="image", targets="label").gather(ROWS)
+    np.testing.assert_array_equal(stacked[1], Y[ROWS])
+    with pytest.raises(DataError, match=r"column 'labels'\. Did you mean 'label'"):
+        MapStyle(Named(), targets="labels").gather(ROWS)
+    with pytest.raises(DataError, match="sample 4: expected a dict with the names that are given"):
+        MapStyle(Pairs(), targets="label").gather(np.array([4]))
 
 
 def test_an_existing_format_is_kept():
