@@ -8,8 +8,8 @@ _BACKENDS = {
     "torch-ddp": "isotrain.adapters.torch.adapter:TorchDDP",
     "tf-mirrored": "isotrain.adapters.tensorflow.adapter:TFMirrored",
     "tf-multiworker": "isotrain.adapters.tensorflow.adapter:TFMultiWorker",
-    "horovod-torch": "isotrain.adapters.horovod.adapter:HorovodTorch",
-    "horovod-tf": "isotrain.adapters.horovod.adapter:HorovodTF",
+    "horovod-torch": "isotrain.adapters.horovod.torch_adapter:HorovodTorch",
+    "horovod-tf": "isotrain.adapters.horovod.tf_adapter:HorovodTF",
 }
 
 

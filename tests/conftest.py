@@ -37,8 +37,8 @@ if find_spec("horovod") is not None:  # a template of a framework serves all of 
     horovod = "isotrain.adapters.horovod"
     of_torch = ("isotrain.adapters.torch.ddp", f"{horovod}.torch_exchange")
     OF_THIS_PROGRAM.beside = {
-        "isotrain.adapters.torch.group": (f"{horovod}.adapter", *of_torch),
-        "isotrain.adapters.tensorflow.group": (f"{horovod}.adapter", f"{horovod}.tf_exchange"),
+        "isotrain.adapters.torch.group": (f"{horovod}.torch_adapter", *of_torch),
+        "isotrain.adapters.tensorflow.group": (f"{horovod}.tf_adapter", f"{horovod}.tf_exchange"),
     }
 # Frameworks are told their number of threads, and NumPy's is set below; TensorFlow makes its
 # allocator when it first computes.

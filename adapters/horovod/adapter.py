@@ -1,4 +1,4 @@
-"""Declares `horovod-torch` and `horovod-tf`; imports Horovod only when a run starts."""
+"""What the backends that exchange by Horovod declare alike; imports Horovod only when a run starts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
-from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP, fully_sharded_bytes
+from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP
 from isotrain.adapters.horovod import build
-from isotrain.adapters.tensorflow.adapter import (
-    DEFAULT_BUCKET_BYTES,
-    TENSORFLOW_DISTRIBUTIONS,
-    TENSORFLOW_LINES,
-    tensorflow_changed,
-    tensorflow_preload,
-    tensorflow_usability,
-    tensorflow_variables,
-)
-from isotrain.adapters.tensorflow.adapter import EXPORTS as TENSORFLOW_EXPORTS
-from isotrain.adapters.tensorflow.adapter import parted_remarks as tensorflow_parted_remarks
-from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
-from isotrain.adapters.torch.adapter import EXPORTS as TORCH_EXPORTS
-from isotrain.adapters.torch.adapter import (
-    parted_remarks,
-    torch_changed,
-    torch_preload,
-    torch_usability,
-    torch_variables,
-    weight_decay_remarks,
-)
-from isotrain.adapters.torch.slot_forms import TorchSlotForms
 from isotrain.plugin import (
     NOT_REPLICATED,
     SERVED_GROUP,
@@ -41,11 +19,8 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
-    ModelCut,
     PlanError,
-    ProcessContext,
     ServedOverTcp,
-    Setting,
     Start,
     UnsupportedError,
     Usability,
@@ -54,7 +29,7 @@ from isotrain.plugin import (
 )
 
 if TYPE_CHECKING:
-    from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
+    from isotrain.plugin import Plan, TrainingSpec
 
 INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
@@ -79,19 +54,18 @@ _REPLICATED = Capabilities(
     NOT_REPLICATED
     | {Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32"},
 )
-_FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which cannot be forked")
+FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
-
-
 _CAPABILITIES = {
     "replicated": _REPLICATED,
     "served": SERVED_GROUP,
     "sharded": sharded_group(_REPLICATED),
+    "fully-sharded": FULLY_SHARDED_GROUP,
     "staged": STAGED_GROUP,
 }
 
 
-class _Horovod(ServedOverTcp):
+class Horovod(ServedOverTcp):
     """What both Horovod backends have in common."""
 
     collectives = {
@@ -247,167 +221,9 @@ class _Horovod(ServedOverTcp):
         groups = options.get("groups", 1)
         if not isinstance(groups, int) or groups < 1:
             raise PlanError(f"{where}.groups: expected an integer of 1 or more, got {groups!r}.")
-        remarks = weight_decay_remarks(spec) if self.framework == "torch" else []
-        if compression == "fp16" and replicas > 1:
-            remarks.append("gradients are rounded to float16 while they travel (compression: fp16)")
-        return remarks
-
-
-class HorovodTorch(_Horovod):
-    """Horovod's DistributedOptimizer under torch replicas."""
-
-    name = "horovod-torch"
-    framework = "torch"
-    packages = (build.DISTRIBUTION, "torch", "keras")
-    exports = TORCH_EXPORTS
-    compiler = "torch.compile"
-    slot_forms = TorchSlotForms()
-    summary = "Horovod under PyTorch, one process per replica"
-    capabilities = _CAPABILITIES | {"fully-sharded": FULLY_SHARDED_GROUP}
-
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return parted_remarks(spec) if placement == "fully-sharded" else []
-
-    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """As any Horovod backend, or what a fully sharded run sends."""
-        if plan.placement == "fully-sharded":
-            return fully_sharded_bytes(plan)
-        return super().exchanged_bytes(plan, spec)
-
-    def _framework_usability(self) -> Usability:
-        return torch_usability()
-
-    def _framework_changed(self) -> Usability | None:
-        return torch_changed()
-
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return torch_variables(device, threads)
-
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
-        if self._with_mpi():
-            return _FRESH_UNDER_MPI
-        return torch_preload(spec, device, __name__, "isotrain.adapters.horovod.torch_exchange")
-
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("torch")
-        from isotrain.adapters.torch import exchange, group
-
-        def connect() -> exchange.Exchange:
-            if context.replicas == 1:
-                return exchange.SingleReplica(*context.local_replicas)
-            from isotrain.adapters.horovod.torch_exchange import HorovodExchange
-
-            return HorovodExchange(context, setting)
-
-        device = group.replica_device(setting, context)
-        is_worker = context.role == "worker"
-        return group.TorchReplicaGroup(spec, setting, device, connect, is_worker)
-
-    def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
-    ) -> ReplicaGroup:
-        keras_backend.claim("torch")
-        from isotrain.adapters.horovod.torch_exchange import HorovodExchange
-        from isotrain.adapters.torch import parted
-
-        def connect() -> HorovodExchange:
-            return HorovodExchange(context, setting)
-
-        return parted.PartedGroup(spec, setting, context, connect, unit_bytes)
-
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
-    ) -> ReplicaGroup:
-        keras_backend.claim("torch")
-        from isotrain.adapters.horovod import torch_stages
-        from isotrain.adapters.torch import group, stage_exchange, staged
-
-        def connect() -> stage_exchange.StageExchange:
-            return torch_stages.HorovodStageExchange(setting, context)
-
-        device = group.replica_device(setting, context)
-        return staged.StagedGroup(spec, setting, device, connect, cut)
-
-
-class HorovodTF(_Horovod):
-    """Horovod's grouped all-reduce inside TensorFlow's traced training step."""
-
-    name = "horovod-tf"
-    framework = "tensorflow"
-    packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
-    usual_lines = TENSORFLOW_LINES
-    exports = TENSORFLOW_EXPORTS
-    compiler = "XLA"
-    slot_forms = KerasSlotForms()
-    summary = "Horovod under TensorFlow, one process per replica"
-    capabilities = _CAPABILITIES | {"fully-sharded": FULLY_SHARDED_GROUP}
-
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return tensorflow_parted_remarks() if placement == "fully-sharded" else []
-
-    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """As any Horovod backend, or what a fully sharded run sends."""
-        if plan.placement == "fully-sharded":
-            return fully_sharded_bytes(plan, times=plan.accumulate)
-        return super().exchanged_bytes(plan, spec)
-
-    def _framework_usability(self) -> Usability:
-        return tensorflow_usability()
-
-    def _framework_changed(self) -> Usability | None:
-        return tensorflow_changed()
-
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_variables(device, threads)
-
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
-        if self._with_mpi():
-            return _FRESH_UNDER_MPI
-        return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_exchange")
-
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
-        import tensorflow as tf
-
-        from isotrain.adapters.tensorflow import exchange, group, native
-
-        native.use_threads(setting.threads)
-        native.use_own_gpu(setting, context)
-        if context.replicas == 1:
-            alone = exchange.SingleReplica(*context.local_replicas)
-            return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
-        from isotrain.adapters.horovod import runtime, tf_exchange
-
-        parts = runtime.sharing_parts(context.mesh)
-        ties = tf_exchange.HorovodExchange(context, setting, parts)
-        return tf_exchange.HorovodReplicaGroup(spec, ties, setting.options)
-
-    def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
-    ) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
-        from isotrain.adapters.horovod import runtime, tf_exchange
-        from isotrain.adapters.tensorflow import native, parted
-
-        native.use_threads(setting.threads)
-        native.use_own_gpu(setting, context)
-        parts = runtime.sharing_parts(context.mesh)
-        ties = tf_exchange.HorovodExchange(context, setting, parts)
-        return parted.PartedGroup(spec, ties, context.mesh, unit_bytes)
-
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
-    ) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
-        from isotrain.adapters.horovod import runtime, tf_exchange
-        from isotrain.adapters.tensorflow import native, stage_exchange, staged
-
-        native.use_threads(setting.threads)
-        native.use_own_gpu(setting, context)
-        parts = runtime.exchanging_parts(context.mesh)
-        processes = tf_exchange.HorovodExchange(context, setting, parts)
-        ties = stage_exchange.StageExchange(processes, context, DEFAULT_BUCKET_BYTES)
-        return staged.StagedGroup(spec, ties, cut)
+        rounds = compression == "fp16" and replicas > 1
+        told = "gradients are rounded to float16 while they travel (compression: fp16)"
+        return [told] if rounds else []
 
 
 def _built(available: bool, what: str) -> Usability:

@@ -186,7 +186,7 @@ def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 CHANGED = """
 from isotrain import hookimpl
-from isotrain.adapters.horovod.adapter import HorovodTorch
+from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.adapters.tensorflow.adapter import TFMirrored
 from isotrain.adapters.torch.adapter import TorchDDP
 

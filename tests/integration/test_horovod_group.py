@@ -23,7 +23,8 @@ import pytest
 
 import isotrain
 from isotrain.adapters.horovod import build
-from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
+from isotrain.adapters.horovod.tf_adapter import HorovodTF
+from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import Setting
 from isotrain.core.contracts.process import Peer, ProcessContext
@@ -485,7 +486,8 @@ def test_compression_is_remarked() -> None:
 
 def test_declaring_imports_no_framework() -> None:
     code = (
-        "import sys; from isotrain.adapters.horovod.adapter import HorovodTorch, HorovodTF\n"
+        "import sys; from isotrain.adapters.horovod.tf_adapter import HorovodTF\n"
+        "from isotrain.adapters.horovod.torch_adapter import HorovodTorch\n"
         "for a in (HorovodTorch(), HorovodTF()):\n"
         "    a.usability(); a.resolve_collective(None, device='cpu', replicas=2); a.accelerators()\n"
         "print({'torch', 'tensorflow', 'keras', 'horovod'} & set(sys.modules))"

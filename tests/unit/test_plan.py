@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from isotrain.adapters.horovod.adapter import HorovodTorch
+from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core import api
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter

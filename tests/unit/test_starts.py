@@ -9,7 +9,8 @@ import pytest
 
 from isotrain.adapters import keras_backend
 from isotrain.adapters.horovod import build
-from isotrain.adapters.horovod.adapter import HorovodTF, HorovodTorch
+from isotrain.adapters.horovod.tf_adapter import HorovodTF
+from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.adapter import Adapter
