@@ -29,11 +29,13 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {  # to record takes longest: the 
     "momentum": {
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "record": False,
+        "epochs": 1,
     },
     BY_NORMS: {
         "optimizer": {"name": "adam", "lr": 0.0625},
         "clip": {"norm": 0.25},
         "record": False,
+        "epochs": 1,
     },
     LAST: {
         "optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125},
