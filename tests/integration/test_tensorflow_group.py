@@ -277,7 +277,7 @@ def train_by_xla(group: Any) -> Found:
         return function
 
     with mock.patch.object(tf, "function", noted):
-        found = train(group, samples=regression, global_batch=8)
+        found = train(group, samples=regression, global_batch=7)
     assert len(translated) >= len(group.local_replicas)
     assert all(function.experimental_get_tracing_count() for function in translated)
     return found
@@ -285,7 +285,7 @@ def train_by_xla(group: Any) -> Found:
 
 @check
 def compiled_steps_equal_those_of_one_replica_that_are_not(run: Run) -> None:
-    work = functools.partial(train, samples=regression, global_batch=8)
+    work = functools.partial(train, samples=regression, global_batch=7)
     run.assert_as_alone(run.together(train_by_xla, compile=True), work, 1e-12)
 
 
