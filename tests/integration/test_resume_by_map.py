@@ -49,6 +49,8 @@ MOST_BYTES = 4 * START.nbytes + 8
 STOP, STEPS = 5, 9
 BACKENDS = {"torch-ddp": "tf-mirrored", "tf-mirrored": "torch-ddp"}
 """Each, and in which the other half of its runs is taken."""
+REPLICAS = {"torch-ddp": 2, "tf-mirrored": 1}
+"""The halves of a run have different numbers of them."""
 
 
 def of_torch() -> Any:
@@ -160,16 +162,16 @@ def end(session: isotrain.Session) -> Any:
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By backend, how its runs ended; and how those ended that it went on with, with more replicas."""
+    """By backend, how its runs ended; and how those ended that it went on with, with other replicas."""
     folder = tmp_path_factory.mktemp("by-map")
     whole, parted = {}, {}
     for backend in BACKENDS:
         work = functools.partial(first, folder=folder / backend)
-        whole[backend], *_ = launched_in_turn(specs(), work, backend, 1)
+        whole[backend], *_ = launched_in_turn(specs(), work, backend, REPLICAS[backend])
     for other, backend in BACKENDS.items():
         work = functools.partial(rest, folder=folder / other)
         tried = specs() | (wrong_specs() if backend == "tf-mirrored" else {})
-        parted[backend], *_ = launched_in_turn(tried, work, backend, 2)
+        parted[backend], *_ = launched_in_turn(tried, work, backend, REPLICAS[backend])
     return whole, parted
 
 
