@@ -119,9 +119,9 @@ def _column(results: Results, cell: Cell, name: str) -> np.ndarray:
 
 
 def markdown(all_rows: list[Row], machine: dict[str, str]) -> str:
-    """The whole table, one section per workload and number of replicas and threads."""
+    """All in one table, and then one section per workload and number of replicas and threads."""
     facts = "; ".join(f"{name}: {value}" for name, value in machine.items())
-    sections = [f"Seen on this machine: {facts}."]
+    sections = [f"Seen on this machine: {facts}.", condensed(all_rows)]
     for place in dict.fromkeys(row.cell.place for row in all_rows):
         workload, replicas, threads = place
         own = [row for row in all_rows if row.cell.place == place]
@@ -133,6 +133,42 @@ def markdown(all_rows: list[Row], machine: dict[str, str]) -> str:
             "|---|---|---|---|---|---|---|---|\n" + "\n".join(r.line() for r in own)
         )
     return "\n\n".join(sections) + "\n"
+
+
+def condensed(all_rows: list[Row]) -> str:
+    """One line per backend, workload, replicas and threads: isotrain's models beside the loop by hand."""
+    found = {(row.cell.contender.name, row.cell.place): row for row in all_rows}
+    names = list(dict.fromkeys(name for name, _ in found))
+    lines = [
+        _condensed(found[name, place], native, portable)
+        for name, place in sorted(found, key=lambda each: names.index(each[0]))
+        for native in [found.get((f"isotrain/{name}/native", place))]
+        for portable in [found.get((f"isotrain/{name}/portable", place))]
+        if native or portable
+    ]
+    return (
+        "| backend | workload | replicas x threads | by hand, ms | native, times by hand |"
+        " native, times the fastest peer | portable, times by hand | portable, times native |"
+        " native's first step, s more than by hand | portable's |"
+        " peak memory, MiB: by hand, native, portable |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(lines)
+    )
+
+
+def _condensed(by_hand: Row, native: Row | None, portable: Row | None) -> str:
+    workload, replicas, threads = by_hand.cell.place
+    seen = [
+        by_hand.step_ms,
+        native and native.ratio,
+        native and native.to_peer,
+        portable and portable.ratio,
+        portable and portable.to_native,
+        native and native.added,
+        portable and portable.added,
+    ]
+    memory = [f"{row.memory:.0f}" if row else "not run" for row in (by_hand, native, portable)]
+    where = [by_hand.cell.contender.name, workload, f"{replicas} x {threads}"]
+    return f"| {' | '.join([*where, *(_text(each, 2) for each in seen), ', '.join(memory)])} |"
 
 
 def _compared(workload: str) -> str:

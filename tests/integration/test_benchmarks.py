@@ -129,6 +129,10 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert "### mlp-64, 1 replica with 1 thread each" in text
     assert "| isotrain/torch-ddp/portable | 6000.000 [3000.000, 30000.000] | 3.000" in text
     assert rows[4].record()["ratio_to_native"]["value"] == 2.0
+    lines = table.condensed(rows).splitlines()
+    assert [line.split(" | ")[2:6] for line in lines[2:]] == [
+        ["1 x 1", "2000.00 [1000.00, 10000.00]", "1.50 [1.50, 1.50]", "0.75 [0.75, 0.75]"]
+    ]
 
 
 def table_rows(
