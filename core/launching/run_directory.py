@@ -103,7 +103,7 @@ class RunDirectory:
             yield
 
     def remove_unused(self) -> None:
-        """Removes a directory that nothing was written into by the run that held it."""
+        """Removes a directory that nothing was written into by the run that holds it, which calls this."""
         with contextlib.suppress(OSError):
             if [each.name for each in self.path.iterdir()] == [_LOCK_FILE]:
                 (self.path / _LOCK_FILE).unlink()

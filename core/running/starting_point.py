@@ -71,13 +71,13 @@ def held_directory(
         if resume is None
         else _directory(spec, run_directory)
     )
-    try:
-        with directory.held():
+    with directory.held():
+        try:
             yield directory
-    except BaseException:
-        if is_new:
-            directory.remove_unused()
-        raise
+        except BaseException:
+            if is_new:
+                directory.remove_unused()
+            raise
 
 
 def starting_checkpoint(
