@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from benchmarks.peers.run import Cell, ContenderError, Measured, run
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.workloads import WORKLOADS, Workload
 
 Results = dict[Cell, list[Measured]]
 _ATTEMPTS = 3
@@ -60,30 +60,36 @@ def _run(cell: Cell, look_at_memory: bool, tell: Callable[[str], None]) -> Measu
 
 
 def see_that_losses_agree(results: Results) -> None:
-    """Compares all contenders of a workload with the middle one.
+    """Compares all contenders of a workload, or also of as many replicas, with the middle one.
 
     Raises:
         ContenderError: Names those that trained something else.
     """
-    for workload in sorted({cell.workload for cell in results}):
-        work = WORKLOADS[workload]
-        runs = [
-            (cell, measured.losses[: work.compared])
-            for cell, all_runs in results.items()
-            if cell.workload == workload
-            for measured in all_runs
-        ]
-        middle = np.median([losses for _, losses in runs], axis=0)
-        apart = [
-            f"{cell}: {_text(losses)}"
-            for cell, losses in runs
-            if not np.allclose(losses, middle, rtol=work.tolerance, atol=0)
-        ]
-        if apart:
-            raise ContenderError(
-                f"{workload}: expected the mean losses of all contenders to be {_text(middle)}"
-                f" (each within {work.tolerance:g}), got\n" + "\n".join(apart)
-            )
+    alike: dict[tuple[str, int], Results] = {}
+    for cell, runs in results.items():
+        replicas = cell.replicas if WORKLOADS[cell.workload].normalises_batches else 0
+        alike.setdefault((cell.workload, replicas), {})[cell] = runs
+    for (workload, _), own in sorted(alike.items()):
+        _see_that_they_agree(WORKLOADS[workload], own)
+
+
+def _see_that_they_agree(work: Workload, results: Results) -> None:
+    runs = [
+        (cell, measured.losses[: work.compared])
+        for cell, all_runs in results.items()
+        for measured in all_runs
+    ]
+    middle = np.median([losses for _, losses in runs], axis=0)
+    apart = [
+        f"{cell}: {_text(losses)}"
+        for cell, losses in runs
+        if not np.allclose(losses, middle, rtol=work.tolerance, atol=0)
+    ]
+    if apart:
+        raise ContenderError(
+            f"{work.name}: expected the mean losses of all contenders to be {_text(middle)}"
+            f" (each within {work.tolerance:g}), got\n" + "\n".join(apart)
+        )
 
 
 def _text(losses: Iterable[float]) -> str:

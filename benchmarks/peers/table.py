@@ -159,12 +159,12 @@ def _condensed(by_hand: Row, native: Row | None, portable: Row | None) -> str:
     workload, replicas, threads = by_hand.cell.place
     seen = [
         by_hand.step_ms,
-        native and native.ratio,
-        native and native.to_peer,
-        portable and portable.ratio,
-        portable and portable.to_native,
-        native and native.added,
-        portable and portable.added,
+        native.ratio if native else None,
+        native.to_peer if native else None,
+        portable.ratio if portable else None,
+        portable.to_native if portable else None,
+        native.added if native else None,
+        portable.added if portable else None,
     ]
     memory = [f"{row.memory:.0f}" if row else "not run" for row in (by_hand, native, portable)]
     where = [by_hand.cell.contender.name, workload, f"{replicas} x {threads}"]

@@ -14,17 +14,23 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 class CommonOrder(Sampler[int]):
-    """Gives all samples, in every iteration in the order of the next epoch."""
+    """Gives all samples, in every iteration in the order of the next epoch.
 
-    def __init__(self, work: Workload) -> None:
+    Args:
+        work: The samples.
+        dealt_to: The replicas to which what this sampler gives is dealt out one by one.
+    """
+
+    def __init__(self, work: Workload, dealt_to: int = 1) -> None:
         self._work = work
+        self._dealt_to = dealt_to
         self._epoch = 0
 
     def __len__(self) -> int:
         return self._work.samples
 
     def __iter__(self) -> Iterator[int]:
-        order = self._work.order(self._epoch)
+        order = self._work.dealt(self._epoch, self._dealt_to)
         self._epoch += 1
         return iter(order.tolist())
 
@@ -37,7 +43,8 @@ class DistributedOrder(DistributedSampler[int]):
         self._work = work
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._work.order(self.epoch)[self.rank :: self.num_replicas].tolist())
+        order = self._work.dealt(self.epoch, self.num_replicas)
+        return iter(order[self.rank :: self.num_replicas].tolist())
 
 
 def dataset(work: Workload) -> TensorDataset:

@@ -30,6 +30,8 @@ class Workload:
         rate: The learning rate; smaller where rounding would grow.
         rounding_grows: Whether it does all the same, to percents within the run, so that only the losses of
             the steps that are not timed are compared.
+        normalises_batches: Whether each replica normalises its own part of a batch, so that the losses of one
+            replica are not those of two.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Workload:
     tokens: bool = False
     rate: float = 2**-6
     rounding_grows: bool = False
+    normalises_batches: bool = False
 
     @property
     def samples(self) -> int:
@@ -91,6 +94,11 @@ class Workload:
         sequence = np.random.SeedSequence(SEED, spawn_key=(epoch,))
         return np.random.Generator(np.random.PCG64(sequence)).permutation(self.samples)
 
+    def dealt(self, epoch: int, replicas: int) -> np.ndarray:
+        """The same for samplers that deal samples out one by one: replicas get what `local_batches` gives."""
+        by_replica = self.order(epoch).reshape(-1, replicas, self.global_batch // replicas)
+        return by_replica.swapaxes(1, 2).ravel()
+
     def local_batches(self, rank: int, replicas: int) -> Iterator[np.ndarray]:
         """This replica's rows of every global batch of a whole run."""
         share = self.global_batch // replicas
@@ -107,7 +115,19 @@ WORKLOADS = {
         Workload("mlp-1024", 1024, (64,), 64, 16, 2, 8, 1e-3),
         Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 10, 1e-3),
         Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True, rate=2**-10),
-        Workload("resnet-50", 0, (64, 64, 3), 16, 4, 1, 3, 5e-3, rate=2**-18, rounding_grows=True),
+        Workload(
+            "resnet-50",
+            0,
+            (64, 64, 3),
+            16,
+            4,
+            1,
+            3,
+            5e-3,
+            rate=2**-18,
+            rounding_grows=True,
+            normalises_batches=True,
+        ),
     )
 }
 

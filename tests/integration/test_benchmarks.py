@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from in_process import script
 
@@ -25,6 +26,7 @@ from benchmarks.peers import goals, table
 from benchmarks.peers.contenders import CONTENDERS, Command, Contender
 from benchmarks.peers.rounds import measure, see_that_losses_agree
 from benchmarks.peers.run import Cell, ContenderError, Measured
+from benchmarks.peers.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 WAYS = ["torch.save", "distributed.checkpoint, async", "Keras save_weights"]
@@ -77,6 +79,30 @@ def test_losses_are_compared_until_rounding_has_grown() -> None:
         see("resnet-50", (7.0, 5.0), (7.0, 5.0), (7.1, 5.0))
     with pytest.raises(ContenderError, match=r"7\.001000, then 6\.000000$"):
         see("mlp-64", (7.0, 5.0), (7.0, 5.0), (7.001, 6.0))
+
+
+def test_replicas_that_normalise_their_own_batches_are_compared_with_as_many() -> None:
+    def see(workload: str) -> None:
+        cells = {
+            dataclasses.replace(cell(name, ""), workload=workload, replicas=replicas): losses
+            for name in ("one", "another")
+            for replicas, losses in ((1, (7.0, 7.0)), (2, (7.5, 7.5)))
+        }
+        see_that_losses_agree(
+            {each: [Measured(1.0, 1.0, 0.0, losses)] for each, losses in cells.items()}
+        )
+
+    see("resnet-50")
+    with pytest.raises(ContenderError, match="cnn: expected"):
+        see("cnn")
+
+
+def test_samplers_that_deal_samples_out_give_replicas_what_they_have_by_hand() -> None:
+    work = WORKLOADS["cnn"]
+    dealt = work.dealt(1, 2)
+    for rank in range(2):
+        by_hand = list(work.local_batches(rank, 2))[work.steps_per_epoch : 2 * work.steps_per_epoch]
+        assert dealt[rank::2].tolist() == np.concatenate(by_hand).tolist()
 
 
 def test_a_contender_that_fails_is_named_with_what_it_said() -> None:

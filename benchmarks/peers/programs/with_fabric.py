@@ -23,7 +23,7 @@ def main() -> None:
         DataLoader(
             torch_data.dataset(work),
             work.global_batch // job.replicas,
-            sampler=torch_data.CommonOrder(work),
+            sampler=torch_data.CommonOrder(work, job.replicas),
         )
     )
     loss_function = nn.CrossEntropyLoss()

@@ -20,7 +20,7 @@ def train(local_rank: int, job: Job) -> None:
     loader = idist.auto_dataloader(
         torch_data.dataset(work),
         batch_size=work.global_batch,  # of all replicas
-        sampler=torch_data.CommonOrder(work),
+        sampler=torch_data.CommonOrder(work, job.replicas),
     )
     trainer = create_supervised_trainer(model, optimizer, nn.CrossEntropyLoss())
     clock = Clock(job)
