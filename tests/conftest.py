@@ -51,8 +51,10 @@ OF_THIS_PROGRAM.unread = frozenset(
 
 # In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
-# NumPy's other threads wait for work by turning: they too would take of the cores that tests share.
+# NumPy's other threads wait for work by turning, and so do torch's: they too would take of the cores that
+# tests share.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # On a busy machine an example may take long, and what tests say must not depend on luck: every run tries the
 # same examples. `--hypothesis-profile others` tries other ones.

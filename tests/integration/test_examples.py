@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from isotrain.core.cli.arguments import parser
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import digits
+from isotrain.testing.reference.adapter import Reference
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECONDS = 200.0
@@ -187,7 +189,9 @@ def test_the_transformer_learns_more_than_frequencies(tmp_path: Path, examples: 
 # --- CIFAR-10 ------------------------------------------------------------------------------------
 
 FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-PER_FILE = 4
+PER_FILE = 2
+IMAGES = dict.fromkeys(FILES, PER_FILE) | {"test_batch": 5 * PER_FILE}
+"""As many to evaluate on as to train on: frameworks trace anew for every size."""
 Batch = tuple[np.ndarray, list[int]]
 
 
@@ -196,10 +200,10 @@ def cifar_batches() -> dict[str, Batch]:
     random = np.random.Generator(np.random.PCG64(5))
     return {
         name: (
-            random.integers(0, 256, (PER_FILE, 3072), dtype=np.uint8),
-            random.integers(0, 10, PER_FILE).tolist(),
+            random.integers(0, 256, (count, 3072), dtype=np.uint8),
+            random.integers(0, 10, count).tolist(),
         )
-        for name in FILES
+        for name, count in IMAGES.items()
     }
 
 
@@ -264,7 +268,7 @@ def test_cifar_is_read_in_every_form(
     for plane in range(3):  # one pixel of the second image of the second file
         assert train[0][PER_FILE + 1, 3, 7, plane] == pixels[1, plane * 1024 + 3 * 32 + 7]
     np.testing.assert_array_equal(
-        test[0][..., 0].reshape(PER_FILE, -1), batches["test_batch"][0][:, :1024]
+        test[0][..., 0].reshape(IMAGES["test_batch"], -1), batches["test_batch"][0][:, :1024]
     )
     assert test[1].tolist() == batches["test_batch"][1]
 
@@ -345,7 +349,8 @@ def test_a_missing_or_incomplete_folder_shows_the_layout(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "data", python2_pickle)
-    options = ["--data", folder, "--image-size", "32", "--batch", "20", "--epochs", "1"]
+    sizes = ("--image-size", "32", "--batch", str(5 * PER_FILE))
+    options = ["--data", folder, *sizes, "--epochs", "1"]
     first_losses = []
     for backend in ("torch-ddp", "tf-mirrored"):
         example(tmp_path / backend, "cifar10_resnet50v2.py", *on(backend, 1), *options)
@@ -374,9 +379,15 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("digits_at_hand")
-def test_a_backend_that_is_missing_is_a_failure_of_the_demo(tmp_path: Path) -> None:
-    asked = ("--epochs", "1", "--replicas", "1", "--backends", "torch-ddpp", "torch-ddp")
+def test_a_backend_that_is_missing_is_a_failure_of_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a network in NumPy, whose processes start in a blink, and a short look at its speed."""
+    fields = digits.spec(adapter=Reference(), plugins=["isotrain.testing.reference"])
+    monkeypatch.setitem(sys.modules, "digits", SimpleNamespace(spec=load_spec(fields)))
+    compare = functools.partial(isotrain.compare, run_limit=0.5)
+    monkeypatch.setattr(isotrain, "compare", compare)
+    asked = ("--epochs", "1", "--replicas", "1", "--backends", "torch-ddpp", "reference")
     done = script(EXAMPLES / "demo.py", *asked, folder=tmp_path)
     printed = done.stdout + done.stderr
     assert done.returncode == 1, printed
