@@ -16,7 +16,7 @@ from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.own_sections import own_section, own_sections
 from isotrain.core.running.portions import portions
 from isotrain.core.running.resuming import Saved
-from isotrain.core.running.saver import OWN_STATE, SHARED_STATE
+from isotrain.core.running.state_copies import OWN_STATE, SHARED_STATE
 from isotrain.core.running.translation import LOST, LOST_SLOTS, Origin, Translation
 from isotrain.core.running.weights_file import WEIGHTS
 

@@ -1,9 +1,8 @@
-"""Saving checkpoints while training goes on: what they hold, when they are due, and the writing."""
+"""Saving checkpoints while training goes on: when they are due, and the writing."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,30 +10,19 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.contracts.events import CheckpointSaved, Warned
-from isotrain.core.contracts.mesh import DATA
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import Reporter, Wishes
-from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.errors import CheckpointError, IsotrainError
 from isotrain.core.running.agreement import Agreement
 from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.own_sections import own_section
+from isotrain.core.running.state_copies import Copy, StateCopies, as_it_is, copied
 
 FORMAT = 1
-SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
-"""What is equal on replicas whose weights are."""
-OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange")
-"""What each replica has for itself."""
-Copy = Callable[[], Section]
-"""Finishes the copy of a section, and gives it."""
 _LOOK_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
 """How long rank 0 waits for the files of the other processes."""
@@ -113,7 +101,7 @@ class Saver:
         self._group = equipment.group
         self._strategy = equipment.strategy
         self._reporter = reporter
-        self._kept: dict[int | None, dict[str, np.ndarray]] = {}
+        self._copies = StateCopies(equipment, reporter.rank)
         self._agreement = Agreement(self._group)
         self._is_asked = False
         self._token: str | None = None
@@ -209,9 +197,9 @@ class Saver:
             self._saved, self._saved_at = deepcopy(position), time.monotonic()
         self._written.clear()
         self._given_up.clear()
-        copies = self._begun_copies(differ, kept)
+        copies = self._copies.begun(differ, kept)
         if not beside_step:
-            copies = {name: _as_it_is(section) for name, section in _copied(copies).items()}
+            copies = {name: as_it_is(section) for name, section in copied(copies).items()}
         self._writing = threading.Thread(
             target=self._write, args=(folder, position, copies, run), name="isotrain-checkpoint"
         )
@@ -266,53 +254,6 @@ class Saver:
         equal = promised == "always" or (promised == "finally" and finished)
         return not equal and not self._plan.is_served and self._group.replicas > 1
 
-    def _begun_copies(self, differ: bool, kept: StrategyState) -> dict[str, Copy]:
-        """Begins to copy each section; the group waits for who does not finish that."""
-        copies: dict[str, Copy] = {}
-        try:
-            self._begin_copies(copies, differ, kept)
-        except BaseException:
-            _copied(copies)
-            raise
-        return copies
-
-    def _begin_copies(self, copies: dict[str, Copy], differ: bool, kept: StrategyState) -> None:
-        group = self._group
-        kinds = (*SHARED_STATE, *OWN_STATE) if differ else OWN_STATE
-        if not self._reporter.rank:
-            copies["strategy"] = functools.partial(_as_parts, kept.tensors)
-        for replica, tensors in kept.of_replicas.items():
-            copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
-        if not differ and not self._plan.mesh.coordinates(self._reporter.rank).get(DATA):
-            copies["state"] = self._state()
-        for replica in group.local_replicas:
-            own = own_section(replica, self._equipment.stage)
-            copies[own] = self._parts(kinds, replica)
-
-    def _state(self) -> Copy:
-        """What this process writes of the state that replicas have alike, or in parts.
-
-        Rank 0 writes what all have; each part is written by one of those that have it.
-        """
-        rank, kinds = self._reporter.rank, SHARED_STATE
-        if rank:
-            kinds = tuple(kind for kind in kinds if self._has_parts(kind))
-        copy, described = self._parts(kinds, None), self._group.describe_state(kinds)
-        return lambda: {
-            n: part for n, part in copy().items() if described[n].offset is not None or not rank
-        }
-
-    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> Copy:
-        """Of state; the copy before is written by now."""
-        described = self._group.describe_state(kinds, replica=replica)
-        kept = self._kept.setdefault(replica, {})
-        copy = self._group.copy_state(kinds, kept, replica=replica)
-        return lambda: {name: _part(array, described[name]) for name, array in copy().items()}
-
-    def _has_parts(self, kind: StateKind) -> bool:
-        infos = self._group.describe_state((kind,)).values()
-        return any(info.offset is not None for info in infos)
-
     def _run(self, position: Position, differ: bool, kept: StrategyState) -> dict[str, Any]:
         """What `run.json` holds."""
         versions = self._equipment.versions()
@@ -334,7 +275,7 @@ class Saver:
         """Does the copying that is left and the writing, on a thread; training goes on when it fails."""
         token, rank = f"{self._token}-{self._count}", self._reporter.rank
         try:
-            folder.write(position.step, token=token, writer=rank, sections=_copied(copies))
+            folder.write(position.step, token=token, writer=rank, sections=copied(copies))
             self._written.set()
             if run is not None:
                 self._complete(folder, position, token, run)
@@ -386,32 +327,5 @@ class Saver:
         )
 
 
-def _as_it_is(section: Section) -> Copy:
-    return lambda: section
-
-
-def _copied(copies: Mapping[str, Copy]) -> dict[str, Section]:
-    """Finishes all copies, also where one of them fails: groups wait for them."""
-    sections, faults = dict[str, Section](), []
-    for name, copy in copies.items():
-        try:
-            sections[name] = copy()
-        except Exception as error:  # no memory
-            faults.append(error)
-    if faults:
-        raise faults[0]
-    return {name: section for name, section in sections.items() if section}
-
-
 def _divides(interval: int | None, count: int) -> bool:
     return interval is not None and count > 0 and count % interval == 0
-
-
-def _part(array: np.ndarray, info: StateInfo) -> TensorPart:
-    if info.offset is None:
-        return TensorPart(array, info.dtype)
-    return TensorPart(array, info.dtype, info.shape, info.offset)
-
-
-def _as_parts(tensors: Mapping[str, Any]) -> dict[str, TensorPart]:
-    return {name: TensorPart(array) for name, array in tensors.items()}

@@ -1,0 +1,120 @@
+"""What checkpoints hold of the state: copies, begun between two steps and finished beside the next."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.checkpoints.parts import Section, TensorPart
+from isotrain.core.contracts.mesh import DATA
+from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
+from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.own_sections import own_section
+
+SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
+"""What is equal on replicas whose weights are."""
+OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange")
+"""What each replica has for itself."""
+Copy = Callable[[], Section]
+"""Finishes the copy of a section, and gives it."""
+
+
+class StateCopies:
+    """Copies one process's share of the state of a run, section by section, again and again."""
+
+    def __init__(self, equipment: Equipment, rank: int) -> None:
+        """Copies nothing yet.
+
+        Args:
+            equipment: Whose state is copied.
+            rank: Of this process.
+        """
+        self._group = equipment.group
+        self._mesh = equipment.plan.mesh
+        self._stage = equipment.stage
+        self._rank = rank
+        self._kept: dict[int | None, dict[str, np.ndarray]] = {}
+
+    def begun(self, differ: bool, kept: StrategyState) -> dict[str, Copy]:
+        """Begins to copy each section; the group waits for who does not finish that.
+
+        Args:
+            differ: Whether each replica's weights are its own.
+            kept: What the strategy keeps.
+        """
+        copies: dict[str, Copy] = {}
+        try:
+            self._begin(copies, differ, kept)
+        except BaseException:
+            copied(copies)
+            raise
+        return copies
+
+    def _begin(self, copies: dict[str, Copy], differ: bool, kept: StrategyState) -> None:
+        group = self._group
+        kinds = (*SHARED_STATE, *OWN_STATE) if differ else OWN_STATE
+        if not self._rank:
+            copies["strategy"] = functools.partial(_as_parts, kept.tensors)
+        for replica, tensors in kept.of_replicas.items():
+            copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
+        if not differ and not self._mesh.coordinates(self._rank).get(DATA):
+            copies["state"] = self._state()
+        for replica in group.local_replicas:
+            own = own_section(replica, self._stage)
+            copies[own] = self._parts(kinds, replica)
+
+    def _state(self) -> Copy:
+        """What this process writes of the state that replicas have alike, or in parts.
+
+        Rank 0 writes what all have; each part is written by one of those that have it.
+        """
+        rank, kinds = self._rank, SHARED_STATE
+        if rank:
+            kinds = tuple(kind for kind in kinds if self._has_parts(kind))
+        copy, described = self._parts(kinds, None), self._group.describe_state(kinds)
+        return lambda: {
+            n: part for n, part in copy().items() if described[n].offset is not None or not rank
+        }
+
+    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> Copy:
+        """Of state; the copy before is written by now."""
+        described = self._group.describe_state(kinds, replica=replica)
+        kept = self._kept.setdefault(replica, {})
+        copy = self._group.copy_state(kinds, kept, replica=replica)
+        return lambda: {name: _part(array, described[name]) for name, array in copy().items()}
+
+    def _has_parts(self, kind: StateKind) -> bool:
+        infos = self._group.describe_state((kind,)).values()
+        return any(info.offset is not None for info in infos)
+
+
+def as_it_is(section: Section) -> Copy:
+    """A copy that is finished."""
+    return lambda: section
+
+
+def copied(copies: Mapping[str, Copy]) -> dict[str, Section]:
+    """Finishes all copies, also where one of them fails: groups wait for them."""
+    sections, faults = dict[str, Section](), []
+    for name, copy in copies.items():
+        try:
+            sections[name] = copy()
+        except Exception as error:  # no memory
+            faults.append(error)
+    if faults:
+        raise faults[0]
+    return {name: section for name, section in sections.items() if section}
+
+
+def _part(array: np.ndarray, info: StateInfo) -> TensorPart:
+    if info.offset is None:
+        return TensorPart(array, info.dtype)
+    return TensorPart(array, info.dtype, info.shape, info.offset)
+
+
+def _as_parts(tensors: Mapping[str, Any]) -> dict[str, TensorPart]:
+    return {name: TensorPart(array) for name, array in tensors.items()}
