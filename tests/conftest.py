@@ -23,30 +23,34 @@ TESTS = str(Path(__file__).resolve().parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 from shared import FOLDER  # noqa: E402  # found by the path above
+from shared_templates import share  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 OF_THIS_PROGRAM.most = (
     24  # every framework, portable and native, and small ones under other variables
 )
-OF_THIS_PROGRAM.besides = (
-    *("isotrain.testing.pytest", "numpy.random"),  # as most runs of tests do
-    "rarely_collected",
-)
+_BESIDE: dict[str, tuple[str, ...]] = {}
 if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"
     of_torch = ("isotrain.adapters.torch.ddp", f"{horovod}.torch_exchange")
-    OF_THIS_PROGRAM.beside = {
+    _BESIDE = {
         "isotrain.adapters.torch.group": (f"{horovod}.torch_adapter", *of_torch),
         "isotrain.adapters.tensorflow.group": (f"{horovod}.tf_adapter", f"{horovod}.tf_exchange"),
     }
-# Frameworks are told their number of threads, and NumPy's is set below; TensorFlow makes its
-# allocator when it first computes.
-OF_THIS_PROGRAM.unread = frozenset(
-    (
+share(
+    besides=(
+        "isotrain.testing.pytest",
+        "numpy.random",
+        "rarely_collected",
+    ),  # as most runs of tests do
+    beside=_BESIDE,
+    # Frameworks are told their number of threads, and NumPy's is set below; TensorFlow makes its
+    # allocator when it first computes.
+    unread=(
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
         *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPU_ALLOCATOR_USE_BFC"),
-    )
+    ),
 )
 
 # In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import resource
 import sys
@@ -33,18 +32,12 @@ class Templates:
 
     Attributes:
         most: How many are kept: each has a framework in memory. The one that was not used for longest goes.
-        besides: Modules that they import too, for what this program runs imports them in every process.
-        beside: By a module, those that whichever import it import too: more runs have the same template.
-        unread: Variables that no import reads in this program: a template serves runs that differ in them.
         answer_seconds: In which those that are started from now on take a request and answer it.
     """
 
     def __init__(self, most: int = 4, answer_seconds: float = ANSWER_SECONDS) -> None:
         self.most = most
         self.answer_seconds = answer_seconds
-        self.besides: tuple[str, ...] = ()
-        self.beside: Mapping[str, tuple[str, ...]] = {}
-        self.unread: frozenset[str] = frozenset()
         self._lock = threading.RLock()
         self._found: dict[_Key, Template] = {}
         self._refused: dict[_Key, tuple[str, float]] = {}
@@ -63,10 +56,7 @@ class Templates:
         Raises:
             TemplateError: There can be none.
         """
-        more = itertools.chain.from_iterable(self.beside.get(each, ()) for each in imports)
-        imports = (*imports, *more, *self.besides)
-        read = {k: v for k, v in variables.items() if k not in self.unread}
-        key = (self._occasion, frozenset(imports), _circumstances(read))
+        key = (self._occasion, frozenset(imports), _circumstances(variables))
         former = self._found.get(key)
         if former is not None and not former.is_current():  # without the lock: it may be slow
             self.drop(former)

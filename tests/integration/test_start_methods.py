@@ -352,14 +352,12 @@ def variables(**more: str) -> dict[str, str]:
 
 def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> None:
     kept = Templates()
-    kept.beside = {"wave": ("colorsys",), "colorsys": ("wave",)}
-    kept.unread = frozenset(("UNREAD",))
     try:
         first = kept.get((), variables(PYTEST_CURRENT_TEST="another"))
         assert kept.get((), variables()) is first
         wave = kept.get(("wave",), variables())
         assert wave is not first
-        assert kept.get(("colorsys",), variables(UNREAD="1")) is wave
+        assert kept.get(("wave",), variables()) is wave
         others = [kept.get((), variables(NUMBER=str(number))) for number in range(4)]
         wait_until(lambda: not is_alive(first.pid), LIMIT_SECONDS)
         assert all(is_alive(other.pid) for other in others)

@@ -22,9 +22,9 @@ from conformance import check_strategies, runs, strategy_bench, variety
 from integration import exported_models, sharded_cases
 from plugins import example_sharded_runs
 from plugins.own_tests import EXAMPLES, said
+from shared_templates import share
 
 import isotrain
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.loop import fit
 from isotrain.testing import digits, native, probe, strategy
@@ -204,7 +204,7 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Makes all of them."""
-    OF_THIS_PROGRAM.besides = ("rarely_collected",)
+    share(besides=("rarely_collected",))
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {
         "threads of imports": threads_of_imports(backend),

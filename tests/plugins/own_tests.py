@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from shared_templates import share
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OF_AN_EXAMPLE = ("--import-mode=importlib", "--rootdir=.", "tests")
@@ -31,5 +30,5 @@ def said(folder: Path, *options: str) -> str:
 
 
 if __name__ == "__main__":
-    OF_THIS_PROGRAM.besides = ("rarely_collected",)
+    share(besides=("rarely_collected",))
     print(json.dumps([said(Path(folder)) for folder in sys.argv[1:]]))

@@ -1,0 +1,31 @@
+"""Templates that serve more of the tests' runs than they would by themselves: each costs seconds to start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+from isotrain.core.launching.template import Template
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
+
+
+def share(
+    besides: Sequence[str] = (),
+    beside: Mapping[str, Sequence[str]] | None = None,
+    unread: Collection[str] = (),
+) -> None:
+    """Has more runs of this program start from the same templates.
+
+    Args:
+        besides: Modules that all of them import too.
+        beside: By a module, those that whichever import it import too.
+        unread: Variables that no import reads: a template serves runs that differ in them.
+    """
+    get, known = OF_THIS_PROGRAM.get, beside or {}
+
+    def shared(imports: Sequence[str], variables: Mapping[str, str]) -> Template:
+        more = itertools.chain.from_iterable(known.get(each, ()) for each in imports)
+        read = {name: text for name, text in variables.items() if name not in unread}
+        return get((*imports, *more, *besides), read)
+
+    OF_THIS_PROGRAM.get = shared  # type: ignore[method-assign]
