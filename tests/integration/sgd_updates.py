@@ -15,7 +15,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"momentum": 0.9, "dampening": 0.3},
     {"momentum": 0.9, "nesterov": True},
 ]
-STEPS, DISTURBED = 25, 7
+STEPS, DISTURBED = 12, 5
 """Updates of each case; and the number of the one before which something happens."""
 
 

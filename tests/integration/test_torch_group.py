@@ -131,12 +131,14 @@ def compiled_graphs() -> int:
 
 def train_all(session: isotrain.Session) -> dict[str, Any]:
     """Trains what three replicas train; then process 0 alone what one does."""
-    found = {"split": train(session), "updates": sgd_updates.seen(session.spec)}
+    found: dict[str, Any] = {"split": train(session)}
     with next_session(session, "overlap", spec(**OVERLAPPED)) as session:
         found["overlap"] = course_of_steps(session)
     for name, fields in ALONE.items() if session.is_main else ():
         with isotrain.open_session(spec(**fields), backend="torch-ddp", replicas=1) as alone:
             found[name] = train(alone)
+    if session.is_main:
+        found["updates"] = sgd_updates.seen(session.spec)
     return found
 
 
