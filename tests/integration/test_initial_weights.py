@@ -333,6 +333,14 @@ def with_dropout() -> Any:
 
 def files_of_the_framework(session: isotrain.Session) -> list[str]:
     """Reads the files of Keras and of torch that a model of this very framework has written."""
+    from isotrain.plugin import keras_private
+
+    with keras_private.without_tensorflow():  # which takes as long to import as all else here
+        return files_read(session)
+
+
+def files_read(session: isotrain.Session) -> list[str]:
+    """Their names."""
     model, folder = session.group.model, session.run_directory  # type: ignore[attr-defined]
     for batch in session.batches():
         session.step(batch)

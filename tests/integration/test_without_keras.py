@@ -177,8 +177,8 @@ def test_torch_trains_where_no_keras_is_installed() -> None:
 
 
 def test_a_function_that_imports_keras_late_starts_as_ever(tmp_path: Path) -> None:
-    seldom = launched(tmp_path / "a", "torch-ddp", {"torch": late_keras})
-    always = launched(tmp_path / "b", "torch-ddp", late_keras)
+    seldom = launched(tmp_path / "a", "torch-ddp", {"torch": late_keras}, 1)
+    always = launched(tmp_path / "b", "torch-ddp", late_keras, 1)
     assert seldom[0]["keras"]
     assert seldom[0]["start"] == always[0]["start"]
     assert seldom[0]["losses"] == always[0]["losses"]
