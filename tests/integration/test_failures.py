@@ -60,7 +60,13 @@ def portable() -> Any:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 
 
-MODELS = {"reference": model, "torch": portable, "tensorflow": portable}
+def of_torch() -> Any:
+    import torch
+
+    return torch.nn.Linear(4, 2)
+
+
+MODELS = {"reference": model, "torch": of_torch, "tensorflow": portable}
 
 
 def data() -> Any:
