@@ -245,10 +245,19 @@ def _units(
     """The modules that are joined as a whole: the largest that are no larger; the model only if it is called.
 
     One that has trained weights of its own is not divided: it may read them between its parts.
+
+    Raises:
+        SpecError: One holds what holds it, so that nobody can tell whose weights are whose.
     """
     found: dict[int, tuple[str, tf.Module]] = {}
 
-    def find(name: str, module: tf.Module) -> None:
+    def find(name: str, module: tf.Module, *above: tf.Module) -> None:
+        if any(each is owner for each in module.submodules for owner in above):
+            raise SpecError(
+                f"strategy sharded: the module {name} refers back to one that holds it, so that TensorFlow"
+                " counts all weights of that as its own too, and with stage=3 it would be joined with them."
+                " Hold that by `weakref.ref`, or take stage 1 or 2."
+            )
         trained = [each for each in module.trainable_variables if weights.has(each)]
         if not trained:
             return
@@ -260,7 +269,7 @@ def _units(
             found[id(module)] = name or type(module).__name__, module
             return
         for part in parts:
-            find(*part)
+            find(*part, module, *above)
 
     find("", model)
     return list(found.values())

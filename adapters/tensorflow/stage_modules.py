@@ -82,7 +82,7 @@ class StagedModules(ListedModel):
         self._losses = keras_losses.parts_of(program.losses["train"], spec, Outputs.of_keras(model))
 
     def _inside(self) -> Modules:
-        return list(named_modules(self.whole, (tf.Module, keras.Layer)))
+        return named_modules(self.whole, (tf.Module, keras.Layer))
 
     def _weights(self) -> Iterable[tuple[str, tf.Variable]]:
         states = generators_of(self.whole)

@@ -60,10 +60,10 @@ class BucketedGradients:
         gradients = [
             torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights
         ]
-        with torch.no_grad():
-            found = reduction.reduce(self._replica, gradients, static=reduction.statics[number])
         for weight in weights:
             weight.grad = None
+        with torch.no_grad():
+            found = reduction.reduce(self._replica, gradients, static=reduction.statics[number])
         before = self._kept[number]
         self._kept[number] = (
             [one.add_(other) for one, other in zip(before, found, strict=True)] if before else found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -217,9 +217,8 @@ class PartedWeights:
 
     def _joined(self, unit: int) -> list[torch.Tensor]:
         places = self._units[unit]
-        own = torch.cat([self.parts[place].detach().reshape(-1) for place in places])
         sizes = cuts.sizes_of([self._cuts[place] for place in places])
-        whole = self._exchange.join_parts(own, sizes, self._within)
+        whole = self._exchange.join_parts(_flat(self.parts[p] for p in places), sizes, self._within)
         of_each = [
             of_replica.split([self._cuts[place].numbers(replica) for place in places])
             for replica, of_replica in enumerate(whole.split(sizes))
@@ -230,16 +229,26 @@ class PartedWeights:
     def _reduced(
         self, replica: TorchReplica, gradients: list[torch.Tensor], *, static: Sequence[int]
     ) -> list[torch.Tensor]:
-        """The own parts of the means of the gradients of a unit."""
-        self._agree(_GIVES, self._unit_of[static[0]], static[0])
-        pairs = zip(static, gradients, strict=True)
-        parted = [self._cuts[place].parted(gradient) for place, gradient in pairs]
-        vector = torch.cat(
-            [part.reshape(-1) for each in zip(*parted, strict=True) for part in each]
-        )
+        """The own parts of the means of the gradients of a unit; lets these go, and its weights."""
+        unit = self._unit_of[static[0]]
+        self._agree(_GIVES, unit, static[0])
+        if unit == self._unit_here:
+            self.forget()
+        vector = self._parted(static, gradients)
+        gradients.clear()
         sizes = cuts.sizes_of([self._cuts[place] for place in static])
         own = self._exchange.sum_parts(vector, sizes, self._within)
         if self._same:
             own = self._exchange.sum_within(own, self._same)
         means = (own / replica.replicas).split([self.parts[place].numel() for place in static])
         return [mean.view_as(self.parts[place]) for place, mean in zip(static, means, strict=True)]
+
+    def _parted(self, places: Sequence[int], wholes: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What lies as weights do, in a row: what each replica has."""
+        pairs = zip(places, wholes, strict=True)
+        parted = [self._cuts[place].parted(whole) for place, whole in pairs]
+        return _flat(part for of_replica in zip(*parted, strict=True) for part in of_replica)
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in tensors])

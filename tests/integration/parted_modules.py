@@ -155,7 +155,13 @@ TRIED: dict[str, Callable[[], tf.Module]] = {
     "draws": lambda: Used(lambda model, inputs: tf.nn.dropout(inputs, 0.5)),
     "layer": lambda: Used(lambda model, inputs: inputs, layer=keras.layers.Dense(1)),
     "called in a loop": lambda: Looping(),
+    "refers back": lambda: _referring(Used(lambda model, inputs: inputs)),
 }
+
+
+def _referring(model: Any) -> tf.Module:
+    model.first.owner = model
+    return model  # type: ignore[no-any-return]
 
 
 class Looping(tf.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ def of_tensorflow(counting: bool = False) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.blocks = [Block(1), Block(2)]
+            self.blocks[1].owner = self
             self.scale = tf.Variable(tf.ones((5,), tf.float64))
             self.head = tf.Variable(tf.ones((5, 4), tf.float64))
 
@@ -155,6 +157,13 @@ def peak_bytes(session: isotrain.Session) -> int:
     return peak
 
 
+def most_bytes(work: Callable[[], object], besides: Sequence[Any]) -> int:
+    """The most bytes of torch's tensors that are alive at once in some work, besides those of others."""
+    with _watch({each.untyped_storage().data_ptr() for each in besides}) as watch:
+        work()
+    return int(watch.peak)
+
+
 def peak_of_tensorflow(session: isotrain.Session, batch: Any) -> int:
     """By TensorFlow's own allocator, where the variable TF_CPU_ALLOCATOR_USE_BFC makes it count."""
     import tensorflow as tf
@@ -165,7 +174,8 @@ def peak_of_tensorflow(session: isotrain.Session, batch: Any) -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
 
 
-def _watch() -> Any:
+def _watch(besides: Set[int] | None = None) -> Any:
+    """Counts what torch makes; and what it is given, but for some storages, where these are told."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
@@ -181,14 +191,14 @@ def _watch() -> Any:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             given = function(*args, **(kwargs or {}))
-            for leaf in tree_leaves(given):
+            for leaf in tree_leaves(given if besides is None else (args, given)):
                 if hasattr(leaf, "untyped_storage"):
                     self._see(leaf.untyped_storage())
             return given
 
         def _see(self, storage: Any) -> None:
             place, size = storage.data_ptr(), storage.nbytes()
-            if size and place not in self.alive:
+            if size and place not in self.alive and place not in (besides or ()):
                 self.alive.add(place)
                 self.now += size
                 self.peak = max(self.peak, self.now)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from conformance import wire
 from integration.checkpoint_reads import restore_own
-from integration.recomputed_models import peak_bytes, peak_of_tensorflow
+from integration.recomputed_models import most_bytes, peak_of_tensorflow
 
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.data.dataset import DataSet
@@ -85,7 +85,7 @@ def native_of_tensorflow() -> Any:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = [Layer(place) for place in range(LAYERS // 2)]
+            self.layers = [Layer(place) for place in range(LAYERS // 4)]
 
         def __call__(self, inputs: Any) -> Any:
             for layer in self.layers:
@@ -93,6 +93,30 @@ def native_of_tensorflow() -> Any:
             return inputs
 
     return Net()
+
+
+IN_ORDER: Mapping[str, Any] = {
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "metrics": [],
+    "shuffle": False,
+    "epochs": 1,
+}
+
+
+def of_tensorflow_by_hand() -> dict[str, Any]:
+    """What `native_of_tensorflow` comes to on one replica, by a loop of one's own."""
+    import tensorflow as tf
+
+    model, losses = native_of_tensorflow(), []
+    weights, rate = model.trainable_variables, IN_ORDER["optimizer"]["lr"]
+    pairs = [np.split(each, range(7, len(each), 7)) for each in native_batches().train]
+    for inputs, targets in zip(*pairs, strict=True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(rate * gradient)
+        losses.append(float(loss))
+    return {"losses": losses, "weights": [weight.numpy() for weight in weights]}
 
 
 def portable_model() -> Any:
@@ -237,7 +261,7 @@ def compared(
         for kind, strategy in {"parallel": PARALLEL, **{k: KINDS[k] for k in kinds}}.items()
     }
     for name in recomputed:
-        for kind in tried[name]:
+        for kind in tried.get(name, ()):
             found[f"{name}: {kind}"]["recompute"] = "*"
     return found
 
@@ -279,11 +303,11 @@ def trained_or_passed_on(session: Session, name: str, *, folder: str) -> dict[st
     return found
 
 
-def native_and_counted(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Specs of runs of native models, whose weights are so many that little else travels."""
-    base = native(data=native_batches, epochs=1)
+def of_native(name: str, kinds: Sequence[str], **changes: Any) -> dict[str, dict[str, Any]]:
+    """Specs of runs of native models, whose weights are so many that little else is kept or travels."""
+    base = native(data=native_batches, epochs=1, **changes)
     strategies = {"parallel": PARALLEL, **{kind: KINDS[kind] for kind in kinds}}
-    return {f"{NATIVE}: {kind}": spec(strategy, base) for kind, strategy in strategies.items()}
+    return {f"{name}: {kind}": spec(strategy, base) for kind, strategy in strategies.items()}
 
 
 def trained(session: Session, name: str = "") -> dict[str, Any]:
@@ -306,6 +330,8 @@ def trained(session: Session, name: str = "") -> dict[str, Any]:
         counted = _sent(session, 3 if name.endswith("stage 3") else 6)
         counted["held"] = _described(session, ("trainable",))
         counted["names"] = sorted(session.group.describe_state(("trainable", "optimizer")))
+        if name.endswith("stage 3") and session.plan.framework == "torch":
+            counted |= _taken(session)
     return {
         **counted,
         "losses": losses,
@@ -343,6 +369,11 @@ def passed_on(
     with next_session(session, "parallel", spec(PARALLEL, base, **changes)) as session:
         found["sharded to parallel"] = gone_on(session, folder=f"{folder}/sharded")
     if measures:
+        fields = native(data=native_batches, **IN_ORDER)
+        with next_session(session, "modules", spec(KINDS[kind], fields)) as session:
+            modules = trained(session)
+            found["modules"] = {**modules, "weights": list(modules["weights"].values())}
+        found["by hand"] = of_tensorflow_by_hand()
         strategy = sharded(3, bucket_megabytes=8e-6 * WIDE * WIDE)
         with next_session(session, "measured", spec(strategy, native(**PARTED))) as session:
             found["measured"] = _joined_by_layers(session)
@@ -403,7 +434,8 @@ def _memory(session: Session) -> dict[str, Any]:
     peaks = []
 
     def noting(replica: Any, gradients: Any, *, static: Any) -> Any:
-        held = [weight.grad for weight in program.trainable.values() if weight.grad is not None]
+        waiting = (weight.grad for weight in program.trainable.values())
+        held = [*gradients, *(gradient for gradient in waiting if gradient is not None)]
         held += [tensor for reference in kept if (tensor := reference()) is not None]
         peaks.append(_bytes(held))
         results = reduce(replica, gradients, static=static)
@@ -519,7 +551,7 @@ def _portable_in_parts(session: Session) -> dict[str, Any]:
     session.evaluate()
     found["evaluated"] = _placeholders(session)
     session.step(next(session.batches()))
-    found |= {"again": _placeholders(session), "peak": peak_bytes(session)}
+    found |= {"again": _placeholders(session), **_taken(session)}
     return {
         **found,
         "refusals": _refusals(session) | _refusals_of_native(session),
@@ -532,6 +564,22 @@ def _in_parts(session: Session) -> dict[str, Any]:
     session.step(next(session.batches()))
     held = session.group.describe_state(("trainable",)).values()
     return {**_sent(session), "held": sum(info.nbytes for info in held)}
+
+
+def _taken(session: Session) -> dict[str, Any]:
+    """The most bytes that live in a step, and what the plan says of them."""
+    from isotrain.adapters.torch.tensors import own_part
+
+    program: Any = session.group.program  # type: ignore[attr-defined]
+    batch, sections = next(session.batches()), program.sections()
+    kinds = sections["trainable"], sections["optimizer"]
+    held = [own_part(each) for section in kinds for each in section.read().values()]
+    step = partial(session.strategy.step, session.group, batch, 0.0)
+    assert session.plan.state_bytes is not None
+    return {
+        "taken": _bytes(held) + most_bytes(step, besides=held),
+        "to be taken": session.plan.state_bytes.total,
+    }
 
 
 def _placeholders(session: Session) -> int:
