@@ -137,7 +137,7 @@ def spec(optimizer: str, precision: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-CLIPPED = {"clip": {"global_norm": 0.5}, "accumulate": 2}
+CLIPPED = {"clip": {"global_norm": 0.5}}
 
 
 def torch_model() -> Any:

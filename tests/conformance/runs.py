@@ -19,15 +19,13 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 """What can be trained, by name."""
 
-FLOAT64 = "adamw-float64"
-PORTABLE = (FLOAT64, "adam-float32")
+FLOAT64, FLOAT32 = "adamw-float64", "adam-float32"
 TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
-    ("torch-ddp", 2): (*PORTABLE, "adam-keras", "adam-torch"),
+    ("torch-ddp", 2): (FLOAT64, FLOAT32, "adam-keras", "adam-torch"),
     ("torch-ddp", 3): ("sgd-keras", "sgd-torch"),
-    ("horovod-torch", 2): (*PORTABLE, "adam-torch"),
-    ("tf-multiworker", 2): (*PORTABLE, "adam-small"),
-    ("tf-mirrored", 2): (*PORTABLE, "adam-small"),
-    ("horovod-tf", 2): PORTABLE,
+    ("horovod-torch", 2): (FLOAT64, "adam-torch"),
+    ("tf-multiworker", 2): (FLOAT64, "adam-small"),
+    ("tf-mirrored", 2): (FLOAT64, FLOAT32, "adam-small"),
 }
 """The cases that a run's processes train one after the other, by backend and replicas; others train alone."""
 

@@ -89,7 +89,7 @@ FLOAT64: dict[str, dict[str, Any]] = {
     "clip-value": {"clip": {"value": 0.0625}},
     "clip-norm": {"clip": {"norm": 0.125}},
     "clip-global-norm": {"clip": {"global_norm": 0.125}},
-    "accumulate": {"accumulate": 3},
+    "accumulate": {"accumulate": 3, "clip": {"global_norm": 0.25}},
     "other-seed": {"seed": 1},
     "no-shuffle": {"shuffle": False, "global_batch": 7, "drop_remainder": True},
 }
