@@ -9,7 +9,6 @@ runs on.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -127,8 +126,11 @@ WAYS: dict[str, Callable[[Path, np.ndarray], Any]] = {
 }
 
 if __name__ == "__main__":
-    others = () if os.environ["KERAS_BACKEND"] == "tensorflow" else ("tensorflow",)
-    for absent in ("isotrain", "sklearn", "matplotlib", *others):  # Keras would import them
+    for absent in (
+        "isotrain",
+        "sklearn",
+        "matplotlib",
+    ):  # to the latter two Keras gives a second each
         sys.modules[absent] = None  # type: ignore[assignment]
     where = Path(sys.argv[1])
     for wanted in map(where.joinpath, sys.argv[2:]):
