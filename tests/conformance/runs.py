@@ -19,13 +19,14 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 """What can be trained, by name."""
 
-FLOAT64, FLOAT32 = "adamw-float64", "adam-float32"
+FLOAT64, FLOAT32, SMALL = "adamw-float64", "adam-float32", "adam-small"
 TRAINED: dict[tuple[str, int], tuple[str, ...]] = {
-    ("torch-ddp", 2): (FLOAT64, FLOAT32, "adam-keras", "adam-torch"),
+    ("torch-ddp", 2): (FLOAT64, FLOAT32, SMALL, "adam-keras", "adam-torch"),
     ("torch-ddp", 3): ("sgd-keras", "sgd-torch"),
-    ("horovod-torch", 2): (FLOAT64, "adam-torch"),
-    ("tf-multiworker", 2): (FLOAT64, "adam-small"),
-    ("tf-mirrored", 2): (FLOAT64, FLOAT32, "adam-small"),
+    ("horovod-torch", 2): (FLOAT64, SMALL, "adam-torch"),
+    ("tf-multiworker", 2): (FLOAT64, SMALL),
+    ("tf-mirrored", 2): (FLOAT64, FLOAT32, SMALL),
+    ("horovod-tf", 2): (FLOAT64, SMALL),
 }
 """The cases that a run's processes train one after the other, by backend and replicas; others train alone."""
 

@@ -45,7 +45,14 @@ def test_two_backends_start_alike(one: str, other: str) -> None:
         assert np.array_equal(value, there[name]), name
 
 
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_two_backends_are_near_in_float32(one: str, other: str) -> None:
+    """A few steps of float32 stay together, with and without samples."""
+    here, there = (runs.trained(name, 2, runs.SMALL) for name in (one, other))
+    assert_equal_runs(here, there, NEAR)
+
+
 def test_two_frameworks_are_near_in_float32() -> None:
-    """A few steps of float32 stay together; backends of one framework equal its own loops to the bit."""
+    """So do those of every kind of layer."""
     here, there = (runs.trained(name, 2, runs.FLOAT32) for name in ("torch-ddp", "tf-mirrored"))
     assert_equal_runs(here, there, NEAR)
