@@ -24,7 +24,7 @@ from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.returned import packed_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
 from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.system.leaving import limit_the_end
+from isotrain.core.system.leaving import leave_after_failure
 from isotrain.core.system.variables import variables_set
 
 
@@ -109,8 +109,8 @@ def _failing_together(meeting: Chair, supervisor: Supervisor, work: Working) -> 
     except BaseException as error:
         cause = None if isinstance(error, Exception) else supervisor.cause_of_end()
         meeting.tell_end(cause or error)
-        if not work.end(END_SECONDS):
-            limit_the_end()
+        work.end(END_SECONDS)
+        leave_after_failure(work)
         if cause is not None:
             raise cause from error
         raise

@@ -29,7 +29,7 @@ from isotrain.core.joining.work import END_SECONDS, Working
 from isotrain.core.launching.diagnosis import whereabouts
 from isotrain.core.launching.returned import packed_value, unpacked_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
-from isotrain.core.system.leaving import limit_the_end
+from isotrain.core.system.leaving import leave_after_failure
 from isotrain.core.system.variables import variables_set
 
 _LOOK_SECONDS = 0.1
@@ -196,8 +196,8 @@ def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
         except BaseException as error:
             if not isinstance(error, IsotrainError):
                 _tell(error, channel, line)
-            if not work.end(END_SECONDS):
-                limit_the_end()
+            work.end(END_SECONDS)
+            leave_after_failure(work)
             meeting.close()
             raise
         meeting.close()

@@ -7,8 +7,11 @@ import contextlib
 import faulthandler
 import os
 import sys
+import threading
 
 _EXIT_SECONDS = 5.0
+_WORK_SECONDS = 3.0
+"""Of these: for work that waits for peers to see that they are gone, which ends it."""
 
 
 class _Process:
@@ -37,11 +40,24 @@ def leave_after_work(code: int) -> None:
         leave(code)
 
 
-def limit_the_end() -> None:
-    """Sees to it that this process, once it ends, does so: a framework may wait for peers that are gone."""
-    atexit.register(_limit)
+def leave_after_failure(work: threading.Thread) -> None:
+    """Sees to it that this process, whose run has failed, ends, and with its own exit code.
+
+    Threads of frameworks wait for peers that are gone; one that comes back to an interpreter that is
+    torn down aborts the process. So it leaves without tearing down if an error ends it; else its work
+    has a little time at the end.
+
+    Args:
+        work: The thread that the run was worked on.
+    """
+    atexit.register(_end, work)
 
 
-def _limit() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=nowhere)
+def _end(work: threading.Thread) -> None:
+    atexit.unregister(_end)
+    if isinstance(getattr(sys, "last_value", None), Exception):  # was shown: nobody has caught it
+        leave(1)
+    if work.is_alive():
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=nowhere)
+        work.join(_WORK_SECONDS)
