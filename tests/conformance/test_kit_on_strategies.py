@@ -26,10 +26,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
             if name not in ("compressed, bf16", "sharded, stage 3", "pipeline")
         ),
     ),
-    (
-        "torch-ddp",
-        ("data-parallel", "compressed, bf16", "sharded, stage 3", "broken-sums-gradients"),
-    ),
+    ("torch-ddp", ("compressed, bf16", "sharded, stage 3", "broken-sums-gradients")),
     ("torch-ddp", ("pipeline",)),
 )
 """A backend and what is tried in the same processes of it: all that need no framework, and some on one.

@@ -107,14 +107,6 @@ def loss_and_expectation(backend: str, penalty: float) -> tuple[float, float]:
     return loss, expected_loss(kernel, penalty)
 
 
-def traits(backend: str) -> list[tuple[str, str]]:
-    """What the layers of the strategies' model do, and their class."""
-    with isotrain.open_session(
-        strategy_bench.spec(backend), backend=backend, replicas=1
-    ) as session:
-        return [(found.trait, found.kind) for found in session.group.traits()]
-
-
 def save_varied(backend: str, folder: Path) -> None:
     """Trains a small model with each of these choices, in this process; one file for each."""
     for name in VARIED:
@@ -171,12 +163,13 @@ def in_turn(session: isotrain.Session, saved: str) -> dict[str, Any]:
         saved: A folder with the checkpoint of a sharded run.
 
     Returns:
-        What is wrong with each of isotrain's own strategies, by check; what trials of the other example
-        bring back; what the case ends with; loss and metrics of one epoch; and what goes on from the
-        checkpoint ends with.
+        What the layers of the strategies' model do, and their class; what is wrong with each of isotrain's
+        own strategies, by check; what trials of the other example bring back; what the case ends with; loss
+        and metrics of one epoch; and what goes on from the checkpoint ends with.
     """
     found: dict[str, Any] = {
-        "strategies": check_strategies.run_checks(session, check_strategies.OF_BACKENDS)
+        "traits": [(each.trait, each.kind) for each in session.group.traits()],
+        "strategies": check_strategies.run_checks(session, check_strategies.OF_BACKENDS),
     }
     tried = found["tried"] = {}
     for place, spec in specs_of_trials(session.plan.backend, 2).items():
@@ -227,7 +220,7 @@ def main() -> None:
     found["losses"] = first["case"]["loss"]
     np.savez(folder / "weights.npz", **first["case"]["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
-    found["traits"] = traits(backend)
+    found["traits"] = first["traits"]
     found["epochs"] = [first["epoch"], served_epoch(backend, folder / "served")]
     save_varied(backend, folder)
     samples = np.load(folder / SAMPLES)
