@@ -69,7 +69,7 @@ def native_model() -> Any:
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
 
 
-def native_of_tensorflow() -> Any:
+def native_of_tensorflow(layers: int = LAYERS // 2) -> Any:
     """The like of tf.Modules."""
     import tensorflow as tf
 
@@ -85,7 +85,7 @@ def native_of_tensorflow() -> Any:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = [Layer(place) for place in range(LAYERS // 4)]
+            self.layers = [Layer(place) for place in range(layers)]
 
         def __call__(self, inputs: Any) -> Any:
             for layer in self.layers:
@@ -96,6 +96,7 @@ def native_of_tensorflow() -> Any:
 
 
 IN_ORDER: Mapping[str, Any] = {
+    "model_args": {"layers": 2},
     "optimizer": {"name": "sgd", "lr": 0.125},
     "metrics": [],
     "shuffle": False,
@@ -107,7 +108,7 @@ def of_tensorflow_by_hand() -> dict[str, Any]:
     """What `native_of_tensorflow` comes to on one replica, by a loop of one's own."""
     import tensorflow as tf
 
-    model, losses = native_of_tensorflow(), []
+    model, losses = native_of_tensorflow(**IN_ORDER["model_args"]), []
     weights, rate = model.trainable_variables, IN_ORDER["optimizer"]["lr"]
     pairs = [np.split(each, range(7, len(each), 7)) for each in native_batches().train]
     for inputs, targets in zip(*pairs, strict=True):
