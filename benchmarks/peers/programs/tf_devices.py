@@ -14,7 +14,9 @@ def use_threads(job: Job, replicas: int = 1) -> None:
         job: Says how many each replica has.
         replicas: That live in this process and share its threads: under MirroredStrategy all of them.
     """
-    tf.config.threading.set_intra_op_parallelism_threads(job.threads * replicas)
+    threads = job.threads * replicas
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)  # else as many as there are cores
 
 
 def mirrored_strategy(replicas: int) -> tf.distribute.Strategy:
