@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from isotrain.core.data.by_position import BatchIndexed, MapStyle
@@ -10,17 +10,9 @@ from isotrain.core.errors import DataError
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
-def needs_targets(spec: TrainingSpec) -> bool:
-    """Whether a loss of the spec is one with a name; what those of the person's own need is their affair."""
-    return any(isinstance(name, str) and ":" not in name for name in _names(spec.loss))
-
-
-def _names(losses: Any) -> Iterator[Any]:
-    if isinstance(losses, Mapping):
-        for each in losses.values():
-            yield from _names(each)
-    elif losses is not None:
-        yield losses.name
+def needs_targets(spec: TrainingSpec, framework: str) -> bool:
+    """Whether a loss for a framework is one with a name; what a person's own ones need is their affair."""
+    return any(not loss.is_reference for loss in spec.losses(framework).values())
 
 
 def no_targets(source: Any, inputs: Any) -> DataError:

@@ -34,7 +34,7 @@ class Training:
         self._stopwatch = stopwatch
         self._loader = loader = equipment.loaders.training()
         self._train = equipment.loaders.data.train
-        self._needs_targets = needs_targets(equipment.spec)
+        self._needs_targets = needs_targets(equipment.spec, equipment.plan.framework)
         self.course = Course(loader.steps_per_epoch, loader.total_steps)
         self.rates = LearningRates(
             equipment.spec,
