@@ -62,13 +62,11 @@ class HorovodTF(Horovod):
         return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_exchange")
 
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+        _use_tensorflow(setting, context)
         import tensorflow as tf
 
-        from isotrain.adapters.tensorflow import exchange, group, native
+        from isotrain.adapters.tensorflow import exchange, group
 
-        native.use_threads(setting.threads)
-        native.use_own_gpu(setting, context)
         if context.replicas == 1:
             alone = exchange.SingleReplica(*context.local_replicas)
             return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
@@ -81,12 +79,10 @@ class HorovodTF(Horovod):
     def start_fully_sharded(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+        _use_tensorflow(setting, context)
         from isotrain.adapters.horovod import runtime, tf_exchange
-        from isotrain.adapters.tensorflow import native, parted
+        from isotrain.adapters.tensorflow import parted
 
-        native.use_threads(setting.threads)
-        native.use_own_gpu(setting, context)
         parts = runtime.sharing_parts(context.mesh)
         ties = tf_exchange.HorovodExchange(context, setting, parts)
         return parted.PartedGroup(spec, ties, context.mesh, unit_bytes)
@@ -94,13 +90,20 @@ class HorovodTF(Horovod):
     def start_staged(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
     ) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+        _use_tensorflow(setting, context)
         from isotrain.adapters.horovod import runtime, tf_exchange
-        from isotrain.adapters.tensorflow import native, stage_exchange, staged
+        from isotrain.adapters.tensorflow import stage_exchange, staged
 
-        native.use_threads(setting.threads)
-        native.use_own_gpu(setting, context)
         parts = runtime.exchanging_parts(context.mesh)
         processes = tf_exchange.HorovodExchange(context, setting, parts)
         ties = stage_exchange.StageExchange(processes, context, DEFAULT_BUCKET_BYTES)
         return staged.StagedGroup(spec, ties, cut)
+
+
+def _use_tensorflow(setting: Setting, context: ProcessContext) -> None:
+    """Has Keras compute with TensorFlow, and TensorFlow with this process's threads and GPU."""
+    keras_backend.claim("tensorflow")
+    from isotrain.adapters.tensorflow import native
+
+    native.use_threads(setting.threads)
+    native.use_own_gpu(setting, context)

@@ -75,14 +75,9 @@ class Working(threading.Thread):
             if self._is_over.is_set():
                 raise EndedError("the run has ended before its first step")
 
-    def end(self, seconds: float) -> bool:
-        """Makes it end at its next call; gives up after some seconds.
-
-        Returns:
-            Whether it has ended.
-        """
+    def end(self, seconds: float) -> None:
+        """Makes it end at its next call; gives up after some seconds."""
         self._is_over.set()
         self._line.ignore()
         self._reporter.end_soon()
         self.join(seconds)
-        return not self.is_alive()
