@@ -203,7 +203,7 @@ def main() -> None:
     for _ in range(given.rounds):
         for side in order.permutation(list(SIDES)).tolist():
             found[side].append(measured(side, given))
-    facts = machine.described(given.rounds, given.seed) | {"clock": given.clock}
+    facts = machine.described(given.seed) | {"rounds": str(given.rounds), "clock": given.clock}
     print("; ".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"\n{given.workload}, threads: {given.threads}\n")
     print(table({side: np.array(medians) for side, medians in found.items()}))

@@ -9,7 +9,8 @@
 Contenders train the same samples in the same order from the same weights, and it is an error when their
 losses do not agree. Each run is a program started as its documentation says; all runs of a round take place
 in a new random order. Reported are medians over the rounds with 95 % bootstrap intervals; a ratio is
-taken within each round, to the program by hand without a loader.
+taken within each round, to the program by hand without a loader. Ctrl-C ends the measurement with the
+rounds that are whole.
 """
 
 from __future__ import annotations
@@ -84,13 +85,14 @@ def _measure(given: argparse.Namespace) -> None:
     cells = _cells(given)
     if any(cell.contender.name in PEERS for cell in cells):
         environment.require()
-    facts = machine.described(given.rounds, given.seed) | {"clock of the steps": given.clock}
+    facts = machine.described(given.seed) | {"clock of the steps": given.clock}
     first, timed = measure(
         cells, given.rounds, given.seed, lambda line: print(line, file=sys.stderr, flush=True)
     )
     if not given.rounds:
         print(f"All {len(cells)} train the same.")
         return
+    facts["rounds"] = str(len(next(iter(timed.values()))))
     found = table.rows(first, timed)
     text = table.markdown(found, facts)
     if given.goals:

@@ -13,8 +13,8 @@ from benchmarks.peers import environment
 _PACKAGES = ("torch", "tensorflow-cpu", "tensorflow", "keras", "horovod", "numpy")
 
 
-def described(rounds: int, seed: int) -> dict[str, str]:
-    """Processor, load, versions, date, and how often each contender ran."""
+def described(seed: int) -> dict[str, str]:
+    """Processor, load, versions, date, and the seed of the orders."""
     packages = {name: _version(name) for name in _PACKAGES}
     peers = environment.versions() if environment.is_there() else {}
     versions = {name: version for name, version in (packages | peers).items() if version}
@@ -26,7 +26,6 @@ def described(rounds: int, seed: int) -> dict[str, str]:
         "Python": platform.python_version(),
         **versions,
         "date": datetime.now(UTC).date().isoformat(),
-        "rounds": str(rounds),
         "seed": str(seed),
     }
 

@@ -27,26 +27,44 @@ def measure(
 
     Returns:
         The first runs, of which only memory counts; and the timed ones, in the order of the rounds.
+        An interrupt ends the measurement with the rounds that are whole, if any is.
 
     Raises:
         ContenderError: One failed three times in a row, or its losses are not those of the others.
     """
     order = np.random.default_rng(seed)
-    first: Results = {}
-    timed: Results = {cell: [] for cell in cells}
-    for number in range(rounds + 1):
-        for place in order.permutation(len(cells)):
-            cell = cells[place]
-            measured = _run(cell, number == 0, tell)
-            tell(
-                f"{number}/{rounds} {cell}: {measured.step * 1e3:.3f} ms, {measured.first_step:.2f} s"
-            )
-            if number == 0:
-                first[cell] = [measured]
-            else:
-                timed[cell].append(measured)
-        see_that_losses_agree(first if number == 0 else timed)
-    return first, timed
+    first = _round(cells, order, f"0/{rounds}", True, tell)
+    see_that_losses_agree(_by_cell(cells, [first]))
+    timed: list[dict[Cell, Measured]] = []
+    try:
+        for number in range(1, rounds + 1):
+            timed.append(_round(cells, order, f"{number}/{rounds}", False, tell))
+            see_that_losses_agree(_by_cell(cells, timed))
+    except KeyboardInterrupt:
+        if not timed:
+            raise
+        tell(f"interrupted: {len(timed)} of {rounds} rounds are whole, and count")
+    return _by_cell(cells, [first]), _by_cell(cells, timed)
+
+
+def _round(
+    cells: Sequence[Cell],
+    order: np.random.Generator,
+    label: str,
+    look_at_memory: bool,
+    tell: Callable[[str], None],
+) -> dict[Cell, Measured]:
+    """Runs every cell once, in a new order."""
+    found: dict[Cell, Measured] = {}
+    for place in order.permutation(len(cells)):
+        cell = cells[place]
+        found[cell] = seen = _run(cell, look_at_memory, tell)
+        tell(f"{label} {cell}: {seen.step * 1e3:.3f} ms, {seen.first_step:.2f} s")
+    return found
+
+
+def _by_cell(cells: Sequence[Cell], rounds: Sequence[dict[Cell, Measured]]) -> Results:
+    return {cell: [found[cell] for found in rounds] for cell in cells}
 
 
 def _run(cell: Cell, look_at_memory: bool, tell: Callable[[str], None]) -> Measured:

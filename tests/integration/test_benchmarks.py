@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,22 @@ def test_contenders_with_the_same_losses_are_measured() -> None:
     for each in cells:
         assert first[each][0].memory > 0
         assert all(0 < run.step < 1 and 0 < run.first_step < 60 for run in timed[each])
+
+
+def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
+    cells = [cell(name, PLANTED) for name in ("one", "another")]
+
+    def until(label: str) -> Callable[[str], None]:
+        def tell(line: str) -> None:
+            if line.startswith(label):
+                raise KeyboardInterrupt
+
+        return tell
+
+    first, timed = measure(cells, rounds=3, seed=0, tell=until("2/3"))
+    assert [(len(first[each]), len(timed[each])) for each in cells] == [(1, 1), (1, 1)]
+    with pytest.raises(KeyboardInterrupt):
+        measure(cells, rounds=1, seed=0, tell=until("1/1"))
 
 
 def test_a_contender_with_another_loss_is_refused() -> None:
