@@ -9,14 +9,19 @@ import torch
 from isotrain.adapters import cuts
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.parted_order import Exchanged, Kind, Order
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.state import in_place
 from isotrain.adapters.torch.tensors import Held, Part
 from isotrain.plugin import DATA, SHARD, Mesh, Reduction, SpecError
 
-_READS, _GIVES, _ENDS = range(3)
-_WHAT = ("reads {}", "has the gradient of {}", "is through with its forward pass")
-"""What a replica does before it exchanges with the others."""
+_KINDS: tuple[Kind, ...] = ("reads", "gives", "ends")
+_WHAT: Mapping[str, str] = {
+    "reads": "reads {}",
+    "gives": "has the gradient of {}",
+    "ends": "is through with its forward pass",
+}
+"""What a replica says of itself where others do something else."""
 
 
 class Cut(cuts.Cut):
@@ -40,8 +45,9 @@ class PartedWeights:
     """The weights of a replica, which keeps a part of each.
 
     The parameters of the model keep their shapes, and have numbers only while all weights are here: between,
-    what reads one past `read` meets NaN. All replicas read the same weights in the same order: before each
-    exchange they tell each other which it is, and raise an error where they differ.
+    what reads one past `read` meets NaN. All replicas read the same weights in the same order, and raise an
+    error where they differ: of what none expects by the step before they tell each other first, and else do
+    what all expect, along with which each says whether that was what it had to do.
 
     Attributes:
         parameters: The model's, in order.
@@ -72,6 +78,7 @@ class PartedWeights:
         self._within = groups if len(groups) > 1 else ()
         self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
         self._exchange = exchange
+        self._order = Order()
         self._names = list(weights)
         self.parameters = list(weights.values())
         self._cuts = [Cut(weight.shape, len(members)) for weight in self.parameters]
@@ -130,9 +137,9 @@ class PartedWeights:
         unit = self._unit_of[place]
         if unit != self._unit_here:
             self.forget()
-            self._agree(_READS, unit, place)
+            whole = self._together(Exchanged("reads", unit), place)
             own = self.parts[place].dtype
-            joined = zip(self._units[unit], self._joined(unit), strict=True)
+            joined = zip(self._units[unit], self._cut_up(unit, whole), strict=True)
             self._here = {(each, own): weight for each, weight in joined}
             self._unit_here = unit
         if (place, dtype) not in self._here:
@@ -146,7 +153,7 @@ class PartedWeights:
             SpecError: Another replica goes on reading.
         """
         if not self._is_whole:
-            self._agree(_ENDS, 0, 0)
+            self._agree(Exchanged("ends", int(torch.is_grad_enabled())), 0)
 
     def forget(self) -> None:
         """Lets the unit go that is here: the next step has other weights.
@@ -169,7 +176,8 @@ class PartedWeights:
             return
         self.forget()
         for number, unit in enumerate(self._units):
-            for place, whole in zip(unit, self._joined(number), strict=True):
+            joined = self._cut_up(number, self._join(number)[0])
+            for place, whole in zip(unit, joined, strict=True):
                 self.parameters[place].data = whole
         self.absent = {}
         self._is_whole = True
@@ -200,13 +208,52 @@ class PartedWeights:
             total = self._exchange.all_reduce(squares, "sum")
         return list(total.sqrt().unbind())
 
-    def _agree(self, kind: int, number: int, place: int) -> None:
-        """Checks that all do this with this unit; the place is that of the weight to be named."""
-        own = torch.tensor([kind, number, place], device=self.parts[0].device)
-        rows = self._exchange.join_parts(own, [3] * len(self._members), self._within).view(-1, 3)
+    def _together(
+        self, own: Exchanged, place: int, gradients: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """What comes of doing this with all others.
+
+        Args:
+            own: What this replica has to do.
+            place: Of the weight to be named.
+            gradients: That it gives, if it does.
+
+        Raises:
+            SpecError: Others have to do something else.
+        """
+        expected = self._order.next
+        if expected is not None and expected.kind != "ends":
+            found, all_do = self._carried_out(expected, own, gradients)
+            if all_do:
+                self._order.note(own)
+                return found
+        self._agree(own, place)
+        return self._carried_out(own, own, gradients)[0]
+
+    def _carried_out(
+        self, work: Exchanged, own: Exchanged, gradients: list[torch.Tensor] | None
+    ) -> tuple[torch.Tensor, bool]:
+        """What comes of this; and whether all had to do it: else it is worth nothing."""
+        departs = float(work != own)
+        if work.kind == "reads":
+            return self._join(work.number, departs)
+        unit = self._units[work.number]
+        if gradients is None or departs:
+            gradients = [self.parts[p].new_zeros(self._cuts[p].shape) for p in unit]
+        vector = self._parted(unit, gradients, departs)
+        gradients.clear()
+        found = self._exchange.sum_parts(vector, self._sizes(unit), self._within)
+        return found[:-1], not found[-1]
+
+    def _agree(self, own: Exchanged, place: int) -> None:
+        """Checks that all do this; the place is that of the weight to be named."""
+        told = torch.tensor(
+            [_KINDS.index(own.kind), own.number, place], device=self.parts[0].device
+        )
+        rows = self._exchange.join_parts(told, [3] * len(self._members), self._within).view(-1, 3)
         first: dict[tuple[int, ...], str] = {}
         for rank, (kind, number, place) in zip(self._members, rows.tolist(), strict=True):
-            what = _WHAT[kind].format(self._names[place])
+            what = _WHAT[_KINDS[kind]].format(self._names[place])
             first.setdefault((kind, number), f"replica {rank} {what}")
         if len(first) > 1:
             raise SpecError(
@@ -214,16 +261,29 @@ class PartedWeights:
                 " all read the same in the same order, and this model chooses by what it computes with, or"
                 " at random. Take stage 1 or 2."
             )
+        self._order.note(own)
 
-    def _joined(self, unit: int) -> list[torch.Tensor]:
-        places = self._units[unit]
-        sizes = cuts.sizes_of([self._cuts[place] for place in places])
-        whole = self._exchange.join_parts(_flat(self.parts[p] for p in places), sizes, self._within)
+    def _sizes(self, unit: Sequence[int]) -> list[int]:
+        """How many numbers of a unit each replica has, and the one that says whether it departs."""
+        return [size + 1 for size in cuts.sizes_of([self._cuts[place] for place in unit])]
+
+    def _join(self, number: int, departs: float = 0.0) -> tuple[torch.Tensor, bool]:
+        """The parts of all replicas of a unit's weights; and whether none of them departs."""
+        unit = self._units[number]
+        own = [self.parts[place] for place in unit]
+        part = _flat([*own, own[0].new_tensor(departs)])
+        sizes = self._sizes(unit)
+        whole = self._exchange.join_parts(part, sizes, self._within)
+        return whole, not torch.stack([of_replica[-1] for of_replica in whole.split(sizes)]).any()
+
+    def _cut_up(self, number: int, whole: torch.Tensor) -> list[torch.Tensor]:
+        """The weights of a unit, of what `_join` gave."""
+        unit = self._units[number]
         of_each = [
-            of_replica.split([self._cuts[place].numbers(replica) for place in places])
-            for replica, of_replica in enumerate(whole.split(sizes))
+            of_replica[:-1].split([self._cuts[place].numbers(replica) for place in unit])
+            for replica, of_replica in enumerate(whole.split(self._sizes(unit)))
         ]
-        pieces = zip(places, zip(*of_each, strict=True), strict=True)
+        pieces = zip(unit, zip(*of_each, strict=True), strict=True)
         return [self._cuts[place].joined(parts) for place, parts in pieces]
 
     def _reduced(
@@ -231,23 +291,23 @@ class PartedWeights:
     ) -> list[torch.Tensor]:
         """The own parts of the means of the gradients of a unit; lets these go, and its weights."""
         unit = self._unit_of[static[0]]
-        self._agree(_GIVES, unit, static[0])
         if unit == self._unit_here:
             self.forget()
-        vector = self._parted(static, gradients)
-        gradients.clear()
-        sizes = cuts.sizes_of([self._cuts[place] for place in static])
-        own = self._exchange.sum_parts(vector, sizes, self._within)
+        own = self._together(Exchanged("gives", unit), static[0], gradients)
         if self._same:
             own = self._exchange.sum_within(own, self._same)
         means = (own / replica.replicas).split([self.parts[place].numel() for place in static])
         return [mean.view_as(self.parts[place]) for place, mean in zip(static, means, strict=True)]
 
-    def _parted(self, places: Sequence[int], wholes: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What lies as weights do, in a row: what each replica has."""
+    def _parted(
+        self, places: Sequence[int], wholes: Sequence[torch.Tensor], departs: float
+    ) -> torch.Tensor:
+        """What lies as weights do, in a row: what each replica has, and for each whether this one departs."""
         pairs = zip(places, wholes, strict=True)
         parted = [self._cuts[place].parted(whole) for place, whole in pairs]
-        return _flat(part for of_replica in zip(*parted, strict=True) for part in of_replica)
+        departure = wholes[0].new_tensor(departs)
+        rows = ([*of_replica, departure] for of_replica in zip(*parted, strict=True))
+        return _flat(part for row in rows for part in row)
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -557,6 +558,7 @@ def _portable_in_parts(session: Session) -> dict[str, Any]:
         **found,
         "refusals": _refusals(session) | _refusals_of_native(session),
         "apart": _apart(session),
+        "departing": _departing(session),
         "unusual": _unusual(),
     }
 
@@ -571,16 +573,40 @@ def _taken(session: Session) -> dict[str, Any]:
     """The most bytes that live in a step, and what the plan says of them."""
     from isotrain.adapters.torch.tensors import own_part
 
-    program: Any = session.group.program  # type: ignore[attr-defined]
-    batch, sections = next(session.batches()), program.sections()
+    group: Any = session.group
+    batch, sections = next(session.batches()), group.program.sections()
     kinds = sections["trainable"], sections["optimizer"]
     held = [own_part(each) for section in kinds for each in section.read().values()]
-    step = partial(session.strategy.step, session.group, batch, 0.0)
+    step = partial(session.strategy.step, group, batch, 0.0)
     assert session.plan.state_bytes is not None
+    with _met_after_each_exchange(group.exchange):
+        taken = most_bytes(step, besides=held)
     return {
-        "taken": _bytes(held) + most_bytes(step, besides=held),
+        "taken": _bytes(held) + taken,
         "to be taken": session.plan.state_bytes.total,
     }
+
+
+@contextlib.contextmanager
+def _met_after_each_exchange(exchange: Any) -> Iterator[None]:
+    """Within it replicas wait until Horovod's own thread, too, has let go what it has exchanged."""
+
+    def met(exchanged: Any) -> Any:
+        def exchange_and_meet(*given: Any) -> Any:
+            found = exchanged(*given)
+            exchange.barrier()
+            return found
+
+        return exchange_and_meet
+
+    names = ("join_parts", "sum_parts")
+    for name in names:
+        setattr(exchange, name, met(getattr(exchange, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(exchange, name)
 
 
 def _placeholders(session: Session) -> int:
@@ -679,16 +705,9 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
     return found
 
 
-def _apart(session: Session) -> list[str]:
-    """What is said where replicas read other weights of equal size, one reads more, or takes gradients."""
+def _choosing() -> list[Any]:
+    """Layers that read weights by what they compute with: the one or the other, or only the one."""
     import keras
-    import torch
-
-    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
-    from isotrain.adapters.torch.replica import TorchReplica
-    from isotrain.plugin import SHARD, IsotrainError, Mesh
-
-    group: Any = session.group
 
     class Chosen(keras.layers.Layer):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -706,21 +725,77 @@ def _apart(session: Session) -> list[str]:
             outputs, skipped = self.one(inputs), keras.ops.mean(inputs) > 0
             return keras.ops.cond(skipped, lambda: outputs, lambda: self.other(outputs))
 
+    return [Chosen(), Skipped()]
+
+
+def _apart(session: Session) -> list[str]:
+    """What is said where replicas read other weights of equal size, one reads more, or takes gradients."""
+    import torch
+
+    from isotrain.adapters.torch.replica import TorchReplica
+    from isotrain.plugin import IsotrainError
+
     own = torch.full((1, 4), 1.0 - 2.0 * session.rank)
     found = []
-    for layer in (Chosen(), Skipped()):
-        program = PartedKerasProgram(session.spec, keras.Sequential([keras.Input((4,)), layer]))
-        program.take_apart(group.exchange, Mesh({SHARD: session.replicas}), 1)
+    for layer in _choosing():
+        program = _taken_apart(session, layer)
         found.append(_said(IsotrainError, partial(program.objective, own, own)))
-    weights = program.weights
-    assert weights is not None
-    replica = TorchReplica(program, group.exchange)
+    weights = program.parted
+    replica = TorchReplica(program, session.group.exchange)  # type: ignore[attr-defined]
     (unit, _), gradients = weights.reduction.statics, [torch.ones(4, 4)]
     work = (
         lambda: weights.reduction.reduce(replica, gradients, static=unit),
         lambda: weights.read(1, torch.float32),
     )
     return [*found, _said(IsotrainError, work[session.rank])]
+
+
+def _taken_apart(session: Session, layer: Any) -> Any:
+    """The program of a model of one layer, each of whose weights is joined by itself."""
+    import keras
+
+    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+    from isotrain.plugin import SHARD, Mesh
+
+    group: Any = session.group
+    program = PartedKerasProgram(session.spec, keras.Sequential([keras.Input((4,)), layer]))
+    program.take_apart(group.exchange, Mesh({SHARD: session.replicas}), 1)
+    return program
+
+
+def _departing(session: Session) -> dict[str, Any]:
+    """What comes of steps that go as the one before, or otherwise on all replicas, or on one of them."""
+    import torch
+
+    from isotrain.adapters.torch.replica import TorchReplica
+    from isotrain.plugin import IsotrainError
+
+    layer, one = _choosing()[0], torch.ones(1, 4)
+    kernels = [np.arange(16.0).reshape(4, 4) + shift for shift in (0, 1)]
+    for dense, kernel in zip((layer.one, layer.other), kernels, strict=True):
+        dense.kernel.assign(kernel)
+    program = _taken_apart(session, layer)
+    weights, replica = program.parted, TorchReplica(program, session.group.exchange)  # type: ignore[attr-defined]
+
+    def summed(unit: Any) -> float:
+        gradients = [weights.parts[0].new_full((4, 4), 1.0 + session.rank)]
+        (own,) = weights.reduction.reduce(replica, gradients, static=unit)
+        return float(own.mean())
+
+    far: list[float] = []
+    for place in (0, 0, 1, 1):
+        inputs = one * (1 - 2 * place)
+        outputs = program.objective(inputs, inputs)[1].detach().numpy()
+        far += [float(abs(outputs - inputs.numpy() @ kernels[place]).max())]
+        far += [summed(unit) - 1.5 for unit in weights.reduction.statics]
+    own = one * (1 - 2 * session.rank)
+    said = [_said(IsotrainError, partial(program.objective, own, own))]
+    program.objective(-one, -one)
+    work = (
+        lambda: summed(weights.reduction.statics[0]),
+        lambda: weights.read(0, torch.float32),
+    )
+    return {"said": [*said, _said(IsotrainError, work[session.rank])], "far": max(far)}
 
 
 def _unusual() -> dict[str, bool]:

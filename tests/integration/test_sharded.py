@@ -395,3 +395,7 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen
         assert "replica 0 is through with its forward pass, replica 1 reads b/k" in skipped
         assert "replica 0 has the gradient of b/kernel, replica 1 reads b/kernel." in reduced
+        assert found["departing"]["far"] < CLOSE
+        chosen, reduced = found["departing"]["said"]
+        assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen
+        assert "replica 0 has the gradient of b/kernel, replica 1 reads a/kernel." in reduced
