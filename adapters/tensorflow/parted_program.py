@@ -71,7 +71,7 @@ class PartedProgram(Program):
 
     def _start_alike(self) -> None:
         """Gives all the weights of replica 0."""
-        variables, everyone = [*self._values, *self._others], range(self._exchange.replicas)
+        variables, everyone = [*self._values, *self.others], range(self._exchange.replicas)
 
         def start() -> None:
             found = [

@@ -13,7 +13,7 @@ from isotrain.adapters.cuts import Cut, sizes_of
 from isotrain.adapters.keras_apart import named_like
 from isotrain.adapters.tensorflow.exchange import Exchange, plan_buckets
 from isotrain.adapters.tensorflow.state import native
-from isotrain.adapters.tensorflow.variables import value_of
+from isotrain.adapters.tensorflow.variables import assign_anew, value_of
 from isotrain.plugin import DATA, SHARD, Mesh
 
 
@@ -90,7 +90,7 @@ class PartedWeights:
         if not self._is_whole:
             return
         for weight in self._whole:
-            _set(weight, tf.constant(np.nan, weight.dtype))
+            assign_anew(weight, tf.constant(np.nan, weight.dtype))
         self._is_whole = False
 
     def trace_gathering(self, unit_bytes: int) -> None:
@@ -101,7 +101,7 @@ class PartedWeights:
                 own = [value_of(self.parts[place]) for place in places]
                 joined = self._joined(places, *own)
                 before = [
-                    _set(self._whole[place], whole)
+                    assign_anew(self._whole[place], whole)
                     for place, whole in zip(places, joined, strict=True)
                 ]
 
@@ -168,11 +168,6 @@ def _joined(cut: Cut, parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """The whole of parts that are flat."""
     shaped = [tf.reshape(part, cut.shape_of(place)) for place, part in enumerate(parts)]
     return tf.concat(shaped, cut.axis)
-
-
-def _set(variable: tf.Variable, value: tf.Tensor) -> Any:
-    """Gives a variable a value of any shape: its own `assign` would have it stay as large as it is."""
-    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 
 def _variable(weight: Any, part: tf.Tensor) -> Any:

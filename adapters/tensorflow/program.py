@@ -41,6 +41,7 @@ class Program:
     Attributes:
         model: The model as the person's function built it.
         statistics: The weights that forward passes move; replicas must agree on them.
+        others: The weights that are not trained, which `undisturbed` gives back.
         state: Its named state.
         losses: That its steps compute, by output; none where an objective gives them.
         measures: What it measures while it trains and is evaluated.
@@ -77,7 +78,7 @@ class Program:
     ) -> None:
         trainable, others = weights_of(self.model, spec)
         self._values = [native(variable) for variable in trainable]
-        self._others = [native(variable) for variable in others]
+        self.others = [native(variable) for variable in others]
         self._moved = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._moved]
         self.update = self._update_of(spec, trainable)
@@ -250,7 +251,7 @@ class Program:
     def undisturbed(self) -> Iterator[None]:
         """Gives the non-trainable state and the training metrics back their values; not traced."""
         generators = map(native, self._generators.values())
-        moved = (*self._others, *self.measures.accumulators("train"), *generators)
+        moved = (*self.others, *self.measures.accumulators("train"), *generators)
         variables = [c for variable in moved for c in copies(variable)]
         before = [tf.identity(variable) for variable in variables]
         try:

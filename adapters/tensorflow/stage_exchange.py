@@ -18,6 +18,7 @@ class StageExchange(Exchange):
     Attributes:
         stage: This process's.
         stages: How many there are.
+        bucket_bytes: Up to how many travel together.
     """
 
     def __init__(self, processes: Exchange, context: ProcessContext, bucket_bytes: int) -> None:
@@ -30,7 +31,7 @@ class StageExchange(Exchange):
         """
         mesh, place = context.mesh, context.rank
         self._processes = processes
-        self._bucket_bytes = bucket_bytes
+        self.bucket_bytes = bucket_bytes
         self._everyone = (tuple(range(mesh.places)),)
         self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(STAGE)
         self.replicas, self.stages = mesh.size(DATA), mesh.size(STAGE)
@@ -65,7 +66,7 @@ class StageExchange(Exchange):
         def add(packed: list[tf.Tensor]) -> list[tf.Tensor]:
             return [self._processes.sum_within(each, parts) for each in packed]
 
-        return in_buckets(tensors, self._bucket_bytes, add)
+        return in_buckets(tensors, self.bucket_bytes, add)
 
     def from_first(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor of the first process of all."""

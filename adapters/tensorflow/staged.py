@@ -15,10 +15,10 @@ from isotrain.adapters.stage_rules import own_weights, require_ready
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.stage_exchange import StageExchange
 from isotrain.adapters.tensorflow.stage_models import cut_model
+from isotrain.adapters.tensorflow.stage_weights import StageWeights
 from isotrain.adapters.tensorflow.stage_work import Stages, TensorFlowStageWork
 from isotrain.adapters.tensorflow.state import canonical_names, native
 from isotrain.adapters.tensorflow.tracing import Pieces, Weights, row
-from isotrain.adapters.tensorflow.variables import assign_all, value_of
 from isotrain.adapters.tensorflow.weights import weights_of
 from isotrain.plugin import (
     MODEL_STATE,
@@ -56,7 +56,7 @@ class _Noted:
 
 
 class StagedGroup(TensorFlowReplicaGroup):
-    """One stage of one replica, which has all weights and keeps its own up to date."""
+    """One stage of one replica, which from step to step has its own weights alone."""
 
     _exchange: StageExchange
 
@@ -73,34 +73,30 @@ class StagedGroup(TensorFlowReplicaGroup):
         require_ready(program.measures.late)
         model, loss, self._compare = cut_model(program, spec, cut)
         self._stages = Stages(model, exchange, loss, program)
-        self._homes = model.homes(exchange.stages)
+        homes = model.homes(exchange.stages)
         trainable, others = weights_of(program.model, spec)
         weights = [*trainable, *others]
-        self._weights = dict(zip(canonical_names(weights), map(native, weights), strict=True))
-        own = own_weights(self._homes, list(map(native, trainable)), stage)
+        named = dict(zip(canonical_names(weights), map(native, weights), strict=True))
+        self._weights = StageWeights(named, homes, exchange)
+        own = own_weights(homes, list(map(native, trainable)), stage)
         self._own = [native(trainable[place]) for place in own]
-        program.statistics = [each for each in program.statistics if self._home(each) == stage]
+        program.statistics = list(filter(self._weights.is_own, program.statistics))
+        program.others = list(filter(self._weights.is_own, program.others))
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
-        self._is_joined = True
         self._notes = False
         self._taken = _Noted((), ())
-        self._traced.function("start alike", self._trace_start)()
+        self._traced.function("start alike", self._weights.trace_start)()
         self.keep_slots_of([own])
-
-    def _home(self, weight: tf.Variable) -> int:
-        return self._homes.get(id(weight), 0)
-
-    def _trace_start(self) -> None:
-        weights = list(self._weights.values())
-        assign_all(weights, [self._exchange.from_first(value_of(each)) for each in weights])
 
     def staged_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> tf.Tensor:
         self._set_rate(learning_rate)
-        self._is_joined, notes = False, self._notes
-        for piece in itertools.islice((each for each in batch.slices[0] if each.count), 1):
-            self._compare(piece.inputs)
+        notes = self._notes
+        if self._weights.is_joined:
+            for piece in itertools.islice((each for each in batch.slices[0] if each.count), 1):
+                self._compare(piece.inputs)
+        self.part_weights()
 
         def trace(holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor) -> Any:
             def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
@@ -145,17 +141,12 @@ class StagedGroup(TensorFlowReplicaGroup):
         return tf.sqrt(self._exchange.over_stages(tf.add_n(squares)))
 
     def join_stages(self) -> None:
-        if not self._is_joined:
-            self._traced.function("join stages", self._trace_join)()
-        self._is_joined = True
-
-    def _trace_join(self) -> None:
-        weights = list(self._weights.values())
-        found = [self._exchange.from_stage(value_of(each), self._home(each)) for each in weights]
-        assign_all(weights, found)
+        if not self._weights.is_joined:
+            self._traced.function("join stages", self._weights.trace_joining)()
+            self._weights.joined()
 
     def part_weights(self) -> None:
-        self._is_joined = False
+        self._weights.let_go()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
         model = self._stages.model
@@ -212,7 +203,7 @@ class StagedGroup(TensorFlowReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         found = super().describe_state(kinds, replica=replica)
-        if self._is_joined:
+        if self._weights.is_joined:
             return found
         here = {name: info for name, info in found.items() if not self.lives_elsewhere(name)}
         return {n: info.held_alone() if n in self._weights else info for n, info in here.items()}
@@ -224,10 +215,8 @@ class StagedGroup(TensorFlowReplicaGroup):
         return {name: value for name, value in found.items() if not self.lives_elsewhere(name)}
 
     def lives_elsewhere(self, name: str) -> bool:
-        """Also of a weight of another stage, which may have moved there."""
-        weight = None if self._is_joined else self._weights.get(name)
-        moved = weight is not None and self._home(weight) != self._exchange.stage
-        return moved or super().lives_elsewhere(name)
+        """Also of a weight of another stage, unless all have been joined."""
+        return self._weights.is_elsewhere(name) or super().lives_elsewhere(name)
 
 
 def _names(actions: Sequence[Action], stage: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,6 +26,11 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
 def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def assign_anew(variable: tf.Variable, value: tf.Tensor) -> Any:
+    """Gives a variable a value of any shape: its own `assign` would have it stay as large as it is."""
+    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 
 def joined(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:

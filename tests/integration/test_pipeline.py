@@ -310,7 +310,17 @@ def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict
 
 
 def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
-    return saving(session, name, folder=folder) | {"profile": profiled(session, name)}
+    """And what weights take here after one more step, when they have all been here."""
+    found = saving(session, name, folder=folder) | {"profile": profiled(session, name)}
+    session.step(next(session.batches()))
+    return found | {"held": bytes_of_weights(session)}
+
+
+def bytes_of_weights(session: isotrain.Session) -> int:
+    program: Any = session.group.program  # type: ignore[attr-defined]
+    if session.plan.framework == "torch":
+        return sum(each.untyped_storage().nbytes() for each in program.trainable.values())
+    return sum(each.read_value().numpy().nbytes for each in program.part("trainable"))
 
 
 def going_on(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
@@ -618,9 +628,9 @@ def assert_elsewhere(
     }
     places = done({**tasks, **(more or {})}, 2, backend)
     assert_told([place["interleaved"] for place in places], 2, 20)
-    for place in places:
+    for rank, place in enumerate(places):
         assert_equal(place["interleaved"], expected)
-        assert_saved(place["saved/sequential"], by_one)
+        assert_saved(place["saved/sequential"], by_one, rank % 2)
     return places
 
 
@@ -632,11 +642,13 @@ def saved_by_gpipe(
     return staged, partial(saving_and_profiled, folder=folder)
 
 
-def assert_saved(found: Mapping[str, Any], by_one: Mapping[str, Any]) -> None:
+def assert_saved(found: Mapping[str, Any], by_one: Mapping[str, Any], stage: int) -> None:
     assert_as(found["whole"], by_one)
     for part in ("again", "joined"):
         assert_equal(found[part], found["whole"])
     assert_profile(found["profile"])
+    own = sum(each["weight_bytes"] for each in found["profile"] if each["chunk"] == stage)
+    assert found["held"] == own, "as the plan says, and no other's"
 
 
 def test_stages_train_as_replicas_on_horovod_torch(
@@ -672,7 +684,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
         "saved/sequential": saved_by_gpipe({**BASE, **CASES["sequential"]}, tmp_path),
     }
     by_one = alone["saved/sequential"]["whole"]
-    for place in done(tasks, 1, "horovod-tf"):
+    for stage, place in enumerate(done(tasks, 1, "horovod-tf")):
         assert_equal(place[""], alone["nothing dropped"])
         saved = place["saved/listed"]
         assert_as({**saved["whole"], "slots": {}}, by_one)
@@ -683,7 +695,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
         assert (
             "noise, head, one after the other, do not compute what the model (Net)" in saved["head"]
         )
-        assert_saved(place["saved/sequential"], by_one)
+        assert_saved(place["saved/sequential"], by_one, stage)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
