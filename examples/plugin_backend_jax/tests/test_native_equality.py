@@ -111,5 +111,7 @@ def train_by_hand(start: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
+    for unneeded in ("sklearn", "matplotlib"):  # which Keras would import, for a second or more
+        sys.modules[unneeded] = None  # type: ignore[assignment]
     with np.load(sys.argv[1]) as given:
         np.savez(sys.argv[2], **train_by_hand(dict(given)))  # type: ignore[arg-type]
