@@ -197,7 +197,7 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Makes all of them."""
-    share(besides=("rarely_collected",))
+    share(besides=("rarely_collected", "compiled_for_all"))
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {
         "threads of imports": threads_of_imports(backend),
