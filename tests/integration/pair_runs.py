@@ -20,8 +20,11 @@ BACKENDS = (
     *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),
     "jax-mesh",
 )
-REPLICAS = {"first": 2, "rest": 3, "both": 1}
-"""Of the two parts, and where one session does both: no part goes on with as many as saved."""
+FIRST = 2
+"""Replicas that save; where one session does both parts, it has one. None goes on with as many as saved."""
+GOING_ON = {"torch-ddp": 3, "tf-mirrored": 3}
+"""How many go on, in several processes and in one. Others go on by themselves: what each process of theirs
+reads is no more, and `test_killed_runs_of_strategies_end_as_those_that_were_not` has several."""
 STOP, STEPS = 3, 5
 """The second epoch has begun."""
 EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
@@ -186,6 +189,7 @@ def run(part: str, backend: str, folder: Path, plugins: Sequence[str] = ()) -> N
         "both": functools.partial(both, folder=folder / backend, folders=others),
     }
     specs = {case: spec(case) for case in cases(backend, part)}
+    replicas = {"first": FIRST, "rest": GOING_ON.get(backend, 1), "both": 1}[part]
     with asked.chosen(plugins, []):
-        returned = launched_in_turn(specs, work[part], backend, REPLICAS[part])
+        returned = launched_in_turn(specs, work[part], backend, replicas)
     save_value(returned[0], folder, f"{backend}-{part}")
