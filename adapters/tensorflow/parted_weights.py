@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.cuts import Cut, sizes_of
-from isotrain.adapters.keras_apart import named_like
 from isotrain.adapters.tensorflow.exchange import Exchange, plan_buckets
 from isotrain.adapters.tensorflow.state import native
-from isotrain.adapters.tensorflow.variables import assign_anew, value_of
+from isotrain.adapters.tensorflow.variables import assign_anew, named_as, value_of
 from isotrain.plugin import DATA, SHARD, Mesh
 
 
@@ -54,7 +52,7 @@ class PartedWeights:
         self._is_whole = True
         self.cuts = [Cut(tuple(weight.shape), len(members)) for weight in self._whole]
         self.variables = [
-            _variable(weight, self.own_part(place, value_of(self._whole[place])))
+            named_as(weight, self.own_part(place, value_of(self._whole[place])))
             for place, weight in enumerate(weights)
         ]
         self.parts = [native(variable) for variable in self.variables]
@@ -168,11 +166,3 @@ def _joined(cut: Cut, parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """The whole of parts that are flat."""
     shaped = [tf.reshape(part, cut.shape_of(place)) for place, part in enumerate(parts)]
     return tf.concat(shaped, cut.axis)
-
-
-def _variable(weight: Any, part: tf.Tensor) -> Any:
-    """A variable of a part of a weight, under the name of the weight, which slots are named after."""
-    if not isinstance(weight, keras.Variable):
-        return tf.Variable(part, name=weight.name.rpartition(":")[0])
-    with named_like(weight.path) as name:
-        return keras.Variable(part, dtype=part.dtype.name, name=name)

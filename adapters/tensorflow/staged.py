@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from isotrain.adapters.stage_rules import own_weights, require_ready
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.stage_exchange import StageExchange
 from isotrain.adapters.tensorflow.stage_models import cut_model
+from isotrain.adapters.tensorflow.stage_program import StagedProgram
 from isotrain.adapters.tensorflow.stage_weights import StageWeights
 from isotrain.adapters.tensorflow.stage_work import Stages, TensorFlowStageWork
 from isotrain.adapters.tensorflow.state import canonical_names, native
@@ -87,6 +89,11 @@ class StagedGroup(TensorFlowReplicaGroup):
         self._taken = _Noted((), ())
         self._traced.function("start alike", self._weights.trace_start)()
         self.keep_slots_of([own])
+
+    def _build(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> StagedProgram:
+        return StagedProgram(spec, scope)
 
     def staged_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]

@@ -1,4 +1,4 @@
-"""Reading and setting several variables, while a replica is traced or outside of it."""
+"""Making, reading and setting variables, while a replica is traced or outside of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from isotrain.adapters.keras_apart import named_like
 
 
 @contextlib.contextmanager
@@ -26,6 +29,14 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
 def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def named_as(weight: Any, value: tf.Tensor) -> Any:
+    """A variable under the name of a weight, which slots are named after."""
+    if not isinstance(weight, keras.Variable):
+        return tf.Variable(value, name=weight.name.rpartition(":")[0])
+    with named_like(weight.path) as name:
+        return keras.Variable(value, dtype=value.dtype.name, name=name)
 
 
 def assign_anew(variable: tf.Variable, value: tf.Tensor) -> Any:

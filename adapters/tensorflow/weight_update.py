@@ -29,12 +29,15 @@ class WeightUpdate:
         kept: Where `apply` leaves the gradients it was given; empty unless `keep_gradients` was called.
     """
 
-    def __init__(self, spec: TrainingSpec, trainable: list[Any]) -> None:
+    def __init__(
+        self, spec: TrainingSpec, trainable: list[Any], slots_for: list[Any] | None = None
+    ) -> None:
         """Makes the optimizer and its slots, in the scope of the `tf.distribute` strategy.
 
         Args:
             spec: Names the optimizer.
             trainable: The weights.
+            slots_for: What stands for them until `keep_slots_of`; left out, nothing does.
         """
         self._spec = spec
         self._trainable = trainable
@@ -44,7 +47,7 @@ class WeightUpdate:
         self._bound: float | None = None
         self.kept: list[tf.Variable] = []
         self._make_optimizer()
-        self._prepare_optimizer(trainable)
+        self._prepare_optimizer(slots_for or trainable)
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer without slots."""

@@ -293,10 +293,13 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
 
 
 def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
-    """And what is said of lists that are not the model."""
+    """And what is said of lists that are not the model; how large slots are before stages are known."""
     from isotrain.adapters.tensorflow.stage_modules import StagedModules
+    from isotrain.adapters.tensorflow.stage_program import StagedProgram
 
     found = saving(session, name, folder=folder)
+    slots = StagedProgram(session.spec).update.variables
+    found["first slots"] = max(each.shape.num_elements() for each in slots)
     session.seek(0)
     given = next(session.batches()).slices[0][0].inputs
     program: Any = session.group.program  # type: ignore[attr-defined]
@@ -691,6 +694,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
         for part in ("again", "joined"):
             assert_equal(saved[part], saved["whole"])
             assert_same(saved[part]["random"], saved["whole"]["random"], f"{part}: random")
+        assert saved["first slots"] == 1
         assert "sequential/head/bias, sequential/head/kernel is in none of them" in saved["noise"]
         assert (
             "noise, head, one after the other, do not compute what the model (Net)" in saved["head"]
