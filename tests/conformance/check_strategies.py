@@ -16,6 +16,8 @@ from isotrain.core.running.session import Session
 from isotrain.strategies import compressed, gossip, graphs, hierarchical
 
 CLOSE = 1e-11
+UNEVEN = 7
+"""Samples of a global batch wherever it may have any number: frameworks trace once for each size."""
 MARGIN = 0.02
 """How much worse than data-parallel's a loss may be after training; it starts at about 1."""
 
@@ -34,7 +36,7 @@ def equal_data_parallel(bench: StrategyBench) -> None:
 
     Where nothing is traced, the last leaves replicas empty: that each backend takes, its own kit asks.
     """
-    batches = bench.batches(14 if bench.is_traced else 15, 7)
+    batches = bench.batches(14 if bench.is_traced else 15, UNEVEN)
     expected = bench.trained("data-parallel", batches)
     n = bench.replicas
     found = {
@@ -131,7 +133,7 @@ def gossip_mixes_by_its_matrix(bench: StrategyBench) -> None:
             continue
         for rounds in graphs.mixings(graph, n, 2, 1):
             bench.restart()
-            bench.group.local_step(bench.batches(2 * n, 2 * n)[0], 0.125)
+            bench.group.local_step(bench.batches(UNEVEN, UNEVEN)[0], 0.125)
             before = bench.weights()
             bench.group.compute(gossip.mix, static=rounds)
             found.append((graph, rounds, before, bench.weights()))
@@ -144,7 +146,7 @@ def gossip_mixes_by_its_matrix(bench: StrategyBench) -> None:
 def elastic_averaging_follows_its_equations(bench: StrategyBench) -> None:
     """Two steps by hand: equations 5 and 6 of the paper; in the end all have the centre, moved once more."""
     n, beta = bench.replicas, 0.5
-    batches = bench.batches(4 * n, 2 * n)
+    batches = bench.batches(2 * UNEVEN, UNEVEN)
     bench.restart()
     track = [bench.weights()]
     for batch in batches:
@@ -308,7 +310,7 @@ def sends_what_it_says(bench: StrategyBench) -> None:
 def sent_by_each(bench: StrategyBench, cases: Sequence[Sending], steps: int) -> list[float]:
     """Bytes on the wire in a step of each, which are as many as the plan says."""
     n, parameters = bench.replicas, bench.plan.parameters or 0
-    batches = bench.batches(n, n) * steps
+    batches = bench.batches(UNEVEN, UNEVEN) * steps
     found = []
     for name, options in cases:
         strategy = bench.strategy(name, **options)
