@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from isotrain.core.comparison import report
 from isotrain.core.launching.templates import OF_THIS_PROGRAM
 from isotrain.core.plugins import asked
 
@@ -169,6 +170,12 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Some of them."""
     with in_place_of_sklearn("few_digits", monkeypatch):
         yield
+
+
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has comparisons write reports without plots, which take seconds to draw."""
+    monkeypatch.setattr(report, "plots_of", lambda comparison: [])
 
 
 @contextlib.contextmanager

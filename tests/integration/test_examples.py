@@ -169,7 +169,7 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("digits_at_hand")
 def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> None:
-    printed = example(tmp_path / "run", "fine_tuning.py", *on("torch-ddp"))
+    printed = example(tmp_path / "run", "fine_tuning.py", *on("torch-ddp", 1))
     tuned, from_nothing = map(float, re.findall(r"validation accuracy (\S+)", printed)[-2:])
     assert tuned > from_nothing + 0.05
     assert "6 are frozen: features_edges/kernel" in printed
@@ -180,7 +180,7 @@ def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_transformer_learns_more_than_frequencies(tmp_path: Path, examples: Importer) -> None:
-    example(tmp_path / "run", "text_transformer.py", *on("torch-ddp"), "--steps", "30")
+    example(tmp_path / "run", "text_transformer.py", *on("torch-ddp", 1), "--steps", "30")
     found = result(tmp_path / "run")
     entropy = examples("text_transformer").unigram_entropy()
     assert found["metrics"]["validation_loss"] < entropy - 0.2
@@ -379,6 +379,7 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_plots")
 def test_a_backend_that_is_missing_is_a_failure_of_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ def test_strategies_pass_their_own_tests(installed: Installed) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_digits")
+@pytest.mark.usefixtures("few_digits", "without_plots")
 def test_the_guide_leads_to_a_strategy_under_every_backend(
     guide: Guide, installed: Installed
 ) -> None:
