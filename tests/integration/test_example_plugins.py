@@ -251,7 +251,7 @@ def test_traits_of_layers_are_told(found: dict[str, Any]) -> None:
 
 
 def test_the_strategy_is_right_on_the_backend(found: dict[str, Any]) -> None:
-    """By the test with numbers; on another backend, `test_new_plugin.py` has it pass all of them."""
+    """By the test with numbers; in NumPy, `test_new_plugin.py` has it pass the others."""
     assert "1 passed" in found["tests of the strategy"], found["tests of the strategy"]
 
 

@@ -97,18 +97,21 @@ def installed(guide: Guide, tmp_path_factory: pytest.TempPathFactory) -> Install
 
 @pytest.mark.slow
 def test_strategies_pass_their_own_tests(installed: Installed) -> None:
-    """The new package at once, and the example: the conformance kit, and four tests of its own."""
+    """The new package at once, on torch; and the example, in NumPy: the kit, and tests of its options.
+
+    On a framework, `test_example_plugins.py` has the example pass the kit, and its test with numbers.
+    """
     folders = (installed.folder / "isotrain-tidy-averaging", EXAMPLES / "plugin_strategy_slowmo")
     told = call(
         *("-m", "plugins.own_tests", *map(str, folders)),
         folder=installed.folder,
-        variables=installed.variables | {"ISOTRAIN_TEST_BACKEND": "torch-ddp"},
+        variables=installed.variables | {"ISOTRAIN_TEST_BACKEND": "reference"},
     )
     new, example = json.loads(told)
     assert f"{len(strategy.CHECKS) - 2} passed, 2 skipped" in new, new
     assert "does not say that it equals data parallelism" in new
     assert "does not say that it conserves gradient-sum" in new
-    assert f"{len(strategy.CHECKS) - 3 + 4} passed, 3 skipped" in example, example
+    assert f"{len(strategy.CHECKS) - 3 + 3} passed, 3 skipped" in example, example
 
 
 @pytest.mark.slow
