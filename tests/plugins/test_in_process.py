@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from in_process import command
+
 SCRIPT = """\
 import sys
 import threading
@@ -111,16 +113,16 @@ def test_a_file_that_a_spec_names(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
     (parts / "net.py").write_text(SCRIPT.split("@isotrain.register")[0])
     (parts / "mine.py").write_text(PLUGIN)
-    listed = python(tmp_path, "-m", "isotrain", "plugins", "spec.yaml")
+    listed = command("plugins", "spec.yaml", folder=tmp_path)
     assert "mine.py" in listed.stdout
     assert "from-a-file" in listed.stdout
-    run = ("-m", "isotrain", "run", "spec.yaml", "--backend", "reference", "--quiet")
-    finished = python(tmp_path, *run)
+    run = ("run", "spec.yaml", "--backend", "reference", "--quiet")
+    finished = python(tmp_path, "-m", "isotrain", *run)
     assert finished.returncode == 0, finished.stderr
     assert "final loss" in finished.stdout
-    broken = python(tmp_path, *run, "--plugin", "parts/nowhere.py")
+    broken = command(*run, "--plugin", "parts/nowhere.py", folder=tmp_path)
     assert broken.returncode == 2
     assert "plugin 'nowhere.py' (--plugin): there is no file" in broken.stderr
-    misspelled = python(tmp_path, *run, "--set", "plugins.0=parts/mein.py")
+    misspelled = command(*run, "--set", "plugins.0=parts/mein.py", folder=tmp_path)
     assert "plugins.0" in misspelled.stderr
     assert "Did you mean 'mine.py'?" in misspelled.stderr
