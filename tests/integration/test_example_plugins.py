@@ -36,7 +36,7 @@ ROUGH_BOUNDS = {"bfloat16": 3e-2, "float16-clipped": 4e-3}
 """A few roundings of the half precisions, which each framework makes at other places."""
 
 CLOSE = 1e-12
-WHOLE, GONE_ON = "whole", "gone on"
+WHOLE, GONE_ON, GONE_ON_FROM_SHARES = "whole", "gone on", "gone on from shares"
 
 Variables = dict[str, str]
 
@@ -130,7 +130,7 @@ def test_both_are_found_by_their_entry_points_and_fit_what_there_is(with_jax: Va
     pairs = {strategy["name"]: strategy["backends"] for strategy in strategies}
     assert all(pair["supported"] for pair in pairs["slow-momentum"].values())
     refused = {name for name, own in pairs.items() if not own["jax-mesh"]["supported"]}
-    assert refused == {"sharded", "sharded,hybrid=true", "pipeline"}
+    assert refused == {"pipeline"}
 
 
 def test_the_backend_is_not_usable_without_jax(installed: Variables) -> None:
@@ -168,8 +168,9 @@ def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
 
 def trained_on_torch(session: isotrain.Session, name: str, saved: str) -> dict[str, Any]:
     """By a choice of a spec, or as a sharded run, or on from the checkpoint of one."""
-    if name == GONE_ON:
-        return example_sharded_runs.gone_on(session, saved)
+    if name in (GONE_ON, GONE_ON_FROM_SHARES):
+        besides = example_sharded_runs.SHARES if name == GONE_ON_FROM_SHARES else ""
+        return example_sharded_runs.gone_on(session, saved + besides)
     return example_sharded_runs.ended(session) if name == WHOLE else variety.train(session, name)
 
 
@@ -177,7 +178,8 @@ def trained_on_torch(session: isotrain.Session, name: str, saved: str) -> dict[s
 def varied(found: dict[str, Any]) -> dict[str, Any]:
     """What another framework makes of some choices of a spec, and in the place of a sharded run."""
     specs = {name: variety.SPECS[name] for name in example_backend_runs.VARIED}
-    specs |= dict.fromkeys((WHOLE, GONE_ON), example_sharded_runs.spec(sharded_cases.PARALLEL))
+    parallel = example_sharded_runs.spec(sharded_cases.PARALLEL)
+    specs |= dict.fromkeys((WHOLE, GONE_ON, GONE_ON_FROM_SHARES), parallel)
     work = functools.partial(trained_on_torch, saved=str(found["folder"] / "sharded"))
     (trained,) = launched_in_turn(specs, work, "torch-ddp", 1)
     return trained
@@ -199,11 +201,12 @@ def test_frameworks_agree_on_choices(
 def test_weights_in_parts_equal_data_parallel(
     found: dict[str, Any], varied: dict[str, Any]
 ) -> None:
-    """On 3 replicas; on 2 others, and whole on torch, which go on from their checkpoint."""
+    """On 3 replicas, in stages 3 and 2; on two hosts of 2, and whole on torch, going on from those."""
     expected = varied[WHOLE]
     rest = expected["losses"][sharded_cases.SAVED :]
-    parted = [each["ended"] for each in found["sharded"]]
-    for ended in [*parted, *found["gone on"], varied[GONE_ON]]:
+    parted = [each[kind] for each in found["sharded"] for kind in ("ended", "shares")]
+    whole = [varied[GONE_ON], varied[GONE_ON_FROM_SHARES]]
+    for ended in [*parted, *found["gone on"], *whole]:
         np.testing.assert_allclose(ended["losses"], rest, rtol=CLOSE, atol=CLOSE)
         for kind in ("weights", "evaluation"):
             for name in expected[kind]:
@@ -227,6 +230,17 @@ def test_each_device_has_a_third_of_weights_and_slots(found: dict[str, Any]) -> 
         assert [own[slot] for own in parts] == [[[0, 85 * rank], [6, 85]] for rank in range(3)]
     assert [own["narrow/bias"] for own in parts] == [[[0], [2]], [[2], [2]], [[4], [0]]]
     assert [own["head/bias"] for own in parts] == [[None, None]] * 3
+
+
+def test_each_replica_has_slots_of_its_own_weights(found: dict[str, Any]) -> None:
+    """In stage 2: each slot is on one of them, and no bytes of others are."""
+    slots = [each["slots"] for each in found["sharded"]]
+    assert [sum(own.values()) for own in slots] == [24480, 16320, 4688]
+    names = [name for own in slots for name in own]
+    assert len(set(names)) == len(names) == 16, "two for each weight"
+    assert {verdict for verdict, _ in found["kit of shares"].values()} == {"passed"}, found[
+        "kit of shares"
+    ]
 
 
 def test_processes_are_forked_from_one_without_threads(found: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 from conformance import check_strategies, runs, strategy_bench, variety
-from integration import exported_models, sharded_cases
+from integration import exported_models
 from plugins import example_sharded_runs
 from plugins.own_tests import EXAMPLES, said
 from shared_templates import share
@@ -27,7 +27,7 @@ from shared_templates import share
 import isotrain
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.loop import fit
-from isotrain.testing import digits, native, probe, strategy
+from isotrain.testing import digits, native, probe, strategy, trials
 from isotrain.testing.launching import Run, attempt
 from isotrain.testing.scorecard import attempted
 from isotrain.testing.series import PATIENT, next_session
@@ -38,6 +38,10 @@ VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
 SLOW = ("slow-momentum", {"every": 3})
 """The other example, and options of it."""
+IN_HOSTS = {"name": "sharded", "options": {"hybrid": True, "host_size": 1}}
+IN_SHARES = ("sharded", {"stage": 2})
+ONE_IMAGE = next(trial for trial in strategy.TRIALS if trial.work is trials.one_image)
+"""Shows whether a replica has what it should have of weights and slots."""
 EPOCH = digits.spec(count=2 * digits.GLOBAL_BATCH, epochs=1)
 PENALTIES = (0.0, 0.25)
 SAMPLES = "samples.npy"
@@ -155,17 +159,25 @@ def outcomes_of_the_strategy(
     return {outcome.check: (outcome.verdict, outcome.reason) for outcome in found}
 
 
-def in_turn(session: isotrain.Session, saved: str) -> dict[str, Any]:
+def outcomes_of_shares(backend: str, brought_back: list[Any]) -> dict[str, tuple[str, str | None]]:
+    """What the kit says of that trial."""
+    host = plugin_host()
+    adapter, tried = host.backend(backend), host.strategy(*IN_SHARES)
+    run = functools.partial(as_if_alone, brought_back)
+    found = strategy.outcomes(ONE_IMAGE, tried, adapter, run)
+    return {outcome.check: (outcome.verdict, outcome.reason) for outcome in found}
+
+
+def in_turn(session: isotrain.Session) -> dict[str, Any]:
     """All that needs several replicas, one after the other in the processes of one run; its work.
 
     Args:
         session: Of the run.
-        saved: A folder with the checkpoint of a sharded run.
 
     Returns:
         What the layers of the strategies' model do, and their class; what is wrong with each of isotrain's
         own strategies, by check; what trials of the other example bring back; what the case ends with; loss
-        and metrics of one epoch; and what goes on from the checkpoint ends with.
+        and metrics of one epoch in shares; and what a trial of shares brings back.
     """
     found: dict[str, Any] = {
         "traits": [(each.trait, each.kind) for each in session.group.traits()],
@@ -177,12 +189,13 @@ def in_turn(session: isotrain.Session, saved: str) -> dict[str, Any]:
             tried[place] = strategy.TRIALS[int(place)].work(session)
     with next_session(session, "case", runs.SPECS[CASE]) as session:
         found["case"] = native.train(session)
-    with next_session(session, "epoch", EPOCH) as session:
+    with next_session(session, "epoch", {**EPOCH, "strategy": IN_HOSTS}) as session:
         metrics = fit(session)
         found["epoch"] = {"final loss": session.last_loss, **metrics}
-    parts = example_sharded_runs.spec(sharded_cases.sharded(3), accumulate=2)
-    with next_session(session, "parts", parts) as session:
-        found["gone on"] = example_sharded_runs.gone_on(session, saved)
+    name, options = IN_SHARES
+    shares = ONE_IMAGE.spec(name, options, plugin_host().backend(session.plan.backend))
+    with next_session(session, "one image", shares) as session:
+        found["one image"] = ONE_IMAGE.work(session)
     return found
 
 
@@ -207,11 +220,14 @@ def main() -> None:
     spec = {**strategy_bench.spec(backend), "timeouts": PATIENT}
     saved = str(folder / "sharded")
     found["sharded"] = example_sharded_runs.found(backend, saved)
-    run = attempt(functools.partial(in_turn, saved=saved), spec, backend, 2)
+    found["gone on"] = example_sharded_runs.gone_on_by_four(backend, saved)
+    run = attempt(in_turn, spec, backend, 2)
     assert run.failure is None, run.failure
     first = run.returned[0]
     found["strategies"] = [each["strategies"] for each in run.returned]
-    found["gone on"] = [each["gone on"] for each in run.returned]
+    found["kit of shares"] = outcomes_of_shares(
+        backend, [each["one image"] for each in run.returned]
+    )
     places = first["tried"]
     brought_back = {place: [each["tried"][place] for each in run.returned] for place in places}
     found["kit of the strategy"] = outcomes_of_the_strategy(

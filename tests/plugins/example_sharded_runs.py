@@ -14,10 +14,14 @@ from integration import sharded_cases as cases
 import isotrain
 from isotrain.core.running.session import Session
 from isotrain.testing.launching import attempt
-from isotrain.testing.series import PATIENT
+from isotrain.testing.series import PATIENT, next_session
 
 REPLICAS = 3
 WIDTH = 255
+SHARES = "-shares"
+"""What the folder of the checkpoint is called besides where weights are not in parts."""
+IN_SHARES = cases.sharded(2, bucket_megabytes=0.009)
+"""With a bucket for the largest weight, and one for the others."""
 SAMPLES, GLOBAL_BATCH = 20, 6
 """Even batches over 3 replicas, and a last one that leaves a replica empty; over 2, all are even."""
 
@@ -65,14 +69,21 @@ def spec(strategy: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def work(session: Session, folder: str) -> dict[str, Any]:
-    """Trains in stage 3, and saves in the middle."""
+    """Trains in stage 3, and saves in the middle; goes on from there in stage 2, and saves that at once."""
     cases.stopped(session)
     found = {"bytes": {"here": live_bytes(), **described_bytes(session)}}
     described = session.group.describe_state().items()
     found["parts"] = {name: [info.offset, info.part] for name, info in described}
     session.save(folder)
     session.evaluate()  # brings all weights together, which go again in the next step
-    return {**found, "ended": ended(session)}
+    found["ended"] = ended(session)
+    with next_session(session, "shares", spec(IN_SHARES, accumulate=2)) as session:
+        session.restore(Path(folder))
+        session.save(folder + SHARES)
+        described = session.group.describe_state(("optimizer",)).items()
+        found["slots"] = {n: info.nbytes for n, info in described if info.part == info.shape}
+        found["shares"] = ended(session)
+    return found
 
 
 def ended(session: Session) -> dict[str, Any]:
@@ -98,6 +109,14 @@ def described_bytes(session: Session) -> dict[str, int]:
         "told": sum(info.nbytes for info in described),
         "all": sum(info.whole_bytes for info in described),
     }
+
+
+def gone_on_by_four(backend: str, folder: str) -> list[dict[str, Any]]:
+    """What a run of two hosts with two replicas each ends with, which goes on from the checkpoint."""
+    hybrid = spec(cases.KINDS["hybrid 3"], accumulate=2)
+    run = attempt(functools.partial(gone_on, folder=folder), hybrid, backend, 2 * cases.HOST)
+    assert run.failure is None, run.failure
+    return run.returned
 
 
 def found(backend: str, folder: str) -> list[dict[str, Any]]:

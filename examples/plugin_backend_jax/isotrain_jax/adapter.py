@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from isotrain.plugin import (
+    DATA,
     NOT_REPLICATED,
     SERVED_GROUP,
+    SHARD,
     Capabilities,
     Capability,
     DeviceKind,
@@ -21,6 +24,7 @@ from isotrain.plugin import (
     UnsupportedError,
     Usability,
     keras_backend,
+    sharded_group,
     visible_gpus,
 )
 
@@ -51,14 +55,16 @@ _REPLICATED = Capabilities(
 
 
 _IN_PARTS = frozenset(
-    {Capability.SYNCHRONISED_STEP, Capability.NAMED_STATE, Capability.GATHER_WEIGHTS}
+    {
+        Capability.SYNCHRONISED_STEP,
+        Capability.NAMED_STATE,
+        Capability.GATHER_WEIGHTS,
+        Capability.WEIGHTS_IN_HOSTS,
+    }
 )
 _FULLY_SHARDED = Capabilities(
     _IN_PARTS,
-    {
-        **dict.fromkeys(frozenset(Capability) - _IN_PARTS, "a replica has a part of each weight"),
-        Capability.WEIGHTS_IN_HOSTS: "a weight lies in parts over all replicas of the run",
-    },
+    dict.fromkeys(frozenset(Capability) - _IN_PARTS, "a replica has a part of each weight"),
 )
 
 _WHOLE_IN_STEPS = (
@@ -86,9 +92,7 @@ class JaxMesh(ServedOverTcp):
     capabilities = {
         "replicated": _REPLICATED,
         "served": SERVED_GROUP,
-        "sharded": Capabilities.none(
-            "no replica updates whole weights alone; stage=3 has slots, gradients and weights in parts"
-        ),
+        "sharded": sharded_group(_REPLICATED),
         "fully-sharded": _FULLY_SHARDED,
         "staged": Capabilities.none(
             "all its replicas live in one process, and stages need one each"
@@ -133,11 +137,13 @@ class JaxMesh(ServedOverTcp):
 
         On CPUs XLA makes one of all the times that a step asks for the same weights.
         """
-        exact = super().exchanged_bytes(plan, spec)
         if plan.placement != "fully-sharded":
-            return exact
+            return super().exchanged_bytes(plan, spec)
         joined = 1 if plan.device == "cpu" else 2 * plan.accumulate
-        return exact / 2 * (joined + plan.accumulate)
+        parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
+        inside, between = (parts - 1) / parts, 2 * (hosts - 1) / (hosts * parts)
+        times = joined * inside + plan.accumulate * (inside + between)
+        return times * (plan.gradient_bytes or 0)
 
     def accelerators(self) -> int:
         has_cuda = any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS)
@@ -182,28 +188,35 @@ class JaxMesh(ServedOverTcp):
     def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
         ties = _joined(spec, setting, context)
         from isotrain_jax.group import JaxReplicaGroup  # imports Keras, which may ask for devices
+        from isotrain_jax.sharded import ShardedGroup
 
-        return JaxReplicaGroup(spec, ties)
+        in_shares = SHARD in context.mesh.sizes
+        return ShardedGroup(spec, ties) if in_shares else JaxReplicaGroup(spec, ties)
 
     def start_fully_sharded(
         self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
         """Starts one; XLA decides how many weights are joined together."""
-        ties = _joined(spec, setting, context)
+        ties = _joined(spec, setting, context, context.mesh.sizes)
         from isotrain_jax.fully_sharded import FullyShardedGroup
 
-        return FullyShardedGroup(spec, ties)
+        return FullyShardedGroup(spec, ties, context)
 
 
-def _joined(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaMesh:
-    """The devices of all processes, once these have met."""
+def _joined(
+    spec: TrainingSpec,
+    setting: Setting,
+    context: ProcessContext,
+    sizes: Mapping[str, int] | None = None,
+) -> ReplicaMesh:
+    """The devices of all processes, once these have met; `sizes` as `ReplicaMesh` takes them."""
     keras_backend.claim("jax")
     from isotrain_jax import mesh
 
     mesh.configure(setting, context)
     if context.replicas > 1:
         mesh.join(spec, setting, context)
-    return mesh.ReplicaMesh()
+    return mesh.ReplicaMesh(sizes)
 
 
 def _unusable(reason: str, hint: str) -> Usability:

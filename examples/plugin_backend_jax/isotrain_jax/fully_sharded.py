@@ -16,11 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from isotrain.plugin import Batch, Computation, IsotrainError, TrainingSpec
+from isotrain.plugin import (
+    DATA,
+    SHARD,
+    Batch,
+    Computation,
+    IsotrainError,
+    ProcessContext,
+    TrainingSpec,
+)
 from isotrain_jax import layout, mesh
 from isotrain_jax.group import JaxReplicaGroup
-from isotrain_jax.mesh import AXIS, EACH, EQUAL, ReplicaMesh
+from isotrain_jax.mesh import EACH, EQUAL, Hosts, ReplicaMesh
 from isotrain_jax.program import Arrays, Piece, State
+from isotrain_jax.state import Names
 
 
 class FullyShardedGroup(JaxReplicaGroup):
@@ -29,8 +38,22 @@ class FullyShardedGroup(JaxReplicaGroup):
     _whole: Arrays | None = None
     """All weights, while they are here: after `gather_weights`."""
 
-    def __init__(self, spec: TrainingSpec, ties: ReplicaMesh) -> None:
+    def __init__(self, spec: TrainingSpec, ties: ReplicaMesh, context: ProcessContext) -> None:
+        """Builds the model, and keeps a part of it; called by every process once it has joined the others.
+
+        Args:
+            spec: What to train.
+            ties: The devices of all replicas.
+            context: Tells which replicas have a part each, and which have the same one.
+        """
+        places = context.mesh
+        self._parts = places.size(SHARD)
+        self._place = places.coordinates(ties.rank)[SHARD]
+        self._hosts = Hosts()
+        if places.size(DATA) > 1:
+            self._hosts = Hosts(places.groups(SHARD), places.groups(DATA))
         super().__init__(spec, ties)
+        self._names = Names(self._program, ties.rank, self._place)
         variables = self._program.variables
         for variable in (*variables.trainable, *variables.slots):
             if self._axis(variable.shape) is not None:
@@ -42,12 +65,11 @@ class FullyShardedGroup(JaxReplicaGroup):
         self._gather = jax.jit(self._all_weights)
 
     def _axis(self, shape: Sequence[int]) -> int | None:
-        return layout.cut_axis(shape, self.replicas)
+        return layout.cut_axis(shape, self._parts)
 
     def _spec(self, shape: Sequence[int]) -> PartitionSpec:
         """How an array of this shape lies."""
-        cut = self._axis(shape)
-        return EQUAL if cut is None else PartitionSpec(*[None] * cut, AXIS)
+        return mesh.cut_along(self._axis(shape), self._mesh.part_axis)
 
     def _computing_state(self) -> State:
         if self._whole is None:
@@ -77,15 +99,15 @@ class FullyShardedGroup(JaxReplicaGroup):
         return list(map(self._part, arrays, _shapes(variables)))
 
     def _part(self, array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        held = layout.held(shape, self.replicas)
+        held = layout.held(shape, self._parts)
         if array.shape != held:
-            array = self._mesh.place(layout.cut(np.asarray(array), held, self._mesh.rank))
+            array = self._mesh.place(layout.cut(np.asarray(array), held, self._place))
         return self._mesh.share(array, self._filled(shape), self._spec(shape))
 
     def _filled(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the array of the mesh, which may end in padding."""
-        cut, held = self._axis(shape), layout.held(shape, self.replicas)
-        return tuple(size * self.replicas if a == cut else size for a, size in enumerate(held))
+        cut, held = self._axis(shape), layout.held(shape, self._parts)
+        return tuple(size * self._parts if a == cut else size for a, size in enumerate(held))
 
     def _after_pass(self, state: State) -> State:
         moved = self._mesh.lift((state.others, state.metrics))
@@ -122,13 +144,15 @@ class FullyShardedGroup(JaxReplicaGroup):
         self, work: Any, state: State, given: Any, weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
         """The state after an update by the means of what every replica's work gives."""
-        parts = list(map(self._spec, self._shapes))
+        parts = list(map(mesh.cut_along, self._axes))
         lying = State(parts, EACH, EACH, EACH, EACH)
         by_replica = self._mesh.by_replica(
             work, (lying, EACH, EACH, EACH), (EQUAL, parts, EACH, EACH, EQUAL)
         )
-        bare = state._replace(slots=[])
+        own = self._mesh.of_each(state.trainable, self._axes)
+        bare = state._replace(trainable=own, slots=[])
         loss, gradients, others, metrics, rate = by_replica(bare, given, weights, rate)
+        gradients = self._mesh.of_all(gradients, self._axes)
         slots = _shapes(self._program.variables.slots)
         exact = State(
             self._exact(state.trainable, self._shapes),
@@ -172,14 +196,16 @@ class FullyShardedGroup(JaxReplicaGroup):
         parts = [
             gradient
             if axis is None
-            else mesh.sum_part(_filled(gradient, self._filled(gradient.shape)), axis)
+            else mesh.sum_of_all(_filled(gradient, self._filled(gradient.shape)), axis, self._hosts)
             for gradient, axis in zip(gradients, self._axes, strict=True)
         ]
         return self._means(state, loss, parts, weights, rate)
 
     def _joined(self, parts: Arrays) -> Arrays:
         return [
-            part if axis is None else layout.trimmed(mesh.join_parts(part, axis), shape)
+            part
+            if axis is None
+            else layout.trimmed(mesh.join_parts(part, axis, self._hosts), shape)
             for part, axis, shape in zip(parts, self._axes, self._shapes, strict=True)
         ]
 

@@ -125,7 +125,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return self._program.own_rates
 
     def synchronised_step(self, batch: Batch, learning_rate: float) -> jax.Array:
-        pieces, weights, rate = _pieces(batch), self._weights(batch), self._rate(learning_rate)
+        pieces, weights, rate = slices(batch), self._weights(batch), self._rate(learning_rate)
         if batch.even:
             data = self._mesh.lift((pieces, weights, rate))
             self._state, loss = self._step(self._state, *data)
@@ -178,14 +178,14 @@ class JaxReplicaGroup(ReplicaGroup):
         weights = [piece.weight for piece in batch.slices[0]]
         share = sum(weights)
         own = tuple(weight / share if share else 0.0 for weight in weights)
-        loss, gradients, after = self._contributed(_pieces(batch), self._numbers_of(own))
+        loss, gradients, after = self._contributed(slices(batch), self._numbers_of(own))
         given = (after, loss, gradients, self._numbers_of((share,)), self._rate(learning_rate))
         state, loss = self._local_update(self._local_state(), *given)
         self._state = self._mesh.lift(state)
         return self._mesh.mean(loss)
 
     def gradients(self, batch: Batch) -> tuple[list[list[jax.Array]], jax.Array]:
-        loss, gradients, state = self._contributed(_pieces(batch), self._weights(batch))
+        loss, gradients, state = self._contributed(slices(batch), self._weights(batch))
         self._state = self._mesh.lift(state)
         mean = self._mesh.mean(loss)
         return [self._unscaled(state, gradients)], mean
@@ -236,7 +236,7 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def evaluation_step(self, batch: Batch) -> None:
         counts = self._numbers_of(tuple(float(piece.count) for piece in batch.slices[0]))
-        given = (self._computing_state(), self._evaluated, _pieces(batch), counts)
+        given = (self._computing_state(), self._evaluated, slices(batch), counts)
         self._evaluated = self._evaluate(*given)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
@@ -329,5 +329,6 @@ class JaxReplicaGroup(ReplicaGroup):
         return array
 
 
-def _pieces(batch: Batch) -> tuple[Piece, ...]:
+def slices(batch: Batch) -> tuple[Piece, ...]:
+    """Of this process's replica, one after the other."""
     return tuple([(piece.inputs, piece.targets) for piece in batch.slices[0]])

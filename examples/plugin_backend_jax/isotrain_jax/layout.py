@@ -17,9 +17,9 @@ Shape = Sequence[int]
 def cut_axis(shape: Shape, replicas: int) -> int | None:
     """The axis along which each replica has a part of an array: the longest, if it can be without padding.
 
-    None where no axis is as long as there are replicas: every replica has all of it.
+    None where there is one replica, or no axis as long as there are replicas: each has all of it.
     """
-    axes = [axis for axis, size in enumerate(shape) if size >= replicas]
+    axes = [axis for axis, size in enumerate(shape) if size >= replicas > 1]
     even = [axis for axis in axes if shape[axis] % replicas == 0]
     return max(even or axes, key=lambda axis: shape[axis], default=None)
 

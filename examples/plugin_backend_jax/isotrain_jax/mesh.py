@@ -8,16 +8,17 @@ arrays of shape `[1]`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isotrain.plugin import Parts, ProcessContext, ReduceOp, Setting, TrainingSpec
+from isotrain.plugin import SHARD, Parts, ProcessContext, ReduceOp, Setting, TrainingSpec
 from isotrain_jax import private
 
 Tree: TypeAlias = Any
@@ -94,15 +95,25 @@ class ReplicaMesh:
     Attributes:
         replicas: Devices in the mesh.
         rank: Which of them is this process's.
+        part_axis: The axis along which state lies in parts; in hybrid runs one of several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
+        """Arranges the devices of all processes.
+
+        Args:
+            sizes: Of the axes of the run's mesh, where state lies in parts along one of them.
+        """
         first = {device.process_index: device for device in reversed(jax.devices())}
         devices = [first[process] for process in sorted(first)]
         self.replicas = len(devices)
         self.rank = jax.process_index()
         self._device = devices[self.rank]
-        self._mesh = Mesh(devices, (AXIS,))
+        self._mesh = self._grid = Mesh(devices, (AXIS,))
+        self.part_axis = AXIS
+        if sizes is not None and len(sizes) > 1:
+            self.part_axis = SHARD
+            self._grid = Mesh(np.reshape(devices, list(sizes.values())), tuple(sizes))
         self._sharding = NamedSharding(self._mesh, EACH)
         self._mean = self.compile(functools.partial(all_reduce, op="mean"), EQUAL)
 
@@ -128,14 +139,34 @@ class ReplicaMesh:
         Args:
             array: The part of this process.
             shape: Of the whole.
-            spec: `EQUAL`, or which axis is cut.
+            spec: `EQUAL`, or which axis is cut along `part_axis`.
         """
-        lies = NamedSharding(self._mesh, spec)
+        lies = NamedSharding(self._grid, spec)
         return jax.make_array_from_single_device_arrays(tuple(shape), lies, [array])
 
     def lying(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
         """The same array, lying as `spec` says; within a function that is compiled for global arrays."""
-        return lax.with_sharding_constraint(array, NamedSharding(self._mesh, spec))
+        return lax.with_sharding_constraint(array, NamedSharding(self._grid, spec))
+
+    def of_each(self, arrays: Tree, cuts: Sequence[int | None]) -> Tree:
+        """Arrays that are cut along these axes, as `by_replica` takes them; within a compiled function.
+
+        Where several replicas have the same part, it stands there for each of them.
+        """
+        return self._seen(arrays, cuts, (self.part_axis, self._grid.axis_names))
+
+    def of_all(self, arrays: Tree, cuts: Sequence[int | None]) -> Tree:
+        """Undoes `of_each`."""
+        return self._seen(arrays, cuts, (self._grid.axis_names, self.part_axis))
+
+    def _seen(self, arrays: Tree, cuts: Sequence[int | None], axes: tuple[Any, Any]) -> Tree:
+        if self._grid is self._mesh:
+            return arrays
+        takes, gives = ([cut_along(cut, axis) for cut in cuts] for axis in axes)
+        seen = jax.shard_map(
+            list, mesh=self._grid, in_specs=(takes,), out_specs=gives, check_vma=False
+        )
+        return seen(arrays)
 
     def compile(
         self, function: Callable[..., Any], gives: Any = EACH, donated: Sequence[int] = ()
@@ -180,40 +211,81 @@ class ReplicaMesh:
             clear_backends()
 
 
+def cut_along(cut: int | None, axis: Any = AXIS) -> PartitionSpec:
+    """How an array lies that is cut along an axis of its own, or not at all.
+
+    Args:
+        cut: This axis; None: all have all of it.
+        axis: Of the mesh, or several of them.
+    """
+    return EQUAL if cut is None else PartitionSpec(*[None] * cut, axis)
+
+
 def all_reduce(value: Tree, op: ReduceOp) -> Tree:
     """Reduces each array of a tree over all replicas; within a compiled function."""
     return {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax}[op](value, AXIS)
 
 
-def all_gather(value: jax.Array) -> jax.Array:
-    """Stacks the arrays of all replicas; within a compiled function."""
-    return lax.all_gather(value, AXIS)
+def all_gather(value: jax.Array, parts: Parts | None = None) -> jax.Array:
+    """Stacks the arrays of all replicas, or of those of the own part; within a compiled function.
+
+    Args:
+        value: Of one shape in all of them.
+        parts: Each replica is in one of them, and they are of one size.
+    """
+    return lax.all_gather(value, AXIS, axis_index_groups=parts)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def join_parts(part: jax.Array, axis: int) -> jax.Array:
+class Hosts(NamedTuple):
+    """Over whom state lies in parts.
+
+    Attributes:
+        parts: Replicas that have all parts together; None: only all of them do.
+        copies: Replicas that have the same part; None: none do.
+    """
+
+    parts: Parts | None = None
+    copies: Parts | None = None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def join_parts(part: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
     """The whole of which each replica has a part along an axis; its gradient is summed over all of them."""
-    return lax.all_gather(part, AXIS, axis=axis, tiled=True)
+    return lax.all_gather(part, AXIS, axis=axis, axis_index_groups=hosts.parts, tiled=True)
 
 
-def sum_part(value: jax.Array, axis: int) -> jax.Array:
-    """This replica's part, along an axis, of the sum over all replicas; within a compiled function.
+def sum_part(value: jax.Array, axis: int, parts: Parts | None = None) -> jax.Array:
+    """This replica's share, along an axis, of the sum over all replicas; within a compiled function.
 
-    Between CPUs each sends the parts to each: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
+    Between CPUs each sends the shares to each: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
     and then gives wrong sums (github.com/jax-ml/jax/issues/40830).
+
+    Args:
+        value: Each share of it is as long along the axis.
+        axis: Along which it is cut.
+        parts: Sums over the replicas of the own part only; as `all_gather` takes them.
     """
     if jax.default_backend() != "cpu":
-        return lax.psum_scatter(value, AXIS, scatter_dimension=axis, tiled=True)
-    parts = jnp.stack(jnp.split(value, lax.axis_size(AXIS), axis))
-    return lax.all_to_all(parts, AXIS, split_axis=0, concat_axis=0).sum(0)
+        return lax.psum_scatter(
+            value, AXIS, scatter_dimension=axis, axis_index_groups=parts, tiled=True
+        )
+    size = len(parts[0]) if parts else lax.axis_size(AXIS)
+    shares = jnp.stack(jnp.split(value, size, axis))
+    return lax.all_to_all(shares, AXIS, split_axis=0, concat_axis=0, axis_index_groups=parts).sum(0)
 
 
-def _joined(part: jax.Array, axis: int) -> tuple[jax.Array, None]:
-    return join_parts(part, axis), None
+def sum_of_all(value: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
+    """This replica's part, along an axis, of the sum over all replicas; within a compiled function."""
+    part = sum_part(value, axis, hosts.parts)
+    return part if hosts.copies is None else sum_within(part, hosts.copies)
 
 
-def _summed(axis: int, _: None, whole: jax.Array) -> tuple[jax.Array]:
-    return (sum_part(whole, axis),)
+def _joined(part: jax.Array, axis: int, hosts: Hosts) -> tuple[jax.Array, None]:
+    return join_parts(part, axis, hosts), None
+
+
+def _summed(axis: int, hosts: Hosts, _: None, whole: jax.Array) -> tuple[jax.Array]:
+    return (sum_of_all(whole, axis, hosts),)
 
 
 join_parts.defvjp(_joined, _summed)

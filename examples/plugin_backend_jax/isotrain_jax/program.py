@@ -9,7 +9,7 @@ Nothing here knows of other replicas.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -70,7 +70,10 @@ class Program:
         statistics: Which of the other weights forward passes move.
         own_rates: The schedule that the optimizer came with; None where it has none.
         loss_scale: Those of the optimizer's variables that are the loss scale's, by what they are.
+        own_slots: The places of those slots that no other replica has; after `keep_slots_of`.
     """
+
+    own_slots: Collection[int] = ()
 
     def __init__(self, spec: TrainingSpec) -> None:
         """Builds everything.
@@ -80,6 +83,7 @@ class Program:
             UnsupportedError: A metric cannot be compiled.
         """
         choose_attention(spec.precision)
+        self._spec = spec
         self.model = portable.build_model(spec, "jax")
         if not isinstance(self.model, keras.Layer):
             raise SpecError(
@@ -104,10 +108,25 @@ class Program:
         )
         moved = {id(variable) for variable in portable.moving_statistics(self.model)}
         self.statistics = [i for i, v in enumerate(self.variables.others) if id(v) in moved]
-        rate = self._optimizer.learning_rate
-        self._rate_place = [id(slot) for slot in self.variables.slots].index(id(rate))
+        self._rate_place = self._place_of_rate()
         self._training_loss = portable.loss_computer(spec, self.model, "jax", training=True)
         self._evaluation_loss = portable.loss_computer(spec, self.model, "jax", training=False)
+
+    def _place_of_rate(self) -> int:
+        slots = [id(slot) for slot in self.variables.slots]
+        return slots.index(id(self._optimizer.learning_rate))
+
+    def keep_slots_of(self, places: Sequence[int]) -> Arrays:
+        """From now on there are slots of these trainable weights alone; gives their first values."""
+        self._optimizer, _ = portable.build_optimizer(self._spec, "jax", self._optimizer.name)
+        shared = {id(variable) for variable in self._optimizer.variables}
+        self._optimizer.build([self.variables.trainable[place] for place in places])
+        self._bound, self._optimizer.global_clipnorm = self._optimizer.global_clipnorm, None
+        slots = list(self._optimizer.variables)
+        self.variables = self.variables._replace(slots=slots)
+        self.own_slots = {place for place, slot in enumerate(slots) if id(slot) not in shared}
+        self._rate_place = self._place_of_rate()
+        return _packed(slot.value for slot in slots)
 
     def sums(self) -> dict[str, Any]:
         """The variables of the training metrics, as `METRIC/SUM`."""
@@ -136,6 +155,7 @@ class Program:
         pieces: Sequence[Piece],
         weights: jax.Array,
         join: Callable[[Arrays], Arrays] | None = None,
+        take: Callable[[Arrays], Arrays] = list,
     ) -> tuple[jax.Array, Arrays, State]:
         """Computes a replica's share of the loss and its gradients.
 
@@ -145,6 +165,7 @@ class Program:
             weights: The weight of each, shape `[pieces]`; a slice of weight 0 is a placeholder.
             join: Makes whole weights of those in the state, where these are parts. What it makes is not
                 kept for the backward pass, which joins them again.
+            take: What it makes of the gradients of each slice is added up in their place.
 
         Returns:
             The sum over the slices of weight * mean loss; its gradients (of the scaled loss, where the
@@ -155,7 +176,7 @@ class Program:
         for index, piece in enumerate(pieces):
             loss, gradients, after = self._forward_and_backward(state, piece, weights[index], join)
             state = self._unless_empty(weights[index], state, after)
-            own = (loss, gradients)
+            own = (loss, take(gradients))
             sums = own if sums is None else jax.tree.map(jnp.add, sums, own)
         assert sums is not None
         return *sums, state
@@ -216,15 +237,54 @@ class Program:
         """
         if state.kept:
             state = state._replace(kept=_packed(self.unscaled(state, gradients)))
-        slots = list(state.slots)
+        places = range(len(state.trainable))
+        trained, slots = self._applied(places, state.trainable, state.slots, gradients, rate)
+        return state._replace(trainable=trained, slots=slots)
+
+    def _applied(
+        self,
+        places: Iterable[int],
+        weights: Arrays,
+        slots: Arrays,
+        gradients: Arrays,
+        rate: jax.Array,
+    ) -> tuple[Arrays, Arrays]:
+        """The trainable weights at some places, and the slots, after an update."""
+        variables, slots = [self.variables.trainable[place] for place in places], list(slots)
         slots[self._rate_place] = rate
-        weights = self.variables.trainable
         trained, moved = self._optimizer.stateless_apply(
             _shaped(self.variables.slots, slots),
-            _shaped(weights, gradients),
-            _shaped(weights, state.trainable),
+            _shaped(variables, gradients),
+            _shaped(variables, weights),
         )
-        return state._replace(trainable=_packed(trained), slots=_packed(moved))
+        return _packed(trained), _packed(moved)
+
+    def update_own(
+        self,
+        places: Iterable[int],
+        weights: Arrays,
+        slots: Arrays,
+        gradients: Arrays,
+        norm: jax.Array | None,
+        rate: jax.Array,
+    ) -> tuple[Arrays, Arrays]:
+        """Clips and applies reduced gradients of the weights that slots are kept of.
+
+        Args:
+            places: Of these weights among the trainable ones.
+            weights: These.
+            slots: All that are here.
+            gradients: Of these weights.
+            norm: That of the gradients of all weights, shape `[1]`, where it clips them.
+            rate: The learning rate, shape `[1]`.
+
+        Returns:
+            The weights and the slots.
+        """
+        if norm is not None and self._bound is not None:
+            factor = self._bound * jnp.minimum(1 / norm[0], 1 / self._bound)  # as Keras has it
+            gradients = [gradient * factor.astype(gradient.dtype) for gradient in gradients]
+        return self._applied(places, weights, slots, gradients, rate)
 
     def local_update(
         self,

@@ -36,7 +36,14 @@ class Names:
     names they are those of replica 0.
     """
 
-    def __init__(self, program: Program, rank: int) -> None:
+    def __init__(self, program: Program, rank: int, place: int | None = None) -> None:
+        """Names what a program has.
+
+        Args:
+            program: Of the replica.
+            rank: Of its process.
+            place: Which part it has of weights and slots that lie in parts; None: that of its rank.
+        """
         variables, scale = program.variables, program.loss_scale
         weights = [*variables.trainable, *variables.others]
         known = dict(zip(portable.canonical_names(weights), weights, strict=True))
@@ -58,7 +65,8 @@ class Names:
             kind: {name: places[id(variable)] for name, variable in own.items()}
             for kind, own in by_kind.items()
         }
-        self._rank = rank
+        self._alone = program.own_slots
+        self._place = rank if place is None else place
         self._shift = portable.seed_shift(rank)
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
@@ -76,16 +84,23 @@ class Names:
     def described(self, state: State, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""
         return {
-            name: StateInfo(
-                place.shape, value.dtype.name, value.nbytes, *self._where(place, value.shape)
-            )
-            for name, place, value in self._chosen(state, kinds)
+            name: self._described(place, value) for name, place, value in self._chosen(state, kinds)
         }
+
+    def _described(self, place: Place, value: jax.Array) -> StateInfo:
+        where = self._where(place, value.shape)
+        info = StateInfo(place.shape, value.dtype.name, value.nbytes, *where)
+        is_alone = place.part == "slots" and place.index in self._alone
+        return info.held_alone() if is_alone else info
+
+    def of_optimizer(self) -> set[str]:
+        """The names of what the optimizer has."""
+        return set(self._places["optimizer"])
 
     def _where(self, place: Place, held: tuple[int, ...]) -> tuple[Any, ...]:
         """Offset and shape of the part that is here; nothing where all is."""
         is_whole = not place.shape or held == place.shape
-        return () if is_whole else layout.extent(place.shape, held, self._rank)
+        return () if is_whole else layout.extent(place.shape, held, self._place)
 
     def _chosen(
         self, state: State, kinds: Sequence[StateKind]
@@ -124,7 +139,7 @@ class Names:
     ) -> np.ndarray:
         """What a replica holds of a value, of which all is given, or the replica's part."""
         if value.shape == (place.shape or (1,)):
-            return layout.cut(value, held, self._rank)
+            return layout.cut(value, held, self._place)
         if self._where(place, held)[1:] != (value.shape,):
             raise IsotrainError(
                 f"{name!r} has shape {place.shape} in this model, and the given state has"

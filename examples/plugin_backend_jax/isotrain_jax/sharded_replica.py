@@ -1,0 +1,180 @@
+"""The JAX replica of a sharded run, which updates some of the weights alone; and how it exchanges.
+
+What processes compile for themselves may differ: their weights do. XLA takes it that all processes run the
+same program: it orders exchanges that do not need each other by the shapes around them, leaves out those
+of whose results nothing is taken, and reckons what an exchange of constants gives. So what goes into an
+exchange is either an argument of a function that all compile alike (`Compiled`), or computed alike by all
+of them (`InOrder`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from isotrain.plugin import Parts, ReduceOp, place_within
+from isotrain_jax import mesh
+from isotrain_jax.mesh import ReplicaMesh
+from isotrain_jax.program import Program, State
+from isotrain_jax.replica import JaxReplica
+
+
+class Exchanges(ABC):
+    """Makes one exchange after the other."""
+
+    @abstractmethod
+    def make(
+        self, exchange: Callable[..., jax.Array], tensor: jax.Array, *static: Hashable
+    ) -> jax.Array:
+        """What `exchange(tensor, *static)` gives, where it is compiled."""
+
+
+class Compiled(Exchanges):
+    """Each is a function of its own, outside of any other.
+
+    The next one waits for it: XLA may begin two functions on CPUs in any order.
+    """
+
+    def __init__(self, ties: ReplicaMesh) -> None:
+        self._ties = ties
+        self._functions: dict[Any, Callable[..., Any]] = {}
+
+    def make(
+        self, exchange: Callable[..., jax.Array], tensor: jax.Array, *static: Hashable
+    ) -> jax.Array:
+        key = (exchange, static)
+        if key not in self._functions:
+
+            def function(own: Any) -> Any:
+                return mesh.packed(exchange(mesh.unpacked(own), *static))
+
+            self._functions[key] = self._ties.compile(function)
+        given = self._ties.lift(mesh.packed(tensor))
+        result: jax.Array = mesh.unpacked(self._ties.lower(self._functions[key](given)))
+        return result.block_until_ready()
+
+
+class InOrder(Exchanges):
+    """All are in a function that is being traced, and each but the first seems to need the one before.
+
+    What goes into the first is computed by all alike. The function has to use what the last one gives.
+    """
+
+    def __init__(self, never: jax.Array) -> None:
+        """Has made none yet.
+
+        Args:
+            never: A truth value of shape `[1]` that is false, which the compiler does not know.
+        """
+        self._never = never
+        self._last: jax.Array | None = None
+
+    def make(
+        self, exchange: Callable[..., jax.Array], tensor: jax.Array, *static: Hashable
+    ) -> jax.Array:
+        if self._last is not None:
+            tensor = jnp.where(self._never[0], self._last.astype(tensor.dtype), tensor)
+        result = exchange(tensor, *static)
+        self._last = result.reshape(-1)[0]
+        return result
+
+
+class ShardedReplica(JaxReplica):
+    """A replica that can read, write and exchange some of its weights."""
+
+    def __init__(
+        self, program: Program, ties: ReplicaMesh, state: State, exchanges: Exchanges
+    ) -> None:
+        super().__init__(program, ties, state)
+        self._exchanges = exchanges
+
+    def read_weights(self, places: Sequence[int]) -> jax.Array:
+        weights = self.state.trainable
+        widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.itemsize)
+        own = [weights[place] for place in places]
+        return _joined(own, widest) if own else jnp.zeros(0, widest)
+
+    def write_weights(self, places: Sequence[int], vector: jax.Array) -> None:
+        weights = list(self.state.trainable)
+        values = _separated(vector, [weights[place] for place in places])
+        for place, value in zip(places, values, strict=True):
+            weights[place] = value
+        self.state = self.state._replace(trainable=weights)
+
+    def all_reduce(self, tensor: jax.Array, op: ReduceOp = "sum") -> jax.Array:
+        return self._exchanges.make(mesh.all_reduce, tensor, op)
+
+    def all_gather(self, tensor: jax.Array) -> jax.Array:
+        return self._exchanges.make(mesh.all_gather, tensor)
+
+    def send_receive(self, tensor: jax.Array, destinations: Sequence[int]) -> jax.Array:
+        return self._exchanges.make(mesh.permute, tensor, tuple(destinations))
+
+    def sum_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+        if not tensor.size:
+            return tensor
+        return self._exchanges.make(mesh.sum_within, tensor, _hashable(parts))
+
+    def broadcast_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+        return self._exchanges.make(mesh.broadcast_within, tensor, _hashable(parts))
+
+    def sum_parts(self, vector: jax.Array, sizes: Sequence[int]) -> jax.Array:
+        total = self._exchanges.make(_sum_of_part, vector, tuple(sizes))
+        return total[: sizes[self.index]]
+
+    def sum_parts_within(self, vector: jax.Array, sizes: Sequence[int], within: Parts) -> jax.Array:
+        total = self._exchanges.make(_sum_of_part, vector, tuple(sizes), _hashable(within))
+        return total[: sizes[place_within(self.index, within)]]
+
+    def join_parts(self, part: jax.Array, sizes: Sequence[int]) -> jax.Array:
+        return self._exchanges.make(_whole, _filled(part, max(sizes)), tuple(sizes))
+
+    def join_parts_within(self, part: jax.Array, sizes: Sequence[int], within: Parts) -> jax.Array:
+        filled = _filled(part, max(sizes))
+        return self._exchanges.make(_whole, filled, tuple(sizes), _hashable(within))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _joined(arrays: Sequence[jax.Array], dtype: Any) -> jax.Array:
+    """All numbers of arrays as one vector."""
+    return jnp.concatenate([array.astype(dtype).reshape(-1) for array in arrays])
+
+
+@jax.jit
+def _separated(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Undoes `_joined`."""
+    ends = list(itertools.accumulate(array.size for array in like))
+    parts = jnp.split(vector, ends[:-1])
+    return [
+        part.astype(array.dtype).reshape(array.shape)
+        for part, array in zip(parts, like, strict=True)
+    ]
+
+
+def _filled(vector: jax.Array, size: int) -> jax.Array:
+    return vector if vector.size == size else jnp.pad(vector, (0, size - vector.size))
+
+
+def _sum_of_part(
+    vector: jax.Array, sizes: tuple[int, ...], within: Parts | None = None
+) -> jax.Array:
+    """The own part of a sum, with padding: on their way, all parts are as long as the longest."""
+    parts = jnp.split(vector, list(itertools.accumulate(sizes))[:-1])
+    filled = [_filled(part, max(sizes)) for part in parts]
+    return mesh.sum_part(jnp.concatenate(filled), 0, within)
+
+
+def _whole(part: jax.Array, sizes: tuple[int, ...], within: Parts | None = None) -> jax.Array:
+    """Joins parts that are padded to one length."""
+    rows = mesh.all_gather(part, within)
+    return jnp.concatenate([rows[place, :size] for place, size in enumerate(sizes)])
+
+
+def _hashable(parts: Parts) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, parts))
