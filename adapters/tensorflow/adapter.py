@@ -80,8 +80,8 @@ class _TensorFlowAdapter(Adapter):
     slot_forms = KerasSlotForms()
     replicated_options = frozenset({_BUCKET_OPTION})
     options = {
-        _BUCKET_OPTION: "small tensors are joined into buckets of this many bytes before they are"
-        " exchanged (4194304)",
+        _BUCKET_OPTION: "tensors of less than half as many bytes are joined into buckets of this many"
+        " before they are exchanged (4194304)",
     }
     synchronised_statistics = frozenset({"cpu", "gpu"})
     cpu_collective: ClassVar[str]

@@ -168,12 +168,19 @@ def in_buckets(
 
 
 def plan_buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Groups the indices of the tensors into buckets, in order; tensors of unknown size stay alone."""
+    """Groups the indices of the tensors into buckets, in order.
+
+    Tensors of half a bucket and more, and of unknown size, stay alone: they are not copied, and those
+    between them go together.
+    """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):
         count = tensor.shape.num_elements()
         size = bucket_bytes if count is None else count * tensor.dtype.size
+        if 2 * size >= bucket_bytes:
+            buckets.append([index])
+            continue
         bucket, filled = open_buckets.get(tensor.dtype, ([], bucket_bytes))
         if filled + size > bucket_bytes:
             bucket, filled = [], 0

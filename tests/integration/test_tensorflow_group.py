@@ -442,6 +442,30 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
         assert not [each.name for each in graph.get_operations() if "Assign" in each.type]
 
 
+@check
+def large_gradients_travel_alone_and_small_ones_together(run: Run) -> None:
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow.exchange import in_buckets
+
+    counts, given = (1, 9, 2, 10, 3, 8, 7, 5, 4), []
+
+    def reduce(packed: list[tf.Tensor]) -> list[tf.Tensor]:
+        given.extend(packed)
+        return [2 * each for each in packed]
+
+    @tf.function(autograph=False)
+    def twice(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return in_buckets(tensors, 4 * 18, reduce)
+
+    tensors = [tf.range(100.0 * i, 100.0 * i + count) for i, count in enumerate(counts)]
+    for found, tensor in zip(twice(tensors), tensors, strict=True):
+        np.testing.assert_array_equal(found, 2 * tensor)
+    assert [int(each.shape[0]) for each in given] == [1 + 2 + 3 + 8, 9, 10, 7 + 5 + 4]
+    copied = [each.op.type for each in given]
+    assert copied == ["ConcatV2", "Reshape", "Reshape", "ConcatV2"]
+
+
 def make_checks(session: isotrain.Session, alone: dict[str, Found]) -> tuple[Found, Found]:
     """Makes every check; what is wrong, by name, and what one replica has found. A run's work."""
     run, found = Run(session, alone), {}
