@@ -21,6 +21,8 @@ from isotrain.testing.reference.network import Branch, Network
 
 RATE = 0.125
 WIDTH = 192
+IN_NUMPY = 48
+"""Its width there, where no bytes are counted."""
 SAMPLES = 44
 STATE = ("trainable", "statistics")
 
@@ -50,10 +52,11 @@ def objective(model: Any, batch: Any) -> Any:
 
 def reference_model() -> Network:
     """As `build_model`, of the reference backend."""
-    hidden = [Dense(4, WIDTH, "tanh", name="first"), Dense(WIDTH, WIDTH, "tanh", name="second")]
+    first = Dense(4, IN_NUMPY, "tanh", name="first")
+    hidden = [first, Dense(IN_NUMPY, IN_NUMPY, "tanh", name="second")]
     return Network(
         {
-            "prediction": Branch("features", [*hidden, Dense(WIDTH, 3, name="last")]),
+            "prediction": Branch("features", [*hidden, Dense(IN_NUMPY, 3, name="last")]),
             "statistics": Branch("features", [BatchNormalization(4, 0.99, name="statistics")]),
         }
     )
