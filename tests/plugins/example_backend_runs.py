@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import rarely_collected  # noqa: F401  # in this process too, which computes as those of its runs do
 from conformance import check_strategies, runs, strategy_bench, variety
 from integration import exported_models
 from plugins import example_sharded_runs
