@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
+_AHEAD = "isotrain.adapters.torch.ahead"
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -282,9 +283,9 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
     # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
     own = ("torch._dynamo", __name__, "isotrain.adapters.torch.group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
-        return Start(("torch", *own))
+        return Start((_AHEAD, "torch", *own))
     of_keras = (*own, "isotrain.adapters.torch.keras_program")
-    return Start((keras_backend.DEFERRED, "torch", "keras", *of_keras))
+    return Start((keras_backend.DEFERRED, _AHEAD, "torch", "keras", *of_keras))
 
 
 def torch_changed() -> Usability | None:

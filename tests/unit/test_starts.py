@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ SPEC = load_spec(
         "steps": 1,
     }
 )
+AHEAD = "isotrain.adapters.torch.ahead"
 ADAPTERS = (TorchDDP, TFMirrored, TFMultiWorker, HorovodTorch, HorovodTF)
 
 
@@ -52,7 +55,8 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
     start = resolve_start(adapter(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("forked", None)
-    assert start.imports[:3] == (keras_backend.DEFERRED, adapter.framework, "keras")
+    order = [name for name in start.imports if name != AHEAD]
+    assert order[:3] == [keras_backend.DEFERRED, adapter.framework, "keras"]
     assert "GPU" in str(resolve_start(adapter(), LOCAL, SPEC, "gpu").why_fresh)
 
 
@@ -61,8 +65,19 @@ def test_a_native_torch_model_needs_no_keras(adapter: Any, monkeypatch: pytest.M
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
     native = SPEC.replace(model={"torch": dict})
     imports = resolve_start(adapter(), LOCAL, native, "cpu").imports
-    assert "torch" in imports
+    assert imports[:2] == (AHEAD, "torch")
     assert not any("keras" in name for name in imports)
+
+
+def test_torch_s_library_is_loaded_without_torch_and_leaves_no_thread() -> None:
+    program = (
+        f"import sys, threading, {AHEAD}; said = open('/proc/self/maps').read();"
+        " print('libtorch_cpu.so' in said, 'torch' in sys.modules, threading.active_count())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["True", "False", "1"]
 
 
 @pytest.mark.parametrize("adapter", [HorovodTorch, HorovodTF])
