@@ -112,8 +112,29 @@ def _keeps_slots() -> None:
         require(all(each == [(1,), (2,)] for each in shapes), f"slots of {name} in order")
 
 
+def momentum_of(optimizer: keras.optimizers.SGD, variable: Any) -> Any:
+    """The slot of a weight that SGD with momentum updates, as its `update_step` is given it."""
+    return optimizer.momentums[optimizer._get_variable_index(variable)]
+
+
+def _finds_the_momentum() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
+    optimizer, found = keras.optimizers.SGD(momentum=0.5), []
+
+    def note(gradient: Any, variable: Any, rate: Any) -> None:
+        found.append(momentum_of(optimizer, variable))
+
+    optimizer.update_step = note
+    optimizer.apply([keras.ops.ones(1), keras.ops.ones(2)], weights)
+    slots = slots_of(optimizer)["momentum"]
+    require(list(map(id, found)) == list(map(id, slots)), "the momentum of each weight")
+
+
 PARTS = (
     PrivatePart("Optimizer._learning_rate", _gives_its_rate_away),
     PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
     PrivatePart("slots of optimizers", _keeps_slots),
+    PrivatePart("Optimizer._get_variable_index", _finds_the_momentum),
 )

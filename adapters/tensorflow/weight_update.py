@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
+from isotrain.adapters.tensorflow.momentum import update_at_once
 from isotrain.adapters.tensorflow.state import native, slots
 from isotrain.adapters.tensorflow.variables import assign_all, undone_where
 from isotrain.plugin import TrainingSpec
@@ -58,12 +59,13 @@ class WeightUpdate:
         self._shared_slots = set(self.slots())
 
     def _prepare_optimizer(self, updated: list[Any]) -> None:
-        """Makes the slots, hands over the learning rate, and takes away the own reduction."""
+        """Makes the slots, hands over the rate, and takes away the own reduction and the slow update."""
         self._updated = updated
         inner = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
         self._optimizer.build(self._updated)
         inner.learning_rate = lambda: self._rate
         keras_private.apply_as_given(inner)
+        update_at_once(inner)
 
     def slots(self) -> dict[str, Any]:
         """The optimizer's variables by name; not traced."""

@@ -466,6 +466,47 @@ def large_gradients_travel_alone_and_small_ones_together(run: Run) -> None:
     assert copied == ["ConcatV2", "Reshape", "Reshape", "ConcatV2"]
 
 
+def updated_weights(dtype: str, nesterov: bool, at_once: bool) -> Any:
+    """Makes a function that updates weights of a type by given gradients, and gives them and their slots."""
+    import keras
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow.momentum import update_at_once
+
+    starts = [np.linspace(-1.5, 2.5, 33 * 7).reshape(33, 7), np.full(7, 1 / 3), np.float64(0.7)]
+    weights = [keras.Variable(start.astype("float32"), dtype=dtype) for start in starts]
+    optimizer = keras.optimizers.SGD(0.1, 0.9, nesterov, weight_decay=0.01)
+    optimizer.build(weights)
+    if at_once:
+        update_at_once(optimizer)
+
+    def updated(gradients: Any) -> Any:
+        optimizer.apply([tf.cast(each, dtype) for each in gradients], weights)
+        return [tf.identity(variable.value) for variable in (*weights, *optimizer.momentums)]
+
+    return updated
+
+
+@check
+def momenta_and_weights_updated_at_once_have_the_bits_of_keras(run: Run) -> None:
+    if run.session.plan.backend != RUNS[0][0]:
+        return
+    import tensorflow as tf
+
+    cases = [("float64", False), ("float32", False), ("float32", True), ("bfloat16", True)]
+    generator, found = np.random.default_rng(3), []
+    gradients = [tf.constant(generator.standard_normal(s)) for s in ((33, 7), (7,), ())]
+    for at_once in (False, True):
+        functions = [updated_weights(*case, at_once) for case in cases]
+        every = tf.function(lambda given, f=functions: [each(given) for each in f], autograph=False)
+        graph = every.get_concrete_function(gradients).graph
+        done = [op for op in graph.get_operations() if op.type == "ResourceApplyKerasMomentum"]
+        assert len(done) == len(gradients) * len(cases) * at_once
+        steps = [every([each * factor for each in gradients]) for factor in (0.3, -0.7, 1.1)]
+        found.append([each.numpy().tobytes() for each in tf.nest.flatten(steps)])
+    assert found[0] == found[1]
+
+
 def make_checks(session: isotrain.Session, alone: dict[str, Found]) -> tuple[Found, Found]:
     """Makes every check; what is wrong, by name, and what one replica has found. A run's work."""
     run, found = Run(session, alone), {}
