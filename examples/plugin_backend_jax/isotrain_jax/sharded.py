@@ -128,9 +128,13 @@ class ShardedGroup(JaxReplicaGroup):
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
-        """Not compiled as a whole, as each replica has others of the weights; slots have no part in it."""
+        """Not compiled as a whole, as each replica has others of the weights; slots have no part in it.
+
+        It waits for the step before: a replica without weights in a bucket has nothing else to wait for, and
+        would exchange while others are not there yet.
+        """
         options = {} if static is None else {"static": static}
-        before = self._local_state()._replace(slots=[])
+        before = jax.block_until_ready(self._local_state()._replace(slots=[]))
         replica = self._seen(before, self._exchanges)
         result = computation(replica, *(own for (own,) in values), **options)
         for field in ("trainable", "others"):
