@@ -33,6 +33,14 @@ BASE: dict[str, Any] = {
 }
 NATIVE = {"torch": models.of_torch, "tensorflow": models.of_tensorflow}
 IN_PARTS = {"name": "sharded", "options": {"stage": 3, "bucket_megabytes": 2e-4}}
+EXCHANGING: dict[str, dict[str, Any]] = {
+    "local-sgd": {"every": 2},
+    "gossip": {},
+    "compressed": {"method": "topk", "ratio": 0.25},
+    "hierarchical": {"host_size": 1},
+}
+"""Strategies with steps of their own."""
+BLOCKS = {"recompute": "blocks.*"}
 TRAINED: dict[str, dict[str, Any]] = {
     "kept": {},
     "every": {"recompute": "*"},
@@ -41,7 +49,18 @@ TRAINED: dict[str, dict[str, Any]] = {
     "mixed-kept": {"precision": "bfloat16"},
     "mixed": {"precision": "bfloat16", "recompute": "*"},
     "native-kept": {"model": NATIVE, "accumulate": 1},
-    "native": {"model": NATIVE, "accumulate": 1, "recompute": "blocks.*"},
+    "native": {"model": NATIVE, "accumulate": 1, **BLOCKS},
+    **{
+        f"{strategy}{kept}": {
+            "model": NATIVE,
+            "accumulate": 1,
+            "epochs": 1,
+            "strategy": {"name": strategy, "options": options},
+            **again,
+        }
+        for strategy, options in EXCHANGING.items()
+        for kept, again in {"-kept": {}, "": BLOCKS}.items()
+    },
 }
 COMPARED = {
     "every": "kept",
@@ -49,6 +68,7 @@ COMPARED = {
     "in-parts": "kept",
     "mixed": "mixed-kept",
     "native": "native-kept",
+    **{strategy: f"{strategy}-kept" for strategy in EXCHANGING},
 }
 TRIED = {"torch-ddp": tuple(TRAINED), "tf-multiworker": ("kept", "every", "native-kept", "native")}
 """All where that is quick."""
