@@ -386,7 +386,7 @@ def test_a_backend_that_is_missing_is_a_failure_of_the_demo(
     """With a network in NumPy, whose processes start in a blink, and a short look at its speed."""
     fields = digits.spec(adapter=Reference(), plugins=["isotrain.testing.reference"])
     monkeypatch.setitem(sys.modules, "digits", SimpleNamespace(spec=load_spec(fields)))
-    compare = functools.partial(isotrain.compare, run_limit=0.5)
+    compare = functools.partial(isotrain.compare, run_limit=0.1)
     monkeypatch.setattr(isotrain, "compare", compare)
     asked = ("--epochs", "1", "--replicas", "1", "--backends", "torch-ddpp", "reference")
     done = script(EXAMPLES / "demo.py", *asked, folder=tmp_path)

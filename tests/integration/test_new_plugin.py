@@ -150,7 +150,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
     assert losses[run[3]] < 1
     assert losses == pytest.approx(dict.fromkeys(losses, losses[run[3]]), rel=1e-4)
     del compare[6:12]
-    options = ("--steps", "24", "--repeat", "1", "--run-limit", "0.5s", "--output", "all", "--json")
+    options = ("--steps", "24", "--repeat", "1", "--run-limit", "0.1s", "--output", "all", "--json")
     cells = json.loads(told(*compare, "--set", "epochs=12", *options))["cells"]
     assert [(cell["backend"], cell["status"]) for cell in cells] == [
         (each, "finished") for each in ("torch-ddp", "tf-mirrored")
