@@ -14,7 +14,7 @@ from conformance import wire
 from integration.checkpoint_reads import restore_own
 from integration.recomputed_models import most_bytes, peak_of_tensorflow
 
-from isotrain.core.contracts.state import StateKind
+from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
 from isotrain.testing import probe
@@ -22,6 +22,8 @@ from isotrain.testing.board import Board
 from isotrain.testing.series import PATIENT, next_session
 
 PARALLEL = {"name": "data-parallel"}
+ALIKE: tuple[StateKind, ...] = (*MODEL_STATE, "random", "metrics")
+"""What such runs have in common: of how they exchange, each keeps its own."""
 SAVED = 4
 """Steps after which a run saves: at the end of its first epoch, whose last batch leaves replicas empty."""
 BY_NORMS = "adam, by norms"
@@ -353,7 +355,9 @@ def passed_on(
     kind: str,
     measures: bool,
 ) -> dict[str, Any]:
-    """Saves in the middle under each strategy, and goes on from there under each.
+    """Saves in the middle under each strategy, and goes on from there; a whole one is but restored.
+
+    What it has then is what it had when it saved: from there on it is a run like any other.
 
     Args:
         session: Of a data-parallel run.
@@ -369,7 +373,8 @@ def passed_on(
         found["parallel to sharded"] = gone_on(session, folder=f"{folder}/parallel")
         found["sharded to sharded"] = gone_on(session, folder=f"{folder}/sharded")
     with next_session(session, "parallel", spec(PARALLEL, base, **changes)) as session:
-        found["sharded to parallel"] = gone_on(session, folder=f"{folder}/sharded")
+        restore_own(session, Path(f"{folder}/sharded"))
+        found["restored"] = {"steps": session.steps_done, "saved": session.read_state(ALIKE)}
     if measures:
         fields = native(data=native_batches, **IN_ORDER)
         with next_session(session, "modules", spec(KINDS[kind], fields)) as session:
@@ -386,7 +391,8 @@ def _saved(session: Session, folder: str) -> dict[str, Any]:
     """Trains to the end, and saves in the middle."""
     stopped(session)
     session.save(folder)
-    return trained(session)
+    saved = session.read_state(ALIKE)
+    return {"saved": saved, **trained(session)}
 
 
 def stopped(session: Session, steps: int = SAVED) -> None:

@@ -296,7 +296,13 @@ def test_it_goes_on_as_data_parallel_and_back(
             modules, by_hand = found.pop("modules"), found.pop("by hand")
             for each in by_hand:
                 assert_close(modules[each], by_hand[each], f"of tf.Modules: {each}")
+    for found in processes:
+        restored, saved = found["restored"], found["parallel"]["saved"]
+        assert restored["steps"] == cases.SAVED
+        assert restored["saved"].keys() == saved.keys()
+        assert_close(restored["saved"], saved, "restored as a whole")
     first = processes[0]
+    del first["restored"]
     expected = first["parallel"]
     for name, found in first.items():
         assert_equal(found, expected, name)
