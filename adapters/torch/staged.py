@@ -215,6 +215,8 @@ class StagedGroup(TorchReplicaGroup):
     def _let_go(self) -> None:
         """Gives the memory of other stages' weights back; `join_stages` gets them again."""
         for tensor in self._weights().values():
-            storage = tensor.untyped_storage()
-            if not self._is_own(tensor) and storage.resizable():
-                storage.resize_(0)
+            if self._is_own(tensor):
+                continue
+            if not tensor.untyped_storage().resizable():  # the memory is NumPy's
+                tensor.data = torch.empty_like(tensor)
+            tensor.untyped_storage().resize_(0)
