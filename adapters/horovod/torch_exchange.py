@@ -73,8 +73,8 @@ class HorovodExchange(Exchange):
 
     def begin_mean(self, scalar: torch.Tensor) -> Wait:
         """Starts a sum of its own, which Horovod never fuses with (and so reorders) the gradients."""
-        handle = hvd.allreduce_async(to_sendable(scalar), name="isotrain.loss", op=hvd.Sum)
-        return lambda: (hvd.synchronize(handle) / self.replicas).to(scalar.dtype)
+        handle = hvd.allreduce_async_(_own_copy(scalar), name="isotrain.loss", op=hvd.Sum)
+        return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
     def begin_loss(self, share: torch.Tensor) -> Wait:
         """Lets the loss travel with the gradients, unless they go in groups that it would reorder."""
@@ -176,7 +176,6 @@ class _Overlapped:
     ) -> None:
         self._groups = groups
         self._scalar: torch.Tensor | None = None
-        self._sent: Any = None
         self._optimizer = hvd.DistributedOptimizer(
             private.Parameters([{"params": list(parameters.values())}]),
             named_parameters=list(parameters.items()),
@@ -201,14 +200,8 @@ class _Overlapped:
         """
         if self._groups is not None:
             return None
-        self._scalar = scalar
-        return self._mean
-
-    def _mean(self) -> torch.Tensor:
-        assert self._scalar is not None, "a loss is read once, after the gradients"
-        mean: torch.Tensor = hvd.synchronize(self._sent).to(self._scalar.dtype)
-        self._scalar = self._sent = None
-        return mean
+        self._scalar = _own_copy(scalar)
+        return lambda: hvd.synchronize(self._sent).to(scalar.dtype)
 
     def finish(self) -> None:
         """Sends the scalar with the last gradients, and waits for the averages of all.
@@ -216,8 +209,8 @@ class _Overlapped:
         Before the backward pass it would travel alone: no gradient is ready then.
         """
         if self._scalar is not None:
-            sent = to_sendable(self._scalar)
-            self._sent = hvd.allreduce_async(sent, name="isotrain.loss", op=hvd.Average)
+            self._sent = hvd.allreduce_async_(self._scalar, name="isotrain.loss", op=hvd.Average)
+            self._scalar = None
         private.wait_for_backward_passes(self._optimizer, _NEVER)
         self._optimizer.synchronize()
 
@@ -239,21 +232,19 @@ class _Together:
 
     def take_along(self, scalar: torch.Tensor) -> Wait | None:
         """Adds a scalar, which stays uncompressed, to the next exchange."""
-        self._scalar = scalar
-        return lambda: self._scalar
+        self._scalar = _own_copy(scalar)
+        return lambda: self._scalar.to(scalar.dtype)
 
     def finish(self) -> None:
-        """Exchanges all gradients, those of unused parameters as zeros, and the scalar."""
+        """Exchanges all gradients, those of unused parameters as zeros, and the scalar, where they are."""
         compress, decompress = self._compression.compress, self._compression.decompress
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else _dense(parameter.grad)
             for parameter in self._parameters
         ]
         sent, contexts = zip(*map(compress, gradients), strict=True)
-        self._scalar, *means = hvd.grouped_allreduce(
-            [self._scalar, *sent], name="isotrain.step", op=hvd.Average
-        )
-        for parameter, mean, context in zip(self._parameters, means, contexts, strict=True):
+        hvd.grouped_allreduce_([self._scalar, *sent], name="isotrain.step", op=hvd.Average)
+        for parameter, mean, context in zip(self._parameters, sent, contexts, strict=True):
             parameter.grad = decompress(mean, context)
 
 
@@ -271,6 +262,15 @@ def _exchange_of(
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
     """Horovod's groups hold no sparse tensors; a small model loses nothing by a dense one."""
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _own_copy(scalar: torch.Tensor) -> torch.Tensor:
+    """What is exchanged in the place of a scalar, in memory taken before the backward pass.
+
+    A mean made after it lies where an activation was that the step has just let go. Who keeps the losses of
+    all steps, as many loops do, would keep these places from the next steps, which take new memory for each.
+    """
+    return to_sendable(scalar).clone()
 
 
 def to_sendable(value: torch.Tensor) -> torch.Tensor:
