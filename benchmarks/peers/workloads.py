@@ -111,10 +111,10 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("mlp-64", 64, (64,), 64, 16, 4, 24, 1e-3),
-        Workload("mlp-1024", 1024, (64,), 64, 16, 2, 8, 1e-3),
-        Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 10, 1e-3),
-        Workload("transformer", 0, (32,), 32, 8, 2, 10, 1e-3, tokens=True, rate=2**-10),
+        Workload("mlp-64", 64, (64,), 64, 16, 4, 160, 1e-3),
+        Workload("mlp-1024", 1024, (64,), 64, 16, 2, 24, 1e-3),
+        Workload("cnn", 0, (32, 32, 3), 32, 8, 2, 60, 1e-3),
+        Workload("transformer", 0, (32,), 32, 8, 2, 16, 1e-3, tokens=True, rate=2**-10),
         Workload(
             "resnet-50",
             0,

@@ -217,7 +217,7 @@ def work(session: isotrain.Session) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def sends_noted() -> Iterator[list[str]]:
-    """Notes what Horovod is given to exchange by itself: gradients, and the loss."""
+    """Notes what Horovod is given to exchange by itself, in place: gradients, and the loss."""
     import horovod.torch as hvd
     from horovod.torch import optimizer
 
@@ -231,10 +231,10 @@ def sends_noted() -> Iterator[list[str]]:
         return call
 
     gradients = noting("gradient", optimizer.allreduce_async_)
-    loss = noting("loss", hvd.allreduce_async)
+    loss = noting("loss", hvd.allreduce_async_)
     with (
         mock.patch.object(optimizer, "allreduce_async_", gradients),
-        mock.patch.object(hvd, "allreduce_async", loss),
+        mock.patch.object(hvd, "allreduce_async_", loss),
     ):
         yield noted
 
