@@ -291,9 +291,12 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        moved = [*self.program.frozen.values(), *self._measures.sums()]
-        with kept(moved), unmoved(self._random):
+        with kept([*self._frozen_here(), *self._measures.sums()]), unmoved(self._random):
             yield
+
+    def _frozen_here(self) -> list[torch.Tensor]:
+        """The non-trainable state that this process has as it is now."""
+        return list(self.program.frozen.values())
 
     def keep_gradients(self) -> bool:
         if not self._updates_own:

@@ -209,6 +209,9 @@ class StagedGroup(TorchReplicaGroup):
             return weights
         return {name: tensor for name, tensor in weights.items() if self._is_own(tensor)}
 
+    def _frozen_here(self) -> list[torch.Tensor]:
+        return [tensor for name, tensor in self._here().items() if name in self.program.frozen]
+
     def _weights(self) -> dict[str, torch.Tensor]:
         return {**self.program.trainable, **self.program.frozen}
 

@@ -280,14 +280,17 @@ SAVED = ("skipping", "sequential")
 
 
 def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
-    """Saves in the middle, and goes on to the end, twice; then from where all weights were everywhere."""
+    """Saves in the middle, and goes on to the end, twice; then from where all weights were everywhere.
+
+    They are where a batch is evaluated, of which nothing else remains.
+    """
     for batch in itertools.islice(session.batches(), STOP):
         session.step(batch)
     session.save(folder / name)
     whole = ended(session)
     found = {"whole": whole, "again": going_on(session, name, folder=folder)}
     session.restore(folder / name)
-    session.evaluate()
+    session.try_metrics(next(session.batches()))
     session.save(folder / f"{name}-joined")
     return found | {"joined": going_on(session, f"{name}-joined", folder=folder)}
 
