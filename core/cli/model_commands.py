@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from isotrain.core.cli.here import look_here
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_text import FORMAT, json_page
 from isotrain.core.planning.own_place import require_alone
-from isotrain.core.system.folders import made_folder
+from isotrain.core.system.folders import made_folder, unmade_on_failure
 from isotrain.core.system.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -20,33 +20,22 @@ if TYPE_CHECKING:
 
 def predict(options: argparse.Namespace) -> None:
     """Predicts, and writes the predictions to a file."""
-    import numpy as np
-
     from isotrain.core.running.finished import predict as predicted
 
     require_alone("predict")
     look_here()
     target = _output(options.output)
-    made_folder(target.parent, f"--output: the folder of {target}")
-    found = predicted(
-        options.run,
-        _data(options.data),
-        spec=options.spec,
-        backend=options.backend,
-        replicas=options.replicas,
-    )
-    arrays = dict(_named(found))
-    if target.suffix == ".npy" and len(arrays) > 1:
-        raise IsotrainError(f"--output {target}: the model has several outputs; write .npz.")
-    try:
-        with whole_file(target) as stream:
-            if target.suffix == ".npy":
-                np.save(stream, next(iter(arrays.values())))
-            else:
-                np.savez(stream, **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        reason = error.strerror or error
-        raise IsotrainError(f"--output: {target} cannot be written: {reason}.") from error
+    with unmade_on_failure(target.parent):
+        made_folder(target.parent, f"--output: the folder of {target}")
+        found = predicted(
+            options.run,
+            _data(options.data),
+            spec=options.spec,
+            backend=options.backend,
+            replicas=options.replicas,
+        )
+        arrays = dict(_named(found))
+        _write(arrays, target)
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     if options.json:
         print(json_page({"format": FORMAT, "output": str(target), "shapes": shapes}))
@@ -74,6 +63,22 @@ def _output(name: str) -> Path:
     if target.suffix not in (".npy", ".npz"):
         raise IsotrainError(f"--output: expected a file .npy or .npz, received {name!r}.")
     return target
+
+
+def _write(arrays: Mapping[str, np.ndarray], target: Path) -> None:
+    import numpy as np
+
+    if target.suffix == ".npy" and len(arrays) > 1:
+        raise IsotrainError(f"--output {target}: the model has several outputs; write .npz.")
+    try:
+        with whole_file(target) as stream:
+            if target.suffix == ".npy":
+                np.save(stream, next(iter(arrays.values())))
+            else:
+                np.savez(stream, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        reason = error.strerror or error
+        raise IsotrainError(f"--output: {target} cannot be written: {reason}.") from error
 
 
 def _data(given: str) -> Any:

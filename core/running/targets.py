@@ -9,7 +9,7 @@ from pathlib import Path
 
 from isotrain.core.contracts.export import FORMS, SUFFIXES, ExportForm
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.system.folders import folder_for_now
+from isotrain.core.system.folders import unmade_on_failure
 
 _OF_SAVED_MODEL = "saved_model.pb"
 
@@ -55,15 +55,14 @@ def replaced(target: Path) -> Iterator[Path]:
             " another name."
         )
     try:
-        with (
-            folder_for_now(place.parent),
-            tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder,
-        ):
-            new = Path(folder) / place.name
-            yield new
-            if place.is_dir() and new.is_dir():
-                place.rename(Path(folder) / "before")
-            new.replace(place)
+        with unmade_on_failure(place.parent):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder:
+                new = Path(folder) / place.name
+                yield new
+                if place.is_dir() and new.is_dir():
+                    place.rename(Path(folder) / "before")
+                new.replace(place)
     except OSError as error:
         reason = error.strerror or error  # without the name of a file that nobody has asked for
         raise IsotrainError(

@@ -28,18 +28,14 @@ def made_folder(folder: Path, what: str) -> Path:
 
 
 @contextlib.contextmanager
-def folder_for_now(folder: Path) -> Iterator[None]:
-    """Makes a folder, and those above it, where there is none; they go again should what follows fail.
+def unmade_on_failure(folder: Path) -> Iterator[None]:
+    """Should its body fail, takes a folder, and those above it, away again where there was none.
 
     One that something was put into meanwhile stays.
-
-    Raises:
-        OSError: It cannot be made.
     """
     way = (folder, *folder.parents)
     missing = list(itertools.takewhile(lambda each: not each.exists(), way))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         with contextlib.suppress(OSError):

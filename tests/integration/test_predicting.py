@@ -223,3 +223,6 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         np.load(tmp_path / "new" / "found.npy"), wanted, rtol=1e-13, atol=1e-13
     )
+    files = ("run", "--data", "missing.npy", "--output", "newer/and/found.npy")
+    assert command("predict", *files, folder=tmp_path).returncode
+    assert not (tmp_path / "newer").exists(), "nothing was written into it"
