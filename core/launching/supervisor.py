@@ -115,7 +115,10 @@ class Supervisor:
             self._look_around()
             self._stagnation.find(time.monotonic())
             if self._failed():
-                return self._explain()
+                if not any(watched.lost for watched in self._suspects()):
+                    self._gather()
+                if not self._work_is_done():  # else who serves it blames those who have left
+                    return self._explain()
 
     def _is_to_judge(self) -> bool:
         """Whether to look at all processes: each takes a while, and of many one always tells something."""
@@ -282,12 +285,9 @@ class Supervisor:
         return [watched for watched in self._watched if watched.is_needed or watched.failure]
 
     def _explain(self) -> RunFailedError:
-        if not any(watched.lost for watched in self._suspects()):
-            self._gather()
-            if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
-                self._stagnation.blame_the_last(
-                    time.monotonic()
-                )  # the others have timed out waiting for it
+        if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
+            # the others have timed out waiting for it
+            self._stagnation.blame_the_last(time.monotonic())
         culprit = min(self._suspects(), key=suspicion)
         before = _size(culprit.process.log)
         for watched in self._watched:

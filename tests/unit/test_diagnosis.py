@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from isotrain.core.contracts.events import Failed, Heartbeat
+from isotrain.core.contracts.events import Event, Failed, Finished, Heartbeat
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.launching.diagnosis import Watched, error_of, evidence
 from isotrain.core.launching.effort import effort
@@ -135,6 +135,39 @@ def test_where_a_process_is_is_told_though_it_takes_a_while_to_write_that(tmp_pa
     failure = Supervisor([process], limits, lambda event: None).run()
     assert "in a loop" in str(failure)
     for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def test_work_that_is_done_is_no_failure_though_what_served_it_blames_those_who_left() -> None:
+    pipes = [os.pipe(), os.pipe()]
+    processes: list[Any] = [
+        SimpleNamespace(
+            peer=SimpleNamespace(host="here", rank=rank, role=role),
+            events=reading,
+            output=None,
+            read_lines=Lines(reading).read,
+            status=Status(3, time.monotonic(), BETWEEN_CALLS),
+            exit_code=None,
+            is_gone=False,
+            is_stopped=False,
+            effort=0.0,
+            waits={},
+        )
+        for rank, (role, (reading, _)) in enumerate(
+            zip(("coordinator", "server"), pipes, strict=True)
+        )
+    ]
+    (_, of_coordinator), (_, of_server) = pipes
+    gone = Failed(error="PeerLostError", message="gone", traceback="", blames_peer=True)
+    os.write(of_server, gone.to_line())
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Failed):
+            os.write(of_coordinator, Finished().to_line())
+
+    limits = {"silence": 30.0, "start": 30.0, "progress": 30.0}
+    assert Supervisor(processes, limits, hear).run() is None
+    for descriptor in (*pipes[0], *pipes[1]):
         os.close(descriptor)
 
 
