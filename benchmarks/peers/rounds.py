@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -56,11 +56,22 @@ def _round(
 ) -> dict[Cell, Measured]:
     """Runs every cell once, in a new order."""
     found: dict[Cell, Measured] = {}
-    for place in order.permutation(len(cells)):
-        cell = cells[place]
+    for cell in _in_new_order(cells, order):
         found[cell] = seen = _run(cell, look_at_memory, tell)
         tell(f"{label} {cell}: {seen.step * 1e3:.3f} ms, {seen.first_step:.2f} s")
     return found
+
+
+def _in_new_order(cells: Sequence[Cell], order: np.random.Generator) -> Iterator[Cell]:
+    """All cells; those of one place follow each other, for a machine changes while a round lasts."""
+    places: dict[tuple[str, int, int], list[Cell]] = {}
+    for cell in cells:
+        places.setdefault(cell.place, []).append(cell)
+    compared = list(places.values())
+    for number in order.permutation(len(compared)):
+        alike = compared[number]
+        for index in order.permutation(len(alike)):
+            yield alike[index]
 
 
 def _by_cell(cells: Sequence[Cell], rounds: Sequence[dict[Cell, Measured]]) -> Results:

@@ -127,6 +127,22 @@ def test_a_contender_that_fails_is_named_with_what_it_said() -> None:
         measure(cells, rounds=1, seed=0, tell=lambda _: None)
 
 
+def test_runs_that_are_compared_follow_each_other_in_an_order_of_their_own() -> None:
+    cells = [
+        dataclasses.replace(cell(name, PLANTED), replicas=replicas)
+        for name in ("one", "two", "three", "four")
+        for replicas in (1, 2, 3)
+    ]
+    told: list[str] = []
+    measure(cells, rounds=1, seed=0, tell=told.append)
+    names = [re.fullmatch(r"\d/1 (\w+), mlp-64, (\d) x 1: .*", line) for line in told]
+    ran = [(match[2], match[1]) for match in names if match]
+    assert sorted(ran) == sorted(2 * [(str(each.replicas), each.contender.name) for each in cells])
+    parts = [ran[start : start + 4] for start in range(0, len(ran), 4)]
+    assert all(len({replicas for replicas, _ in part}) == 1 for part in parts)
+    assert len({tuple(name for _, name in part) for part in parts}) > 1
+
+
 ODD = """
 import os, pathlib
 count = pathlib.Path(os.environ["COUNT"])
