@@ -83,6 +83,7 @@ IN_SESSION = (
     ),
     _check(training.local_step, STATE, Capability.LOCAL_STEP),
     _check(training.local_step_without_samples, STATE, Capability.LOCAL_STEP),
+    _check(training.local_step_accumulated, STATE, Capability.LOCAL_STEP),
     _check(
         training.average_parameters,
         *(STATE, GRADIENTS, Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS),

@@ -200,23 +200,32 @@ def gradients_and_apply(bench: Bench) -> None:
 
 def local_step(bench: Bench) -> None:
     """Each replica follows its own slice; the loss is that of the global batch."""
-    _check_local_step(bench, 7)
+    _check_local_steps(bench, 7)
 
 
 def local_step_without_samples(bench: Bench) -> None:
     """A replica without samples stays where it is; those with samples do not notice."""
-    _check_local_step(bench, 1)
+    _check_local_steps(bench, 1)
 
 
-def _check_local_step(bench: Bench, samples: int) -> None:
-    bench.restart()
-    (batch,) = bench.batches(samples, samples)
-    loss = float(bench.group.local_step(batch, probe.RATE))
-    weights = bench.session.read_state(("trainable",))
-    assert_close(loss, probe.Oracle.fresh().losses(np.arange(samples)).mean(), "loss")
+def local_step_accumulated(bench: Bench) -> None:
+    """Slices in two uneven micro-batches, some of them empty, give the same local step."""
+    _check_local_steps(bench, 6, 7, 1, accumulate=2)
+
+
+def _check_local_steps(bench: Bench, *counts: int, accumulate: int = 1) -> None:
+    found = []
+    for count in counts:
+        bench.restart()
+        (batch,) = bench.batches(count, count, accumulate)
+        loss = float(bench.group.local_step(batch, probe.RATE))
+        found.append((count, loss, bench.session.read_state(("trainable",))))
     replica = bench.group.local_replicas[0]
-    own = _after_own_slice(bench, replica, samples)
-    assert_close(weights, own, f"weights of replica {replica}")
+    for count, loss, weights in found:
+        expected = probe.Oracle.fresh().losses(np.arange(count)).mean()
+        assert_close(loss, expected, f"loss of {count} samples")
+        own = _after_own_slice(bench, replica, count)
+        assert_close(weights, own, f"weights of replica {replica} after {count} samples")
 
 
 def average_parameters(bench: Bench) -> None:

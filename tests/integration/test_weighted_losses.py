@@ -118,9 +118,13 @@ def spec(name: str, accumulate: int) -> dict[str, Any]:
 
 
 def trained(session: isotrain.Session, name: str) -> list[float]:
-    losses = [float(session.step(batch)) for batch in session.batches()]
-    weights = session.read_state(("trainable",)).values()
-    return [*losses, session.evaluate()["loss"], *(float(np.abs(w).sum()) for w in weights)]
+    """The losses of all steps and of the evaluation, the weights, and the losses of two local steps."""
+    batches = list(session.batches())
+    losses = [float(session.step(batch)) for batch in batches]
+    weights = [float(np.abs(w).sum()) for w in session.read_state(("trainable",)).values()]
+    evaluated = session.evaluate()["loss"]
+    local = [float(session.group.local_step(batch, 0.0)) for batch in (batches[0], batches[-1])]
+    return [*losses, evaluated, *weights, *local]
 
 
 @functools.cache
