@@ -63,6 +63,30 @@ def test_seed_epoch_and_sample_each_change_the_draws(other):
     assert abs(np.corrcoef(first[0], second[0])[0, 1]) < 0.5
 
 
+def test_no_draw_repeats_a_number_of_an_earlier_one():
+    together = SampleRandom(5, 3, np.arange(4)).uniform(shape=(6,))
+    random = SampleRandom(5, 3, np.arange(4))
+    one_by_one = [
+        random.uniform(shape=(3,)),
+        random.uniform(shape=(2,)),
+        random.uniform(shape=(1,)),
+    ]
+    assert together.tobytes() == np.concatenate(one_by_one, axis=1).tobytes()
+
+
+def test_seed_and_epoch_do_not_stand_for_each_other():
+    pairs = [(0, 2), (1, 1), (2, 0)]
+    first = {SampleRandom(seed, epoch, np.array([0])).uniform().item() for seed, epoch in pairs}
+    assert len(first) == len(pairs)
+
+
+def test_the_values_are_fixed():
+    """A resumed run goes on with the numbers that an earlier version drew."""
+    random = SampleRandom(7, 2, np.array([0, 5]))
+    assert random.uniform().tolist() == [0.6166775677757208, 0.8024110451383614]
+    assert random.integers(0, 1000, (2,)).tolist() == [[435, 901], [305, 196]]
+
+
 def test_uniform_fills_its_bins_equally():
     values = SampleRandom(3, 1, np.arange(20_000)).uniform(shape=(10,))
     assert values.min() >= 0.0

@@ -79,6 +79,11 @@ def test_step_decay_by_epochs_and_by_steps() -> None:
     assert by_epochs == by_steps == [0.5] * 10 + [0.25] * 10
 
 
+def test_step_decay_counts_the_steps_of_the_warmup() -> None:
+    found = rates(schedule={"name": "step", "every_steps": 10, "factor": 0.5, "warmup_steps": 4})
+    assert found == [0.125, 0.25, 0.375] + [0.5] * 7 + [0.25] * 10
+
+
 def test_cosine_covers_what_the_warmup_leaves() -> None:
     found = rates(schedule={"name": "cosine", "warmup_steps": 10, "final_fraction": 0.25})
     assert found[10] == 0.5
