@@ -40,6 +40,7 @@ from isotrain.adapters.keras_private.layers import (
     layers_of,
     moved_by,
     parts_of,
+    register_weights,
 )
 from isotrain.adapters.keras_private.losses import (
     axis_of_classes,
@@ -78,6 +79,7 @@ __all__ = [
     "draw_unseeded_by",
     "draws_random_numbers",
     "hooks_of",
+    "register_weights",
     "initial_draws",
     "is_built",
     "is_functional",

@@ -124,6 +124,27 @@ def _knows_hooks() -> None:
     require(any(hooks), "a hook in the layer's table")
 
 
+def register_weights(layers: Iterable[keras.Layer]) -> None:
+    """Has torch know the weights that layers have now as parameters: Keras registers those of the build."""
+    for layer in layers:
+        weights = {id(variable.value) for variable in layer.variables}
+        if hasattr(layer, "_torch_params") and weights != set(map(id, layer.parameters())):
+            layer._track_variables()
+
+
+def _registers_weights() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    layer = keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((2,)), layer])
+    layer.enable_lora(1)
+    register_weights(layers_of(model))
+    known = {id(parameter) for parameter in model.parameters()}
+    require(
+        known == {id(v.value) for v in model.variables}, "the weights of a layer, and no others"
+    )
+
+
 PARTS = (
     PrivatePart("Layer._flatten_layers", _finds_inner_layers),
     PrivatePart("Layer._flatten_layers, not recursive", _finds_parts),
@@ -133,4 +154,5 @@ PARTS = (
     PrivatePart("Layer._loss_ids by identity", _forgets_losses),
     PrivatePart("Layer.load_own_variables by Variable.assign", _notes_assignments),
     PrivatePart("Layer._forward_hooks", _knows_hooks),
+    PrivatePart("TorchLayer._track_variables", _registers_weights),
 )

@@ -33,6 +33,7 @@ from isotrain.plugin import (
     SpecError,
     StateKind,
     TrainingSpec,
+    UnsupportedError,
     unknown_name,
 )
 
@@ -67,7 +68,8 @@ class KerasProgram(Program):
         self.losses: dict[Phase, Losses] = {}
         self.training = self._replayed(spec, training=True)
         self.evaluation = self._replayed(spec, training=False)
-        self.objective = Objective(model, self.training)
+        keras_private.register_weights(keras_private.layers_of(model))
+        self.objective = Objective(model, self.training, tensors)
         self._seed_shift = 0
         self._seeds_apart = {
             name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
@@ -156,9 +158,25 @@ class KerasProgram(Program):
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         if form == "torch":
+            self._require_registered()
             exports.write(self.model, form, target, inputs)
         else:
             keras_files.write(self.model, form, target, inputs)
+
+    def _require_registered(self) -> None:
+        """Refuses a state_dict that would lack weights.
+
+        Raises:
+            UnsupportedError: Torch does not know all weights of the model.
+        """
+        missing = set(map(id, self.objective.unregistered))
+        named = (self.trainable | self.frozen).items()
+        if names := [name for name, tensor in named if id(tensor) in missing]:
+            raise UnsupportedError(
+                "export: the state_dict of a Keras model names weights by their path, and others have that"
+                f" of {', '.join(names)}. Give the layers names of their own, or export it as keras or"
+                " safetensors."
+            )
 
     def backward(self, loss: torch.Tensor) -> None:
         if self._scales_loss:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.outputs import batch_of
@@ -54,7 +55,11 @@ _MIXED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class NativeProgram(Program):
     """Drives a torch module as a hand-written script would."""
 
+    _has_updated = False
+    """Whether `apply` was called."""
+
     def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
+        _require_initialised(model)
         self.model = model.to(device)
         if spec.precision == "float64":
             self.model = model.double()
@@ -197,6 +202,9 @@ class NativeProgram(Program):
             group["lr"] = rate * ratio
 
     def apply(self, norm: torch.Tensor | None = None) -> None:
+        if not self._has_updated:
+            self._has_updated = True
+            self._require_no_late_weights()
         if norm is not None:
             assert self._clip is not None, "a norm is of gradients that the spec clips by it"
             nn.utils.clip_grads_with_norm_(self.updated, self._clip.global_norm, norm)
@@ -208,6 +216,20 @@ class NativeProgram(Program):
             self._scaler.update()
         else:
             self._update()
+
+    def _require_no_late_weights(self) -> None:
+        """Refuses weights that nobody updates or exchanges.
+
+        Raises:
+            SpecError: A forward pass has made parameters.
+        """
+        known = self.trainable | self.frozen
+        if late := [name for name, _ in self.model.named_parameters() if name not in known]:
+            raise SpecError(
+                f"model: {', '.join(late)}: made in a forward pass. The optimizer does not have them, and"
+                " each replica has its own. Make all parameters in the model function, or call the model on"
+                " a sample before you return it."
+            )
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
@@ -247,6 +269,20 @@ def _generators_of(model: nn.Module) -> dict[str, torch.Generator]:
         for attribute, value in vars(module).items()
         if isinstance(value, torch.Generator)
     }
+
+
+def _require_initialised(model: nn.Module) -> None:
+    """Refuses weights that do not exist yet.
+
+    Raises:
+        SpecError: A lazy module was not called.
+    """
+    held = (*model.named_parameters(), *model.named_buffers())
+    if missing := [name for name, tensor in held if is_lazy(tensor)]:
+        raise SpecError(
+            f"model: {', '.join(missing)}: of a lazy module that was not called, so that its shape is not"
+            " known. Call the model on a sample before you return it."
+        )
 
 
 def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module]:

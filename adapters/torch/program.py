@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,29 @@ class Objective(nn.Module):
     The loss is the mean over the samples, a scalar, where all targets count alike. Else its shape is
     `[2, 1 + losses]`: the sum of the means over the samples, beside it the mean of each loss that counts by
     something else; and in the second row what these count by.
+
+    Attributes:
+        unregistered: The weights that are no parameters of the model: this module registers them.
     """
 
-    def __init__(self, model: nn.Module, compute: Callable[..., tuple[torch.Tensor, Any]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        compute: Callable[..., tuple[torch.Tensor, Any]],
+        weights: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """Wraps a model.
+
+        Args:
+            model: What is trained.
+            compute: From inputs and targets to the loss and the predictions.
+            weights: That the model has: all of them have to be parameters of this module.
+        """
         super().__init__()
         self.model = model
         self._compute = compute
+        registered = set(map(id, model.parameters()))
+        self.unregistered = nn.ParameterList(w for w in weights if id(w) not in registered)
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Returns the loss and the predictions, or None for these."""
