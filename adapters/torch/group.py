@@ -348,6 +348,12 @@ class TorchReplicaGroup(ReplicaGroup):
         unalike = self.program.counts_unalike(piece.inputs, piece.targets)
         return self.program.remarks(piece.inputs, piece.targets) + [UNALIKE] * unalike
 
+    def refuses_one(self, batch: Batch) -> str | None:
+        piece = batch.slices[0][0]
+        inputs, targets = map_tree(lambda rows: rows[:1], (piece.inputs, piece.targets))
+        with self.undisturbed():
+            return self.program.refuses(inputs, targets)
+
     def draw_anew(self, replica: int, step: int) -> None:
         self.program.draw_anew(replica, step)
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.outputs import batch_of
 from isotrain.adapters.seeds import SEEDS, seed_shift
-from isotrain.adapters.torch import exports
+from isotrain.adapters.torch import exports, private
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_metrics import build_metrics
@@ -138,6 +138,24 @@ class NativeProgram(Program):
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model)
+
+    def refuses(self, inputs: Any, targets: Any) -> str | None:
+        reached: list[str] = []
+        handles = [
+            module.register_forward_pre_hook(
+                lambda module, given, name=name: reached.append(f"{name} ({type(module).__name__})")
+            )
+            for name, module in self.model.named_modules()
+        ]
+        try:
+            with torch.no_grad():
+                self._compute(inputs, targets)
+        except Exception as error:  # a person's functions raise anything, which a step tells of
+            return reached[-1] if private.TOO_FEW_VALUES in str(error) else None
+        finally:
+            for handle in handles:
+                handle.remove()
+        return None
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         with self.evaluating():

@@ -136,6 +136,10 @@ def _knows_listeners() -> None:
     require(autograd.profiler._is_profiler_enabled is False, "a flag, down while no profiler runs")
 
 
+TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
+"""What an error says of a batch normalisation that has one value per channel to normalise."""
+
+
 def normalises(module: nn.Module) -> bool:
     """Whether it is a batch normalisation, of any rank."""
     return isinstance(module, _BatchNorm)
@@ -154,6 +158,15 @@ def _tells_modules_apart() -> None:
     others = (*dropping, nn.LayerNorm(1), nn.Dropout(0.0))
     require(not any(map(normalises, others)), "nothing else is a _BatchNorm")
     require(not any(map(drops_out, (*normal, nn.Dropout(0.0)))), "nothing else is a _DropoutNd")
+
+
+def _says_what_it_refuses() -> None:
+    try:
+        nn.BatchNorm1d(1)(torch.zeros(1, 1))
+    except ValueError as error:
+        require(TOO_FEW_VALUES in str(error), "its words for a single value per channel")
+    else:
+        require(False, "an error for a single value per channel")
 
 
 def compile_in_this_process() -> None:
@@ -321,6 +334,7 @@ PARTS = (
     PrivatePart("_fused_adam_", _updates_as_adam),
     PrivatePart("_optimizer_step_pre_hooks and other listeners", _knows_listeners),
     PrivatePart("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
+    PrivatePart("nn.BatchNorm1d's error", _says_what_it_refuses),
     PrivatePart("_inductor.config.compile_threads", _compiles_in_this_process),
     PrivatePart("fx.experimental.proxy_tensor and _guards", _writes_operations_down),
     PrivatePart("fx.experimental.proxy_tensor's error", _lets_no_value_out),

@@ -100,6 +100,10 @@ class Program(ABC):
         missing = (name for name, has_gradient in given.items() if not has_gradient)
         return [LayerTrait(Trait.WITHOUT_GRADIENT, name, kind) for name in missing]
 
+    def refuses(self, inputs: Any, targets: Any) -> str | None:
+        """The layer that cannot be trained on so few samples; it is tried, without gradients."""
+        return None
+
     def zero_gradients(self) -> None:
         """Forgets the gradients."""
         for parameter in self.trainable.values():

@@ -111,6 +111,9 @@ class StagedGroup(TorchReplicaGroup):
         self._hold.wait_after_forward()
         self.program.apply(norm)
 
+    def refuses_one(self, batch: Batch) -> str | None:
+        return super().refuses_one(batch) if self._is_joined else None
+
     def join_stages(self) -> None:
         if self._is_joined:
             return

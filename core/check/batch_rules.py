@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isotrain.core.check.subject import Hit, Subject, Target, labels
+from isotrain.core.contracts.traits import Trait
 from isotrain.core.data import order
+from isotrain.core.planning.single_samples import batches_with_single, told
 
 _MUCH = 8.0
 """The factor from which Goyal et al. (2017) warm up: their base of 256 to batches of 2048 and more."""
@@ -88,6 +90,22 @@ def length(subject: Subject) -> Iterator[Hit]:
         epoch = order.steps_per_epoch(samples, batch, spec.drop_remainder)
         if spec.steps is not None and spec.steps % epoch:
             yield Hit("ISO211", "steps", f"{spec.steps} steps, {epoch} in an epoch", where)
+
+
+def single_samples(subject: Subject) -> Iterator[Hit]:
+    """Slices of one sample, over which a layer of the model normalises."""
+    for target in subject.targets:
+        sight = subject.sights.get(target.plan.framework)
+        if sight is None:
+            continue
+        sizes = batches_with_single(subject.spec, target.plan, sight.samples)
+        layers = sight.layers(Trait.LOCAL_STATISTICS)
+        if sizes and sight.refuses_one:
+            words = f"{sight.refuses_one}: {told(target.plan, sizes)}"
+            yield Hit("ISO216", _batch_field(subject), words, (target.label,))
+        elif sizes and layers:
+            words = told(target.plan, sizes)
+            yield Hit("ISO217", _batch_field(subject), words, (target.label,), layers)
 
 
 def data(subject: Subject) -> Iterator[Hit]:

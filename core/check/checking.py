@@ -32,6 +32,7 @@ _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     batch_rules.rate,
     batch_rules.shares,
     batch_rules.length,
+    batch_rules.single_samples,
     batch_rules.data,
     machine_rules.devices,
     machine_rules.memory,

@@ -235,6 +235,27 @@ _ALL = (
         "Set shuffle to true or drop_remainder to false.",
     ),
     Rule(
+        "ISO216",
+        _ERROR,
+        "a layer cannot be trained on a slice of one sample",
+        "A replica's share of a batch, or a micro-batch of it, is a single sample, and with one value per"
+        " channel the layer has nothing to normalise by: its framework refuses that. Such a run does not"
+        " start, for it would end at that batch.",
+        "Set drop_remainder where it is the last batch of an epoch; or choose a global batch, a number of"
+        " replicas or accumulate that leaves at least two samples; or a layer that normalises each sample on"
+        " its own.",
+    ),
+    Rule(
+        "ISO217",
+        _WARNING,
+        "a layer normalises over a single sample",
+        "A replica's share of a batch, or a micro-batch of it, is a single sample. Without further positions"
+        " to normalise over, as images have them, its variance is 0: the layer gives the same for any sample,"
+        " and its moving variance shrinks.",
+        "Set drop_remainder where it is the last batch of an epoch; or choose a global batch, a number of"
+        " replicas or accumulate that leaves more samples.",
+    ),
+    Rule(
         "ISO301",
         _WARNING,
         "the loss is a sum instead of a mean",

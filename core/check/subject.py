@@ -44,6 +44,7 @@ class Sight:
         fault: What went wrong in a first step.
         remarks: Of the replica group, on such steps.
         model: What the state of the model takes.
+        refuses_one: A layer that cannot be trained on a slice of one sample, where one was tried.
     """
 
     samples: int | None
@@ -51,6 +52,7 @@ class Sight:
     fault: str | None = None
     remarks: tuple[str, ...] = ()
     model: ModelBytes | None = None
+    refuses_one: str | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
@@ -60,7 +62,8 @@ class Sight:
             for each in fields["traits"]
         )
         remarks, model = tuple(fields["remarks"]), ModelBytes(**fields["model"])
-        return cls(fields["samples"], tuple(traits), fields["fault"], remarks, model)
+        found = fields["samples"], tuple(traits), fields["fault"], remarks, model
+        return cls(*found, fields["refuses_one"])
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers that have a trait, each with its class."""

@@ -206,6 +206,13 @@ class ReplicaGroup(PlacedSteps, ABC):
         """Says what it will honour in its own way in steps on such batches; nothing moves. Local."""
         return []
 
+    def refuses_one(self, batch: Batch) -> str | None:
+        """Names a layer that cannot be trained on a slice of one sample, such as the batch's first. Local.
+
+        It may try: nothing moves.
+        """
+        return None
+
     def draw_anew(self, replica: int, step: int) -> None:
         """Has random layers draw from here on what a replica draws in a step. Local.
 

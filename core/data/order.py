@@ -63,3 +63,14 @@ def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:
     share, larger = divmod(size, replicas)
     start = replica * share + min(replica, larger)
     return start, start + share + (replica < larger)
+
+
+def slice_sizes(size: int, replicas: int, accumulate: int) -> set[int]:
+    """How many samples the slices of a global batch have."""
+    return {part for share in _sizes(size, replicas) for part in _sizes(share, accumulate)}
+
+
+def _sizes(size: int, parts: int) -> set[int]:
+    """Of the parts that `slice_bounds` gives."""
+    least, larger = divmod(size, parts)
+    return {least, least + bool(larger)}

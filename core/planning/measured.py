@@ -9,6 +9,7 @@ from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.data import order
+from isotrain.core.planning.single_samples import batches_with_single, refused
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.stages.profile import LayerCost, ModelProfile
 from isotrain.core.stages.staged_plan import StagedPlan
@@ -26,6 +27,7 @@ class Measured:
         remarks: On the model and the loss.
         model: What its state takes.
         layers: As they were timed; none where nobody asked.
+        refuses_one: A layer that cannot be trained on a slice of one sample, where one was tried.
     """
 
     samples: int | None
@@ -35,6 +37,7 @@ class Measured:
     remarks: Sequence[str] = ()
     model: ModelBytes | None = None
     layers: Sequence[LayerCost] = ()
+    refuses_one: str | None = None
 
 
 def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
@@ -61,6 +64,9 @@ def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
         weight_shapes=tuple(map(tuple, found.weight_shapes)),
         remarks=(*plan.remarks, *found.remarks),
     )
+    sizes = batches_with_single(spec, plan, found.samples)
+    if found.refuses_one and sizes:
+        plan = replace(plan, remarks=(*plan.remarks, refused(found.refuses_one, plan, sizes)))
     strategy.planned(spec, plan)
     kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
     stages = None

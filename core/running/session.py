@@ -196,8 +196,17 @@ class Session:
 
     def step_remarks(self) -> list[str]:
         """What the group will honour in its own way, seen on the next batch."""
-        batch = next(self.batches(), None)
+        batch = self.next_batch()
         return [] if batch is None else self.group.step_remarks(batch)
+
+    def refuses_one(self) -> str | None:
+        """Names a layer that cannot be trained on a slice of one sample, tried on the next batch."""
+        batch = self.next_batch()
+        return None if batch is None else self.group.refuses_one(batch)
+
+    def next_batch(self) -> Batch | None:
+        """What `batches` gives next, to look at: it gives that again; None after the last."""
+        return self._training.next_batch(self.group)
 
     def stop(self) -> None:
         """Ends the training before its last step: `batches` gives no more. Every process calls it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.data.batch import Batch
+from isotrain.core.errors import DataError
+from isotrain.core.planning.single_samples import batches_with_single, refused
 from isotrain.core.running.agreement import require_same_samples
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import Equipment
@@ -35,6 +38,8 @@ class Training:
         self._loader = loader = equipment.loaders.training()
         self._train = equipment.loaders.data.train
         self._needs_targets = needs_targets(equipment.spec, equipment.plan.framework)
+        self._plan = equipment.plan
+        self._single = batches_with_single(equipment.spec, self._plan, self._plan.samples)
         self.course = Course(loader.steps_per_epoch, loader.total_steps)
         self.rates = LearningRates(
             equipment.spec,
@@ -54,7 +59,12 @@ class Training:
         returns = -1
         while returns != self.course.returns:
             returns = self.course.returns
-            yield from self._batches_until_restored(group)
+            batches = self._batches_until_restored(group)
+            yield from self._tried(batches, group) if self._single else batches
+
+    def next_batch(self, group: ReplicaGroup) -> Batch | None:
+        """The next one, to look at; None after the last."""
+        return next(self._batches_until_restored(group), None)
 
     def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
         course, returns = self.course, self.course.returns
@@ -69,6 +79,18 @@ class Training:
             yield batch
             self._reporter.enter("next batch")
         self._reporter.enter(BETWEEN_CALLS)
+
+    def _tried(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
+        """The batches, before whose first it is tried whether the model takes slices of one sample.
+
+        Raises:
+            DataError: It does not.
+        """
+        for batch in itertools.islice(batches, 1):
+            if layer := group.refuses_one(batch):
+                raise DataError(f"data: {refused(layer, self._plan, self._single)}")
+            yield batch
+        yield from batches
 
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
         """Trains on one global batch; returns its mean loss."""

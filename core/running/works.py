@@ -6,7 +6,6 @@ is used, so that a run's start does not wait for it twice.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.mesh import STAGE
@@ -63,19 +62,22 @@ def describe(session: Session) -> dict[str, Any]:
     plan = session.plan
     in_stages = STAGE in plan.mesh.sizes
     layers: Sequence[LayerCost] = ()
-    for batch in itertools.islice(session.batches(), int(session.tries_metrics or in_stages)):
+    looks = session.tries_metrics or in_stages
+    if looks and (batch := session.next_batch()) is not None:
         if session.tries_metrics:
             session.try_metrics(batch)
         if in_stages and session.is_main:  # alone, so that nobody disturbs it
             layers = session.group.profile_layers(batch).layers
+    remarks = [*session.remarks(), *session.step_remarks()]
     return {
         "samples": plan.samples,
+        "refuses_one": session.refuses_one(),
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
         "model": asdict(model_bytes(session.spec, session.group)),
         "layers": list(map(asdict, layers)),
-        "remarks": [*session.remarks(), *session.step_remarks()],
+        "remarks": remarks,
     }
 
 
@@ -86,12 +88,14 @@ def examine(session: Session) -> dict[str, Any]:
     from isotrain.core.running.equipment import model_bytes
 
     model = model_bytes(session.spec, session.group)
+    refuses_one = session.refuses_one()
     fault = _tried(session)
     return {
         "samples": session.plan.samples,
         "model": asdict(model),
         "traits": [asdict(trait) for trait in session.group.traits()],
         "fault": fault,
+        "refuses_one": refuses_one,
         "remarks": [*session.state_remarks(), *(session.step_remarks() if fault is None else ())],
     }
 
@@ -99,7 +103,9 @@ def examine(session: Session) -> dict[str, Any]:
 def _tried(session: Session) -> str | None:
     """Takes a step with loss and metrics, and says what goes wrong in it."""
     try:
-        session.step(next(iter(session.batches())))
+        batch = session.next_batch()
+        assert batch is not None, "a run has at least one step"
+        session.step(batch)
         session.metrics()
     except Exception as error:  # a person's functions raise anything
         text = str(error).strip()

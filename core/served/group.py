@@ -251,6 +251,9 @@ class ServedGroup(ReplicaGroup):
     def step_remarks(self, batch: Batch) -> list[str]:
         return self._own.step_remarks(self._placed(batch.slices[0][0], batch))
 
+    def refuses_one(self, batch: Batch) -> str | None:
+        return self._own.refuses_one(self._placed(batch.slices[0][0], batch))
+
     def not_carried(self) -> list[str]:
         return self._own.not_carried()
 

@@ -13,6 +13,7 @@ import isotrain
 from isotrain.core.check.rule import Severity
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
 from isotrain.testing.reference.network import Network
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -247,3 +248,73 @@ def test_where_synchronised_normalisation_is_synchronised(backend: str) -> None:
     found = {finding.code for finding in isotrain.check(spec, backends=backend, replicas=2)}
     assert np.allclose(one, two, rtol=1e-9) == ("ISO104" not in found)
     assert ("ISO104" in found) == (backend == "horovod-tf")
+
+
+def over_positions() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 1))
+
+
+def by_a_function() -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Normal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, inputs: Any) -> Any:
+            return functional.batch_norm(inputs, None, None, self.scale, training=self.training)
+
+    return nn.Sequential(Normal(), nn.Linear(4, 1))
+
+
+def portable_normal() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+
+
+def refuses_one(session: isotrain.Session, name: str) -> str | None:
+    before = session.read_state()
+    found = session.refuses_one()
+    assert all(np.array_equal(before[n], value) for n, value in session.read_state().items())
+    return found
+
+
+MODELS: dict[str, tuple[Any, str | None]] = {
+    "flat": ({"torch": torch_net}, "1 (BatchNorm1d)"),
+    "function": ({"torch": by_a_function}, "0 (Normal)"),
+    "positions": ({"torch": over_positions}, None),
+    "portable": (portable_normal, None),
+}
+
+
+def test_which_models_refuse_a_slice_of_one_sample() -> None:
+    """It is tried, and nothing of the model moves: neither statistics nor what random layers draw."""
+    specs = {name: {**SPEC, "model": model} for name, (model, _) in MODELS.items()}
+    (found,) = launched_in_turn(specs, refuses_one, "torch-ddp", 1)
+    assert found == {name: layer for name, (_, layer) in MODELS.items()}
+
+
+def test_a_slice_that_the_model_refuses_is_told_before_the_first_step() -> None:
+    """Three samples are left for two replicas: of two and one."""
+    spec = {**SPEC, "model": {"torch": torch_net}, "global_batch": 9}
+    words = "the last batch of each epoch has 3 samples over 2 replicas"
+    result = isotrain.check({**spec, "steps": 4}, backends="torch-ddp", replicas=[1, 2])
+    (hit,) = [each for each in result if each.code in ("ISO216", "ISO217")]
+    assert (hit.code, hit.targets) == ("ISO216", ("torch-ddp@2",))
+    assert hit.detail == f"1 (BatchNorm1d): {words}"
+    for fields in ({"steps": 3}, {"steps": 4, "drop_remainder": True}):
+        found = isotrain.check({**spec, **fields}, backends="torch-ddp", replicas=2)
+        assert "ISO216" not in {each.code for each in found}
+    plan = isotrain.measured_plan({**spec, "steps": 4}, backend="torch-ddp", replicas=2)
+    assert any(words in remark for remark in plan.remarks)
+    with pytest.raises(
+        isotrain.RunFailedError, match=f"before its first step.*[\\s\\S]*{words}"
+    ) as told:
+        isotrain.run({**spec, "steps": 4}, backend="torch-ddp", replicas=2)
+    assert "set drop_remainder: true, or choose another global_batch" in str(told.value)

@@ -173,6 +173,7 @@ class Scene:
         fails: Whether the process that looks at data and model fails.
         fault: What goes wrong in a first step.
         weights: The bytes of each.
+        refuses_one: The layer that takes no slice of one sample.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -183,6 +184,7 @@ class Scene:
     fails: bool = False
     fault: str | None = None
     weights: tuple[int, ...] = ()
+    refuses_one: str | None = None
 
 
 Check = Callable[..., CheckResult]
@@ -210,7 +212,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
             model = {"weights": scene.weights, "fixed": 0, "slots": 2}
             seen = {"samples": scene.samples, "traits": traits, "model": model}
-            return {**seen, "fault": scene.fault, "remarks": []}
+            return {**seen, "fault": scene.fault, "remarks": [], "refuses_one": scene.refuses_one}
 
         monkeypatch.setattr(checking, "look", look)
         return check(
@@ -280,6 +282,11 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene({"shuffle": False, "drop_remainder": True}, samples=97),
         Scene({"drop_remainder": True}, samples=97),
     ),
+    "ISO216": (
+        Scene(samples=99, refuses_one="norm (N)"),
+        Scene({"drop_remainder": True}, samples=99, refuses_one="norm (N)"),
+    ),
+    "ISO217": (Scene(traits=LOCAL, samples=97), Scene(traits=LOCAL, samples=100)),
     "ISO301": (Scene({"loss": SUMMED}), Scene({"loss": MEAN})),
     "ISO302": (Scene({"metrics": [own_metric]}), Scene({"metrics": ["mae"]})),
     "ISO303": (Scene({"loss": OWN}, BOTH), Scene({"loss": {"one": "mse", "two": "mse"}}, BOTH)),
@@ -390,7 +397,7 @@ def test_findings_come_most_severe_first(checked: Check) -> None:
     assert shown.startswith("ISO401 error: the backend cannot be used here\n")
     assert shown.index("ISO101 warning") < shown.index("ISO214 note")
     assert "model  1 layer: dense/x (X)\n" in shown
-    assert shown.endswith("1 error, 2 warnings, 3 notes\n")
+    assert shown.endswith("1 error, 4 warnings, 3 notes\n")
 
 
 @pytest.mark.parametrize("where", ["spec", "call"])
@@ -484,7 +491,8 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
     scene = Scene(replicas=(2,))
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
-    seen = {"samples": 96, "traits": traits, "fault": None, "remarks": [], "model": {"weights": ()}}
+    seen = {"samples": 96, "traits": traits, "model": {"weights": ()}}
+    seen |= {"fault": None, "remarks": [], "refuses_one": None}
     monkeypatch.setattr(checking, "look", lambda *given: seen)
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7
