@@ -1,0 +1,85 @@
+"""What the slices of one replica add to the loss and to its gradients, where losses do not count all alike.
+
+The replica has two slices, of 3 samples and of 1, in a global batch of 16 over two replicas; the other
+replica has the rest. A loss has two rows: the means, and what they count by.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+from isotrain.adapters.tensorflow import shares as of_tensorflow
+from isotrain.adapters.tensorflow.loss import evaluated_rows
+from isotrain.adapters.torch import shares as of_torch
+from isotrain.adapters.torch.exchange import SingleReplica
+from isotrain.plugin import Slice
+
+WEIGHTS = np.array([3 * 2 / 16, 1 * 2 / 16])
+MEANS = np.array([[2.0, 5.0], [4.0, 7.0]])
+COUNTED = np.array([4.0, 1.0])
+OTHER = np.array([15.0, 1.5])
+"""The other replica's sums: what its targets count by, and the weights of its slices."""
+GLOBAL = WEIGHTS[:, None] * [1, 0] + COUNTED[:, None] * (2 / (COUNTED.sum() + OTHER[0])) * [0, 1]
+"""By what each mean counts in this replica's share; the mean over both replicas is that of the batch."""
+LOCAL = np.stack([WEIGHTS / WEIGHTS.sum(), COUNTED / COUNTED.sum()], axis=1)
+"""By what each mean counts in this replica's own mean."""
+
+
+def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
+    class Two(SingleReplica):
+        def all_reduce(self, value, op):  # type: ignore[no-untyped-def]
+            assert op == "sum"
+            return value + torch.tensor(OTHER)
+
+    class Counting:
+        def counted(self, inputs, targets):  # type: ignore[no-untyped-def]
+            return torch.tensor([float(targets)])
+
+    pieces = [Slice(None, c, n, w) for c, n, w in zip(COUNTED, (3, 1), WEIGHTS, strict=True)]
+    shares = of_torch.Shares(pieces, Counting(), Two(), local)  # type: ignore[arg-type]
+    reported, gradients = [], []
+    for index, means in enumerate(MEANS):
+        loss = torch.tensor(np.array([means, [0.0, COUNTED[index]]]), requires_grad=True)
+        part, share = shares.of(index, loss)
+        part.backward()
+        assert loss.grad is not None
+        gradients.append(loss.grad[0].numpy())
+        reported.append(float(share))
+    return reported, np.array(gradients)
+
+
+def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
+    shares = of_tensorflow.Shares(
+        tf.constant(WEIGHTS),
+        lambda: [tf.constant([each]) for each in COUNTED],
+        lambda sums: sums + tf.constant(OTHER),
+        local,
+    )
+    reported, gradients = [], []
+    for index, means in enumerate(MEANS):
+        loss = tf.constant([means, [0.0, COUNTED[index]]], tf.float64)
+        with tf.GradientTape() as tape:
+            tape.watch(loss)
+            part, share = shares.of(index, loss)
+        gradients.append(tape.gradient(part, loss)[0].numpy())
+        reported.append(float(share))
+    return reported, np.array(gradients)
+
+
+@pytest.mark.parametrize("of_framework", [torch_shares, tensorflow_shares])
+@pytest.mark.parametrize("local", [False, True])
+def test_each_mean_counts_by_what_counts_in_it(of_framework, local):
+    reported, gradients = of_framework(local)
+    np.testing.assert_allclose(reported, (GLOBAL * MEANS).sum(1), rtol=1e-15)
+    np.testing.assert_allclose(gradients, LOCAL if local else GLOBAL, rtol=1e-15)
+
+
+def test_a_placeholder_adds_nothing_to_an_evaluation():
+    placeholder = tf.constant([[2.0, 5.0], [0.0, 4.0]])
+    assert not evaluated_rows(placeholder, tf.constant(0.0, tf.float64), 2).numpy().any()
+    assert not evaluated_rows(tf.constant(np.nan), tf.constant(0.0, tf.float64), 2).numpy().any()
+    rows = evaluated_rows(placeholder, tf.constant(3.0, tf.float64), 2).numpy()
+    assert rows.tolist() == [[6.0, 20.0], [3.0, 4.0]]
