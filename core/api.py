@@ -95,8 +95,7 @@ def run(
             {**ended.returned[0], "restarts": ended.restarts}, ended.directory.path
         )
         if ended.audience is not None:
-            ended.directory.write(PLAN_FILE, result.plan)
-            ended.directory.write(RESULT_FILE, result.to_dict())
+            ended.keep({PLAN_FILE: result.plan, RESULT_FILE: result.to_dict()}, result)
             ended.audience.result = result.to_dict()
     return result
 
@@ -158,6 +157,7 @@ def launch(
         interface=interface,
     )
     with asked.carried_out(work) as ended:
+        ended.keep({}, ended.returned)
         return ended.returned
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.layout import Layout
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
@@ -33,6 +33,7 @@ from isotrain.core.running.run_records import RunRecords
 from isotrain.core.running.starting_point import held_directory, starting_checkpoint
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.standard_streams import replace_closed_streams
 from isotrain.core.system.versions import versions
 
 if TYPE_CHECKING:
@@ -55,6 +56,24 @@ class Ended:
     directory: RunDirectory
     audience: Audience | None = None
     restarts: list[dict[str, Any]] = field(default_factory=list)
+
+    def keep(self, records: Mapping[str, Mapping[str, Any]], result: Any) -> None:
+        """Writes the last records into the run directory, and sees to it that all others are there.
+
+        Args:
+            records: Fields by the name of their file.
+            result: What the caller is about to return.
+
+        Raises:
+            RunFailedError: Records cannot be written or were removed; has the result.
+        """
+        try:
+            for name, fields in records.items():
+                self.directory.write(name, fields)
+            self.directory.require_kept()
+        except RunFailedError as failure:
+            failure.result = result
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +100,7 @@ class AskedRun:
     @contextlib.contextmanager
     def carried_out(self, work: Work) -> Iterator[Ended]:
         """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
+        replace_closed_streams()
         place = None if self.launcher.name != LOCAL else place_to_join()
         if place is None:
             with self._launched(work, Cast(*self.loaded()), None) as ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -52,11 +53,14 @@ class RunFailedError(IsotrainError):
         steps_done: By the process that came furthest; None where no process has told.
         was_asked: Whether it ended because somebody had asked for that.
         lost_host: The host that was lost with all its ranks, where others were not; None: none was.
+        result: What `run` or `launch` would have returned, where only the run's files are to blame; None:
+            there is no result.
     """
 
     steps_done: int | None = None
     was_asked = False
     lost_host: str | None = None
+    result: Any = None
 
 
 class NotANumberError(RunFailedError):

@@ -13,7 +13,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.here import look_here
 from isotrain.core.cli.shown_run import handed_over, shown, speaks_for_another
 from isotrain.core.contracts.events import RESULT
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_text import FORMAT, json_page, marked_line
 from isotrain.core.plugins.hookspecs import API_VERSION
 
@@ -91,10 +91,18 @@ def _train(
     options: argparse.Namespace, training: Callable[[OnPlainEvent | None], RunResult]
 ) -> None:
     """Shows a training while it goes on, and prints its result."""
-    with shown(options) as on_event, handed_over(options, on_event):
-        result = training(on_event)
-    if speaks_for_another(options):
-        return
+    try:
+        with shown(options) as on_event, handed_over(options, on_event):
+            result = training(on_event)
+    except RunFailedError as failure:
+        if failure.result is not None:
+            _print_result(failure.result, options)
+        raise
+    if not speaks_for_another(options):
+        _print_result(result, options)
+
+
+def _print_result(result: RunResult, options: argparse.Namespace) -> None:
     if options.json:
         print(marked_line({"event": RESULT, **result.to_dict()}, options.mark), flush=True)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -48,6 +49,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._written: set[str] = set()
+        """Names of the records that are to be there from now on."""
 
     @classmethod
     def create(cls, name: str, path: str | os.PathLike[str] | None) -> RunDirectory:
@@ -131,7 +134,7 @@ class RunDirectory:
             with contextlib.suppress(FileNotFoundError):
                 (self.path / RESULT_FILE).replace(self.path / EARLIER_RESULT_FILE)
         except OSError as error:
-            raise RunFailedError(f"{self.path} cannot be written: {error}.") from error
+            raise RunFailedError(self.why_unwritable(error)) from error
 
     def write(self, name: str, fields: Mapping[str, Any]) -> None:
         """Writes a JSON file; a reader never sees half of it.
@@ -143,7 +146,8 @@ class RunDirectory:
         try:
             write_whole(target, json_page(fields) + "\n")
         except OSError as error:
-            raise RunFailedError(f"{target} cannot be written: {error}.") from error
+            raise RunFailedError(self.why_unwritable(error)) from error
+        self._written.add(name)
 
     def write_start(self, spec: TrainingSpec, plan: Plan, packages: Mapping[str, str]) -> None:
         """Records what is going to be run, and on what; `packages` has the versions."""
@@ -152,14 +156,50 @@ class RunDirectory:
         self.write(VERSIONS_FILE, {"packages": dict(packages), "machine": hardware.describe()})
 
     def append_event(self, event: Event) -> None:
-        """Adds an event to `steps.jsonl` if it tells of steps, to `events.jsonl` otherwise."""
+        """Adds an event to `steps.jsonl` if it tells of steps, to `events.jsonl` otherwise.
+
+        Raises:
+            OSError: The disk is full, or the directory was removed.
+        """
+        self._require_spec()
         name = STEPS_FILE if isinstance(event, Steps) else EVENTS_FILE
         with (self.path / name).open("ab") as stream:
             stream.write(event.to_line())
+        self._written.add(name)
 
     def append_output(self, text: str) -> None:
-        """Adds to the log of rank 0, whose output comes through its launcher."""
+        """Adds to the log of rank 0, whose output comes through its launcher; raises as `append_event`."""
+        self._require_spec()
         append_to_log(self.path, 0, text)
+
+    def _require_spec(self) -> None:
+        """Refuses to fill a removed directory anew, which a checkpoint may have made again by its name."""
+        if SPEC_FILE in self._written and not (self.path / SPEC_FILE).exists():
+            path = str(self.path / SPEC_FILE)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    def require_kept(self) -> None:
+        """Sees to it that all records are there.
+
+        Raises:
+            RunFailedError: Some were removed while the run went on.
+        """
+        if self.removed():
+            raise RunFailedError(
+                f"the run's work is done, but its files are gone. {self.removed()}"
+            )
+
+    def removed(self) -> str:
+        """A sentence that names the records that are no longer there; empty where all are."""
+        names = sorted(name for name in self._written if not (self.path / name).exists())
+        return f"{', '.join(names)}: removed from {self.path} by others." if names else ""
+
+    def why_unwritable(self, error: OSError) -> str:
+        """Says that files of the run cannot be written or read, and what to do."""
+        remedy = self.removed() or (
+            "Make room there, or choose another place with --run-dir (run_directory= in Python)."
+        )
+        return f"the run's files in {self.path} cannot be written or read: {error}. {remedy}"
 
 
 def has_checkpoints_itself(folder: Path) -> bool:

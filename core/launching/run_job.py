@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,11 +75,17 @@ def run_job(
         work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, usual_lines, interface
     )
 
+    untold: list[OSError] = []
+
     def record(event: Event) -> None:
         _keep(event, directory)
-        on_event(event)
+        try:
+            on_event(event)
+        except OSError as error:
+            untold.append(error)
+            raise
 
-    with _told_as_failure(directory):
+    with _told_as_failure(directory, untold):
         given = (
             host.launcher(plan.launcher, plan.launcher_options) if launcher is None else launcher
         )
@@ -95,21 +101,31 @@ def _keep(event: Event, directory: RunDirectory) -> None:
 
 
 @contextlib.contextmanager
-def _told_as_failure(directory: RunDirectory) -> Iterator[None]:
-    """Makes a failure to write the run's files one of the run, and notes failures in its events."""
+def _told_as_failure(directory: RunDirectory, untold: Sequence[OSError]) -> Iterator[None]:
+    """Makes a failure to write the run's files one of the run, and notes failures in its events.
+
+    Args:
+        directory: Where the files are.
+        untold: Errors of who was told of events, such as of the output; they are none of the files.
+    """
     try:
         yield
     except RunFailedError as failure:
-        kept = kept_weights(directory.path)
-        text = f"{failure}\nthe weights so far: {kept}" if kept else str(failure)
+        removed = directory.removed() and f"\n{directory.removed()}"
+        text = f"{failure}{removed}{_weights_so_far(directory)}"
         with contextlib.suppress(OSError):  # the failure itself is what has to be told
             directory.append_event(RunFailed(time=time.time(), message=text))
         told = type(failure)(text)
         told.steps_done, told.lost_host = failure.steps_done, failure.lost_host
         raise told from failure.__cause__
     except OSError as error:
+        if error in untold:
+            raise
         raise RunFailedError(
-            f"the run's files in {directory.path} cannot be written or read: {error}. The run was"
-            " ended. Make room there, or choose another place with --run-dir (run_directory= in"
-            " Python)."
+            f"{directory.why_unwritable(error)} The run was ended.{_weights_so_far(directory)}"
         ) from error
+
+
+def _weights_so_far(directory: RunDirectory) -> str:
+    kept = kept_weights(directory.path)
+    return f"\nthe weights so far: {kept}" if kept else ""

@@ -49,7 +49,7 @@ class Restarts:
 
         Raises:
             RunFailedError: The last attempt failed; or a loss was NaN, which it would be again; or it was
-                asked to end.
+                asked to end; or the run directory was removed.
         """
         resume = None if self.begins is None else self.begins.location
         while True:
@@ -59,7 +59,7 @@ class Restarts:
             except (NotANumberError, EndedError):
                 raise
             except RunFailedError as failure:
-                if len(self.made) >= self.allowed:
+                if len(self.made) >= self.allowed or self.records.directory.removed():
                     raise
                 steps = reached.steps if failure.steps_done is None else failure.steps_done
                 plan, resume = self._again(plan, failure, steps)

@@ -431,15 +431,36 @@ def removes_directory(session: Any) -> None:
         session.step(batch)
         if session.is_main and batch.step == STEP:
             session.run_directory.rename(session.run_directory.with_name("moved away"))
+            if session.spec.checkpoint is not None:
+                session.run_directory.mkdir()  # as a checkpoint that is being written does
             session.end_epoch(0, {"some": 1.0})
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_a_run_directory_that_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", [None, {"every_steps": 100_000}])
+def test_a_run_directory_that_is_removed(tmp_path: Path, checkpoint: Any) -> None:
     folder = tmp_path / "run"
-    text = failure(removes_directory, spec(), "reference", folder)
+    text = failure(removes_directory, spec(checkpoint=checkpoint), "reference", folder)
     assert f"the run's files in {folder} cannot be written" in text
     assert "No such file or directory" in text
+    assert f"versions.json: removed from {folder} by others" in text
+
+
+def removes_versions(session: Any) -> int:
+    (session.run_directory / "versions.json").unlink(missing_ok=True)
+    return int(session.rank)
+
+
+def test_what_a_run_returns_outlives_its_records(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"versions\.json: removed from") as caught:
+        isotrain.launch(
+            removes_versions,
+            spec(),
+            backend="reference",
+            replicas=2,
+            run_directory=tmp_path / "run",
+        )
+    assert caught.value.result == [0, 1]
 
 
 def prints_much(session: Any) -> None:
