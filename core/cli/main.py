@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -20,9 +21,14 @@ from isotrain.core.errors import (
     BackendUnavailableError,
     IsotrainError,
     NotANumberError,
+    PlanError,
     RunFailedError,
 )
 from isotrain.core.system.leaving import leave_after_work
+from isotrain.core.system.standard_streams import (
+    discard_what_cannot_be_written,
+    replace_closed_streams,
+)
 from isotrain.core.system.visible_text import visible
 
 _ENDING_SIGNALS = {
@@ -35,6 +41,8 @@ _WHAT_ENDED = {
     ExitCode.TERMINATED: "ended by SIGTERM",
     ExitCode.HANGUP: "ended by SIGHUP: the terminal was closed",
 }
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+"""Why a file, or the output, cannot be written though this program is right."""
 
 
 class Ended(KeyboardInterrupt):
@@ -59,33 +67,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code; see `ExitCode`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        with _unwinding_on_signals():
-            code = _attempt(given)
-            sys.stdout.flush()
-            leave_after_work(code)
-            return code
-    except BrokenPipeError:
-        _discard_output()
-        return ExitCode.OUTPUT_CLOSED
+    replace_closed_streams()
+    with _unwinding_on_signals():
+        code = _attempt(given)
+        discard_what_cannot_be_written()
+        leave_after_work(code)
+        return code
 
 
 def _attempt(given: list[str]) -> int:
     """Runs one command and tells of its error, if any."""
     try:
-        return _command(given)
+        code = _command_or_exit(given)
+        sys.stdout.flush()
+        return code
     except IsotrainError as error:
         return _tell(error, exit_code_of(error), given)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Ended) else ExitCode.INTERRUPTED
         return _tell(Ended(code), code, given)
+    except BrokenPipeError:
+        return ExitCode.OUTPUT_CLOSED
+    except Exception as error:
+        if isinstance(error, FileNotFoundError) and not _has_folder():
+            removed = PlanError("the current folder was removed. Change to one that is there.")
+            return _tell(removed, ExitCode.USAGE, given)
+        return _tell(error, ExitCode.RUN_FAILED, given)
+
+
+def _has_folder() -> bool:
+    """Whether the current folder is still there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _command_or_exit(given: list[str]) -> int:
+    try:
+        return _command(given)
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or ExitCode.OK)
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # a defect: show all of it
-        traceback.print_exc()
-        return _tell(error, ExitCode.RUN_FAILED, given)
 
 
 def _command(given: list[str]) -> int:
@@ -123,7 +146,15 @@ def exit_code_of(error: IsotrainError) -> ExitCode:
 
 
 def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCode:
-    """Prints an error as text, and with --json as an object too."""
+    """Prints an error as text, and with --json as an object too, wherever that can be written."""
+    with contextlib.suppress(OSError):
+        _tell_as_json(error, code, given)
+    with contextlib.suppress(OSError):
+        print(_in_words(error), file=sys.stderr, flush=True)
+    return code
+
+
+def _tell_as_json(error: BaseException, code: ExitCode, given: Sequence[str]) -> None:
     if "--json" in given:
         from isotrain.core.contracts.events import CommandFailed
         from isotrain.core.json_text import marked_line
@@ -132,9 +163,16 @@ def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCod
         lost = error.lost_host if isinstance(error, RunFailedError) else None
         told = CommandFailed(error=kind, message=str(error), exit_code=int(code), lost_host=lost)
         print(marked_line(told.to_dict(), _mark_in(given)), flush=True)
-    if not isinstance(error, Exception) or isinstance(error, IsotrainError):
-        print(f"isotrain: {visible(str(error))}", file=sys.stderr, flush=True)
-    return code
+
+
+def _in_words(error: BaseException) -> str:
+    """A line for a person; all of what is known of a defect."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        what = "the output, or a file," if error.filename is None else error.filename
+        return f"isotrain: {what} cannot be written: {error.strerror}"
+    if isinstance(error, Exception) and not isinstance(error, IsotrainError):
+        return "".join(traceback.format_exception(error)).rstrip()
+    return f"isotrain: {visible(str(error))}"
 
 
 def _mark_in(given: Sequence[str]) -> str:
@@ -168,10 +206,3 @@ def _unwinding_on_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _discard_output() -> None:
-    """Lets the interpreter's last flush go nowhere: whoever read the output is gone."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -374,6 +374,17 @@ def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
     assert (Path(directory) / "result.json").is_file()
 
 
+def test_a_result_is_printed_though_records_are_gone(folder: Path) -> None:
+    text = (folder / "small.py").read_text()
+    removal = "    __import__('pathlib').Path('run/versions.json').unlink()\n    inputs ="
+    (folder / "small.py").write_text(text.replace("    inputs =", removal))
+    run = ("run", "small.json", "--backend", "reference", "--run-dir", "run")
+    done = in_process(*run, folder=folder)
+    assert "final loss" in done.stdout
+    assert "versions.json: removed from" in done.stderr
+    assert done.returncode == ExitCode.RUN_FAILED
+
+
 def test_run_in_plain_lines(folder: Path) -> None:
     found = in_process("run", "small.json", "--backend", "reference", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
@@ -444,6 +455,57 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     with process.stderr:
         assert not process.stderr.read()
     assert process.wait(timeout=60) == ExitCode.OUTPUT_CLOSED
+
+
+def test_a_reader_that_leaves_a_run_ends_it(folder: Path) -> None:
+    arguments = ["--backend", "reference", "--json", "--set", "epochs=1000000"]
+    process = started(["run", "small.json", *arguments], folder)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert not process.stderr.read()
+    assert process.wait(timeout=60) == ExitCode.OUTPUT_CLOSED
+
+
+def redirected(command: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs `isotrain` by a shell, which opens and closes its streams, and does something before."""
+    line = f"{before} exec {sys.executable} -m isotrain {command}"
+    shell = ["sh", "-c", line]
+    return subprocess.run(shell, cwd=folder, text=True, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("backends > /dev/full", 1, "the output, or a file, cannot be written: No space left"),
+        ("plan nowhere.yaml --backend reference 2> /dev/full", 2, ""),
+        ("plan nowhere.yaml --backend reference --json > /dev/full", 2, "no spec file"),
+        ("rn 2>&-", 2, ""),
+    ],
+)
+def test_output_that_takes_no_more(command: str, code: int, told: str, tmp_path: Path) -> None:
+    done = redirected(command, tmp_path)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == bool(told), "neither tracebacks nor other noise"
+
+
+def test_a_run_without_standard_streams(folder: Path) -> None:
+    run = "run small.json --backend reference --replicas 2 --run-dir run"
+    assert redirected(f"{run} <&- >&- 2>&-", folder).returncode == ExitCode.OK
+    assert (folder / "run" / "result.json").is_file()
+    assert (folder / "run" / "rank-0.log").read_text() == "making the data\n"
+
+
+def test_a_folder_that_was_removed(folder: Path) -> None:
+    inside = folder / "inside"
+    inside.mkdir()
+    plan = f"plan {folder}/small.json --backend reference --no-measure"
+    done = redirected(plan, inside, before=f"rmdir {inside};")
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr == "isotrain: the current folder was removed. Change to one that is there.\n"
 
 
 def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
