@@ -50,6 +50,7 @@ def main(door: int, launcher: int, imports: Sequence[str]) -> None:
         launcher: The launcher's number.
         imports: What the adapter declares.
     """
+    _die_with(launcher)  # an import may hold the interpreter for long, and notice nothing
     gc.disable()  # of what is made here, nothing goes
     before = dict(os.environ)
     for module in (*imports, *_OWN_IMPORTS, *BUILTINS):
@@ -78,6 +79,7 @@ class _Template:
         self._selector.register(door, selectors.EVENT_READ, _DOOR)
         self._launcher = os.pidfd_open(launcher)
         self._selector.register(self._launcher, selectors.EVENT_READ, _LAUNCHER)
+        _outlive_parent_thread()  # from now on it sees the launcher's end
 
     def serve(self) -> None:
         """Does what it is asked to, until the launcher is gone; its children go with it."""
@@ -196,6 +198,11 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _outlive_parent_thread() -> None:
+    """Undoes `_die_with`, by which also the end of the thread that started this process would end it."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, 0)
 
 
 def _take_over(streams: Sequence[int], variables: Mapping[str, str], folder: int) -> None:

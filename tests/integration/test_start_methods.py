@@ -346,6 +346,36 @@ def test_a_template_ends_with_its_program(ending: str, tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(template), LIMIT_SECONDS)
 
 
+IMPORTING = """
+import ctypes, pathlib
+pathlib.Path("importing").touch()
+ctypes.PyDLL(None).sleep(600)  # holds the interpreter
+"""
+KILLED_MEANWHILE = """
+import os, pathlib, signal, time
+from isotrain.core.launching.templates import OF_THIS_PROGRAM
+print(OF_THIS_PROGRAM.get(("importing",), dict(os.environ)).pid, flush=True)
+while not pathlib.Path("importing").exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_template_that_imports_ends_with_its_program(tmp_path: Path) -> None:
+    (tmp_path / "importing.py").write_text(IMPORTING)
+    program = [sys.executable, "-c", KILLED_MEANWHILE]
+    done = subprocess.run(
+        program,
+        cwd=tmp_path,
+        env=variables(PYTHONPATH=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    template = int(done.stdout)
+    wait_until(lambda: not is_alive(template), LIMIT_SECONDS)
+
+
 def variables(**more: str) -> dict[str, str]:
     return {**os.environ, **more}
 
