@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-launchers lint format benchmark clean
+.PHONY: help environment demo test test-quick test-kernels test-launchers lint format benchmark clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
@@ -32,6 +32,16 @@ test: environment ## all tests
 
 test-quick: environment ## the everyday tests: the quick part of all tests
 	$(PYTEST) -m "not slow"
+
+# Whoever compares bits compares those of a library's kernels, which it chooses by the machine: other machines have others.
+KERNELS_OF_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE \
+	OPENBLAS_CORETYPE=Haswell ISOTRAIN_TEST_THREADS=1
+KERNELS_OF_SSE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
+	OPENBLAS_CORETYPE=Nehalem ISOTRAIN_TEST_THREADS=2
+
+test-kernels: environment ## tests that compare bits, with the matrix kernels of other machines
+	$(KERNELS_OF_AVX2) $(PYTEST) -m kernels
+	$(KERNELS_OF_SSE) $(PYTEST) -m kernels
 
 test-launchers: environment ## runs under real engines, on hosts that are namespaces: takes root, and installs the engines
 	$(VENV_PYTHON) tools/setup_launchers.py

@@ -8,6 +8,7 @@ TensorFlow passes Python numbers.
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ CLASSES = 5
 LETTERS = 11
 LENGTH = 6
 WIDTH = 8
+THREADS = int(os.environ.get("ISOTRAIN_TEST_THREADS", "1"))
+"""Of each replica: `make test-kernels` says how many."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -131,7 +134,7 @@ def spec(optimizer: str, precision: str, **changes: Any) -> dict[str, Any]:
         "epochs": EPOCHS,
         "seed": SEED,
         "precision": precision,
-        "threads": 1,
+        "threads": THREADS,
         "timeouts": {"progress": 100.0},
         **changes,
     }
@@ -177,5 +180,5 @@ def native_torch_spec(optimizer: str) -> dict[str, Any]:
         "global_batch": GLOBAL_BATCH,
         "epochs": EPOCHS,
         "seed": SEED,
-        "threads": 1,
+        "threads": THREADS,
     }

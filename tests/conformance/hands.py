@@ -49,6 +49,7 @@ def by_hand(
             "start": f"{folder}/start.npz",
             "result": f"{folder}/result.npz",
             "replicas": replicas,
+            "threads": plan.threads,
             "tensorflow_threads": plan.variables.get("TF_NUM_INTRAOP_THREADS", "1"),
         }
         job.write_text(json.dumps(fields), encoding="utf-8")

@@ -11,7 +11,7 @@ from conformance.hands import by_hand
 
 from isotrain.testing.native import assert_native_equality
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
 LOOPS = (
     ("torch_ddp_native", "torch-ddp", "torch"),

@@ -12,7 +12,7 @@ from conformance.nearness import EXACT, NEAR, assert_equal_runs
 
 PAIRS = list(itertools.combinations(BACKENDS, 2))
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)

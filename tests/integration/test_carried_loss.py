@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.cases import THREADS
 
 import isotrain
 from isotrain.testing.series import launched_in_turn
@@ -20,7 +21,7 @@ SPEC = {
     "optimizer": {"name": "sgd", "lr": 0.125},
     "global_batch": 8,
     "epochs": 2,
-    "threads": 1,
+    "threads": THREADS,
 }
 
 
@@ -138,6 +139,7 @@ def as_by_hand(session: isotrain.Session, name: str) -> tuple[list[float], int, 
     return losses, asked, all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("replicas", [3, 4])
 def test_sums_are_those_of_a_loop_by_hand(replicas: int) -> None:
     specs = {

@@ -15,7 +15,7 @@ import isotrain
 from isotrain.testing import going_on, probe
 from isotrain.testing.bench import assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
 OBJECTIVE = f"{Path(__file__).with_name('noisy_objective.py')}:objective"
 SCALED = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 4}}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from alone import alone
+from integration import sgd_updates
 
 import isotrain
 from isotrain.core.spec.files import load_spec
@@ -41,13 +42,15 @@ def model() -> Any:
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
-def slots_of_each(session: isotrain.Session) -> list[list[Any]]:
-    """What the spec says, what Keras names, and how many torch has: of each, in a process that has both."""
+def seen(session: isotrain.Session) -> tuple[list[list[Any]], dict[str, tuple[bool, int, int]]]:
+    """The slots of each optimizer, and updates by torch's SGD: in a process that has Keras and torch."""
     session.close()
-    return [slots({"lr": 0.1, **optimizer}) for optimizer in OPTIMIZERS]
+    of_each = [slots({"lr": 0.1, **optimizer}) for optimizer in OPTIMIZERS]
+    return of_each, sgd_updates.seen(session.spec)
 
 
 def slots(fields: dict[str, Any]) -> list[Any]:
+    """What the spec says, what Keras names, and how many torch has."""
     import keras
     import torch
 
@@ -68,14 +71,22 @@ def slots(fields: dict[str, Any]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def described(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     spec = {**SPEC, "model": model, "optimizer": {"name": "sgd", "lr": 0.1}}
-    folder = tmp_path_factory.mktemp("optimizers") / "run"
-    return list(alone(slots_of_each, spec, "torch-ddp", folder))
+    return alone(seen, spec, "torch-ddp", tmp_path_factory.mktemp("optimizers") / "run")
 
 
 @pytest.mark.parametrize("index", range(len(OPTIMIZERS)), ids=lambda i: str(OPTIMIZERS[i]))
-def test_slots_are_those_of_keras_and_as_many_as_of_torch(described: list[Any], index: int) -> None:
-    said, named, count = described[index]
+def test_slots_are_those_of_keras_and_as_many_as_of_torch(found: Any, index: int) -> None:
+    said, named, count = found[0][index]
     assert sorted(said) == sorted(named)
     assert len(said) == count
+
+
+@pytest.mark.kernels
+def test_updates_are_those_of_the_optimizers_own_steps(found: Any) -> None:
+    """To the bit; and by `step` itself only where that does more."""
+    wrong = {name: seen for name, seen in found[1].items() if seen[0] is False}
+    assert not wrong
+    others = {name: seen for name, seen in found[1].items() if seen[1] != seen[2]}
+    assert not others

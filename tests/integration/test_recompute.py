@@ -122,6 +122,7 @@ def monkeypatch_module() -> Any:
         yield patch
 
 
+@pytest.mark.kernels
 def test_what_is_computed_again_trains_as_what_is_kept(found: dict[str, Any]) -> None:
     """Dropout drops the same, and statistics move once; on torch, by the same operations, to the bit."""
     for name, kept in COMPARED.items():

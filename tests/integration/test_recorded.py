@@ -290,6 +290,7 @@ def assert_near(one: dict[str, Any], other: dict[str, Any], bound: float) -> Non
     np.testing.assert_allclose(*found, rtol=bound)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_record_computes_what_keras_does(found: dict[str, Any], name: str) -> None:
     """In most cases for the smaller last batch too, in training and evaluation; random numbers are the same.
@@ -448,6 +449,7 @@ def test_a_stale_record_is_found(found: dict[str, Any], name: str) -> None:
     np.testing.assert_allclose(replayed["losses"][:until], eager["losses"][:until], rtol=1e-4)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", UPDATED)
 def test_updates_are_those_of_keras(found: dict[str, Any], name: str) -> None:
     """Weights and slots, in float64 to 1e-12, and the optimizer's own count of its updates."""

@@ -1,7 +1,7 @@
 """What the hand-written loops share: their job, and the order of the samples. isotrain is not imported.
 
 A job is a JSON file with: `optimizer` (name and hyperparameters), `model` (the name of a portable one),
-`drop_remainder`, `start` and `result` (npz files with the weights by name), `replicas`.
+`drop_remainder`, `start` and `result` (npz files with the weights by name), `replicas`, `threads` of each.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import torch
 from conformance import cases
 from conformance.handwritten.common import (
+    JOB,
     RANK,
     gather,
     global_batches,
@@ -17,7 +18,7 @@ from conformance.handwritten.common import (
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(JOB["threads"])
     hvd.init()
     model = cases.torch_model()
     model.load_state_dict({name: torch.from_numpy(v) for name, v in start_weights().items()})

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from conformance import cases
 from conformance.handwritten.common import (
+    JOB,
     RANK,
     gather,
     global_batches,
@@ -26,7 +27,7 @@ def tensors(arrays: cases.Arrays) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(JOB["threads"])
     dist.init_process_group("gloo")
     model = keras_model()
     load_keras(model)

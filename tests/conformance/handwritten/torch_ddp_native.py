@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from conformance import cases
 from conformance.handwritten.common import (
+    JOB,
     RANK,
     gather,
     global_batches,
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(JOB["threads"])
     dist.init_process_group("gloo")
     model = cases.torch_model()
     model.load_state_dict({name: torch.from_numpy(v) for name, v in start_weights().items()})
