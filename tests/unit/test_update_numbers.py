@@ -1,0 +1,61 @@
+"""Clipping and LAMB on torch, against the formulas in NumPy: below and above each bound."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from isotrain.adapters.torch import keras_update, private
+from isotrain.adapters.torch.lamb import Lamb
+
+GRADIENTS = [np.array([3.0, -4.0]), np.array([[0.5, -0.25], [0.125, 0.0]])]
+TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
+
+
+def clipped(**bound: float) -> list[np.ndarray]:
+    options = {"clipnorm": None, "global_clipnorm": None, "clipvalue": None, **bound}
+    given = [torch.tensor(gradient) for gradient in GRADIENTS]
+    found = keras_update._clipped(given, SimpleNamespace(**options), private.foreach_norm)
+    return [gradient.numpy() for gradient in found]
+
+
+@pytest.mark.parametrize("bound", [1.0, TOTAL - 0.01, TOTAL + 0.01, 100.0])
+def test_the_norm_of_all_gradients_is_bounded(bound):
+    expected = [gradient * min(1.0, bound / TOTAL) for gradient in GRADIENTS]
+    for one, other in zip(clipped(global_clipnorm=bound), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
+def test_the_norm_of_each_gradient_is_bounded(bound):
+    expected = [g * min(1.0, bound / np.linalg.norm(g)) for g in GRADIENTS]
+    for one, other in zip(clipped(clipnorm=bound), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+
+
+@pytest.mark.parametrize("bound", [0.2, 3.5, 100.0])
+def test_each_element_is_bounded_on_both_sides(bound):
+    for one, other in zip(clipped(clipvalue=bound), GRADIENTS, strict=True):
+        np.testing.assert_array_equal(one, np.clip(other, -bound, bound))
+
+
+def test_lamb_is_algorithm_2_of_its_paper():
+    """With the trust ratio |w| / |u|, where u holds the corrected moments and the decay of the weights."""
+    rate, first, second, epsilon, decay = 0.125, 0.75, 0.875, 2.0**-10, 0.25
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    expected = weight.detach().numpy().copy()
+    optimizer = Lamb([weight], rate, (first, second), epsilon, decay)
+    mean, square = np.zeros(3), np.zeros(3)
+    for step, gradient in enumerate(np.array([[1.0, 0.5, -1.0], [0.25, -2.0, 0.125]]), 1):
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        mean = first * mean + (1 - first) * gradient
+        square = second * square + (1 - second) * gradient**2
+        corrected = mean / (1 - first**step), square / (1 - second**step)
+        update = corrected[0] / (np.sqrt(corrected[1]) + epsilon) + decay * expected
+        ratio = np.linalg.norm(expected) / np.linalg.norm(update)
+        expected = expected - rate * ratio * update
+        np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-14)
