@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
@@ -227,6 +229,34 @@ def test_local_sgd_forgets_what_it_counted_when_it_goes_back_to_an_average() -> 
     assert strategy.state(group) == between  # type: ignore[arg-type]
     strategy.load_state(group, averaged)  # type: ignore[arg-type]
     assert strategy.state(group) == averaged  # type: ignore[arg-type]
+
+
+def test_local_sgd_averages_by_the_samples_of_all_steps_since_the_last_average() -> None:
+    """An uneven batch counts also where the one before the average is even."""
+
+    class Averaging:
+        local_replicas = (0, 1)
+        weights: Any = ()
+
+        def local_step(self, batch: Batch, learning_rate: float) -> float:
+            return 0.0
+
+        def tensor(self, value: np.ndarray) -> float:
+            return float(value)
+
+        def compute(self, computation: Any, *values: Any, static: Any) -> None:
+            self.weights = values
+
+    def batch(step: int, weights: Sequence[float]) -> Batch:
+        slices = tuple((Slice(None, None, 1, weight),) for weight in weights)
+        return Batch(0, step, step, 8, False, len(set(weights)) == 1, slices)
+
+    strategy, group = LocalSGD(every=2), Averaging()
+    found = []
+    for step, weights in enumerate([(1.5, 0.5), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)]):
+        strategy.step(group, batch(step, weights), 0.125)  # type: ignore[arg-type]
+        found.append(group.weights)
+    assert found == [(), ([1.25, 0.75],), ([1.25, 0.75],), ()]
 
 
 SHAPES = [(20, 30), (30,)]
