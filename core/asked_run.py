@@ -174,7 +174,7 @@ class AskedRun:
                 )
                 attempt = _Attempt(work, cast, directory, self.port, self.interface, party)
                 returned = restarts.run(attempt, resolved)
-            yield Ended(returned, directory, audience, restarts.made)
+                yield Ended(returned, directory, audience, restarts.made)
 
     def _planned(self, cast: Cast, layout: Layout | None, replicas: int | None) -> Plan:
         return make_plan(
@@ -205,9 +205,10 @@ class AskedRun:
         on_event = self.on_event
         if on_event is not None:
             return contextlib.nullcontext(lambda event: on_event(event.to_dict()))
-        from isotrain.core.showing import display
+        from isotrain.core.showing.aside import events_aside
+        from isotrain.core.showing.display import automatic
 
-        return display.automatic(plan)
+        return events_aside(automatic(plan))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ def shown(
 ) -> contextlib.AbstractContextManager[OnPlainEvent | None]:
     """Within it, what it gives shows a training while it goes on."""
     from isotrain.core.showing import display
+    from isotrain.core.showing.aside import plain_events_aside
 
     if options.mark and not options.json:
         raise PlanError("--mark TEXT goes before each line of --json: add that.")
     if options.json:
-        return display.json_lines(mark=options.mark)
+        return plain_events_aside(display.json_lines(mark=options.mark))
     return display.quiet() if options.quiet else contextlib.nullcontext()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import signal
 import struct
 import threading
@@ -13,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from isotrain.core.contracts.events import Heartbeat, ProcessEvent
+from isotrain.core.contracts.backlog import Backlog
+from isotrain.core.contracts.events import Heartbeat, ProcessEvent, Warned
 from isotrain.core.errors import EndedError
 
 HEARTBEAT_SECONDS = 0.5
@@ -92,6 +94,8 @@ class Reporter:
 
     Step and call are written to a page of memory that the launcher shares, so that they are known to
     the very step when this process is killed, and cost no system call.
+    Who tells something never waits: what the pipe does not take at once, because its reader is stopped or
+    held, is sent by a thread of the reporter's.
 
     Attributes:
         step: The step this process is at; None before the first.
@@ -114,10 +118,15 @@ class Reporter:
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
-        self._is_closed = threading.Event()
+        self._backlog = Backlog(lambda text: self._told(Warned(text=text)).to_line())
+        self._unsent = b""
+        """Of the line that is being sent."""
+        self._has_more = threading.Event()
+        """Set while some of it has to be sent by the thread, and at the end."""
         self.enter("start")
         if descriptor is not None:
-            threading.Thread(target=self._beat, name="isotrain-heartbeat", daemon=True).start()
+            os.set_blocking(descriptor, False)
+            threading.Thread(target=self._keep_sending, name="isotrain-events", daemon=True).start()
 
     def enter(self, call: str) -> None:
         """Notes that another call begins."""
@@ -167,16 +176,40 @@ class Reporter:
         """Sends an event, and with it who tells it, when, and at which step in which call."""
         if self._descriptor is None:
             return
-        told = replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)
+        told = self._told(event)
         with self._lock:
-            if self._descriptor is not None:
-                _write_all(self._descriptor, told.to_line())
+            self._backlog.add(told.to_line(), told.kind, vars(told))
+            if not self._send():
+                self._has_more.set()
+
+    def _told(self, event: ProcessEvent) -> ProcessEvent:
+        return replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)
+
+    def _send(self) -> bool:
+        """Writes what the pipe takes at once; whether that was all. Called with the lock."""
+        while self._descriptor is not None:
+            self._unsent = self._unsent or self._backlog.take() or b""
+            if not self._unsent:
+                break
+            try:
+                self._unsent = self._unsent[os.write(self._descriptor, self._unsent) :]
+            except BlockingIOError:
+                return False
+        return True
+
+    def flush(self) -> None:
+        """Returns once all that was told is sent, however long the reader takes."""
+        while (descriptor := self._descriptor) is not None:
+            with self._lock:
+                if self._send():
+                    return
+            _await_room(descriptor)
 
     def close(self) -> None:
         """Tells nothing any more, of what goes on in this process."""
-        self._is_closed.set()
         with self._lock:
             self._descriptor = None
+        self._has_more.set()
 
     def wait_for_others(self) -> None:
         """Returns once all processes with a session have finished; their launcher watches those it waits for.
@@ -186,17 +219,24 @@ class Reporter:
         while self._descriptor is not None and not self._page[_MAY_LEAVE]:
             time.sleep(_LOOK_SECONDS)
 
-    def _beat(self) -> None:
+    def _keep_sending(self) -> None:
+        """Sends what `emit` has left, and heartbeats between."""
         try:
-            while not self._is_closed.wait(HEARTBEAT_SECONDS):
-                self.emit(Heartbeat())
+            while self._descriptor is not None:
+                if not self._has_more.wait(HEARTBEAT_SECONDS):
+                    self.emit(Heartbeat())
+                    continue
+                self._has_more.clear()
+                self.flush()
         except OSError:
             end_own_group()
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _await_room(descriptor: int) -> None:
+    """Returns once a pipe takes more or nobody reads it any more, and after a heartbeat's time."""
+    room = select.poll()
+    room.register(descriptor, select.POLLOUT)
+    room.poll(HEARTBEAT_SECONDS * 1000)
 
 
 def end_own_group() -> None:

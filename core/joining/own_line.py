@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
@@ -15,9 +14,6 @@ from isotrain.core.contracts.reporter import (
     read_status,
 )
 from isotrain.core.launching.lines import Lines
-from isotrain.core.served.workforce import readable
-
-_LOOK_SECONDS = 0.05
 
 
 class OwnLine:
@@ -35,8 +31,6 @@ class OwnLine:
         os.truncate(self._status, PAGE_BYTES)
         self._page = mmap.mmap(self._status, PAGE_BYTES)
         self.reporter = Reporter(rank, self._writing, self._status)
-        self._is_over = threading.Event()
-        self._dropping: threading.Thread | None = None
 
     def read_lines(self) -> list[bytes] | None:
         """The events that were told, a line each, without waiting."""
@@ -56,23 +50,8 @@ class OwnLine:
         """Whether the loop looks for wishes."""
         return heeds_wishes(self._page)
 
-    def ignore(self) -> None:
-        """Drops what is told from now on: who tells something long would wait for a reader."""
-        if self._dropping is None:
-            self._dropping = threading.Thread(target=self._drop, name="isotrain-drop", daemon=True)
-            self._dropping.start()
-
-    def _drop(self) -> None:
-        while not self._is_over.is_set():
-            if readable([self.events], _LOOK_SECONDS):
-                self._lines.read()
-
     def close(self) -> None:
         """Ends the heartbeat. What is still told is lost."""
-        self.ignore()
         self.reporter.close()
-        self._is_over.set()
-        assert self._dropping is not None
-        self._dropping.join()
         for descriptor in (self._writing, self.events, self._status):
             os.close(descriptor)

@@ -46,7 +46,6 @@ class Working(threading.Thread):
         self._job = job
         self._cast = cast
         self._context = context
-        self._line = line
         self._reporter = line.reporter
         self._hand_over = hand_over
         self._may_begin = threading.Event()
@@ -78,6 +77,5 @@ class Working(threading.Thread):
     def end(self, seconds: float) -> None:
         """Makes it end at its next call; gives up after some seconds."""
         self._is_over.set()
-        self._line.ignore()
         self._reporter.end_soon()
         self.join(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import signal
@@ -33,6 +34,8 @@ from isotrain.core.system.new_interpreter import first_line
 from isotrain.core.system.patience import Patience
 
 _SWEEPS = 3
+_OUTPUT_BYTES = 1 << 20
+"""Of output that waits in a pipe while this process is stopped (Ctrl-Z); Linux gives anybody so much."""
 
 
 class RankProcess:
@@ -90,6 +93,8 @@ class RankProcess:
         if self.context.rank:
             return contextlib.nullcontext(log)
         self._output, writing = _pipe()
+        with contextlib.suppress(OSError):  # the user has too many pipes: it has the usual size
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _OUTPUT_BYTES)
         return writing
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -29,7 +30,8 @@ class History:
     """How the training went.
 
     Attributes:
-        loss: Mean loss of every step's global batch.
+        loss: Mean loss of every step's global batch; NaN, as the rate, where a run that nobody read for
+            too long has left steps out, and warned of that.
         learning_rate: The rate of every step.
         epochs: One record per epoch: `epoch`, `step`, `loss` (the mean over its samples), the training
             metrics by name, and evaluation's as `validation_<name>`.
@@ -168,8 +170,14 @@ def read_history(run_directory: Path) -> History:
             )
     history = History()
     steps, epochs = run_directory / STEPS_FILE, run_directory / EVENTS_FILE
+    following: int | None = None
     for event in read_events(steps):
         if isinstance(event, Steps):
+            first = value(int, event.first, f"{steps}: first")
+            gap = [math.nan] * max(0, first - (first if following is None else following))
+            history.loss.extend(gap)
+            history.learning_rate.extend(gap)
+            following = first + len(event.losses)
             rates = value(list[float], event.learning_rates, f"{steps}: learning_rates")
             history.loss.extend(value(list[float], event.losses, f"{steps}: losses"))
             history.learning_rate.extend(rates)

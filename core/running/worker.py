@@ -45,7 +45,10 @@ def main(events: int, status: int, arrays: int) -> None:
         _end_after_the_step(reporter)
     reporter.emit(Started(pid=os.getpid()))
     with whole_lines():
-        leave(_attempt(context, reporter, arrays))
+        code = _attempt(context, reporter, arrays)
+        with contextlib.suppress(BrokenPipeError):  # who started it is gone
+            reporter.flush()
+        leave(code)
 
 
 def _dump_stacks_on_request() -> None:

@@ -87,7 +87,7 @@ def test_what_would_not_be_read_is_not_sent(ends: Ends, monkeypatch: pytest.Monk
 
 
 def test_a_process_ends_though_nobody_reads_what_it_tells() -> None:
-    """More than a pipe holds: its thread waits for a reader, with the reporter's lock."""
+    """More than a pipe holds: who tells it waits for no reader."""
     line = OwnLine(0)
     long = Failed(error="E", message="x" * (1 << 20), traceback="", blames_peer=False)
     telling = threading.Thread(target=line.reporter.emit, args=(long,))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from isotrain.core.errors import IsotrainError
@@ -30,6 +31,14 @@ def test_what_was_left_is_read(tmp_path: Path) -> None:
     found = read_result(left(tmp_path))
     assert found.run_directory == tmp_path
     assert found.history.loss == [1.0, 0.5]
+
+
+def test_steps_that_were_left_out_move_no_others(tmp_path: Path) -> None:
+    found = read_result(left(tmp_path))
+    with (tmp_path / "steps.jsonl").open("a") as steps:
+        steps.write(json.dumps(STEPS | {"first": 4}) + "\n")
+    np.testing.assert_array_equal(found.history.loss, [1.0, 0.5, np.nan, np.nan, 1.0, 0.5])
+    assert len(found.history.learning_rate) == 6
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "events.jsonl"])

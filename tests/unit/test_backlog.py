@@ -1,0 +1,41 @@
+"""Events that wait for a slow reader: in order, bounded, and with a word on what was left out."""
+
+from __future__ import annotations
+
+from isotrain.core.contracts.backlog import Backlog
+from isotrain.core.contracts.events import EpochEnded, Event, Output, Progress, Steps, Warned
+
+
+def progress(done: int) -> Progress:
+    return Progress(done=done, total=9, epoch=0, loss=0.5, samples_per_s=None)
+
+
+def steps(first: int, count: int) -> Steps:
+    return Steps(first=first, losses=[0.5] * count, learning_rates=[0.1] * count)
+
+
+EPOCH = EpochEnded(metrics={}, epoch=0, done=9, loss=0.5)
+
+
+def through(backlog: Backlog[Event], *events: Event) -> list[Event]:
+    """What comes out once all are in."""
+    for event in events:
+        backlog.add(event, event.kind, vars(event))
+    return list(iter(backlog.take, None))
+
+
+def test_of_progress_in_a_row_the_newest_is_kept() -> None:
+    given = [progress(1), progress(2), steps(0, 2), progress(3), progress(4)]
+    backlog = Backlog[Event](lambda text: Warned(text=text))
+    assert through(backlog, *given) == [progress(2), steps(0, 2), progress(4)]
+
+
+def test_what_is_left_out_is_counted_where_it_would_be() -> None:
+    backlog = Backlog[Event](lambda text: Warned(text=text), most_bytes=1000)
+    given = [steps(0, 20), steps(20, 3), Output(text="x"), progress(23), EPOCH, steps(23, 4)]
+    first, gap, epoch, last = through(backlog, *given)
+    assert (first, epoch) == (steps(0, 20), EPOCH)
+    left_out = "nobody read for too long: {} steps and {} pieces of output were left out here"
+    assert gap == Warned(text=left_out.format(3, 1))
+    assert last == Warned(text=left_out.format(4, 0))
+    assert through(backlog, steps(27, 1)) == [steps(27, 1)], "there is room again"
