@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from isotrain.adapters.listening import await_first
+from isotrain.adapters.tensorflow.private import blame_no_silent_worker
 from isotrain.plugin import Peer, PlanError, ProcessContext, Setting
 
 _CROSS_DEVICE_OPS = {
@@ -20,6 +22,10 @@ _CROSS_DEVICE_OPS = {
     "nccl": tf.distribute.NcclAllReduce,
 }
 _COMMUNICATION = tf.distribute.experimental.CommunicationImplementation
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables that send gRPC through a proxy, also to this machine."""
+_NO_PROXY = "no_grpc_proxy"
+"""Where it is set, gRPC does not look at `no_proxy`."""
 
 
 def use_threads(threads: int) -> None:
@@ -94,6 +100,7 @@ def multi_worker_strategy(
     """
     use_own_gpu(setting, context)
     gpus = 1 if setting.device == "gpu" else 0
+    pass_by_proxies(context.peers)
     with ended_after(start_timeout):
         await_first(context)
         addresses = addresses_of(context.peers)
@@ -103,6 +110,18 @@ def multi_worker_strategy(
 def addresses_of(peers: Iterable[Peer]) -> tuple[str, ...]:
     """Where their servers listen, as TensorFlow writes it."""
     return tuple(f"{peer.address}:{peer.port}" for peer in peers)
+
+
+def pass_by_proxies(peers: Iterable[Peer]) -> None:
+    """Has gRPC connect the processes of a run without a proxy; all else that it connects to goes as before.
+
+    gRPC reads the variables whenever it connects, as long as this process lives.
+    """
+    if not any(map(os.environ.get, _PROXIES)):
+        return
+    direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", "")).split(",")
+    hosts = dict.fromkeys([*filter(None, direct), *(peer.address for peer in peers)])
+    os.environ[_NO_PROXY] = ",".join(hosts)
 
 
 @functools.cache
@@ -120,6 +139,7 @@ def _cluster_strategy(
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=_COMMUNICATION[collective.upper()],
     )
+    blame_no_silent_worker(len(addresses))
     return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -77,7 +78,40 @@ def _knows_graphs() -> None:
     require(seen == [True, False, False], "functions' graphs from those of branches and loops")
 
 
+_SILENCE_MS = 30 * 24 * 3600 * 1000
+
+
+def blame_no_silent_worker(workers: int) -> None:
+    """Lets workers be silent for a month, before the strategy is made: isotrain watches them itself.
+
+    TensorFlow's limit of 10 s goes by the wall clock: a step of it, or a pause of the whole machine, would
+    end every run. A connection that breaks is noticed at once all the same.
+    """
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    own = context.context()
+    if own.coordination_service is None:  # else there was a strategy before: it is as it was then
+        jobs = [coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)]
+        own.configure_coordination_service(
+            service_type="standalone",
+            service_leader="/job:worker/replica:0/task:0",
+            heartbeat_timeout_in_ms=_SILENCE_MS,
+            coordinated_jobs=jobs,
+        )
+
+
+def _has_a_limit_of_silence() -> None:
+    from tensorflow.python.eager.context import Context
+
+    parameters = inspect.signature(Context.configure_coordination_service).parameters
+    known = {"service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"}
+    require(known <= parameters.keys(), "how long workers may be silent")
+    require(hasattr(Context, "coordination_service"), "who has said how long that is")
+
+
 PARTS = (
+    PrivatePart("eager.context.Context.configure_coordination_service", _has_a_limit_of_silence),
     PrivatePart("DistributedVariable.values", _has_copies),
     PrivatePart("Module._flatten", _finds_layers),
     PrivatePart("Module._flatten of generators", _finds_generators),

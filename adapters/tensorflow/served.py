@@ -44,7 +44,7 @@ _JOBS = {"coordinator": "chief", "worker": "worker", "server": "ps"}
 
 def start_coordinator(spec: TrainingSpec, setting: Setting, service: Service) -> ServedGroup:
     """Connects to workers and servers, and builds the model on the servers."""
-    _use_threads(setting, service)
+    _prepare(setting, service)
     tf.config.set_visible_devices([], "GPU")
     attendance = Attendance(service)
     attendance.await_all()
@@ -61,7 +61,7 @@ def start_coordinator(spec: TrainingSpec, setting: Setting, service: Service) ->
 
 def serve(setting: Setting, service: Service) -> None:
     """Runs a worker's or server's part of TensorFlow's cluster until the coordinator is gone."""
-    _use_threads(setting, service)
+    _prepare(setting, service)
     if service.context.role == "worker":
         native.use_own_gpu(setting, service.alone())
     else:
@@ -83,9 +83,10 @@ def serve(setting: Setting, service: Service) -> None:
         del server
 
 
-def _use_threads(setting: Setting, service: Service) -> None:
+def _prepare(setting: Setting, service: Service) -> None:
     native.use_threads(setting.threads)
     tf.config.threading.set_inter_op_parallelism_threads(_waiting_threads(service))
+    native.pass_by_proxies(service.context.peers)
 
 
 def _waiting_threads(service: Service) -> int:

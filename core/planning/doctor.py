@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from isotrain.core.system.child_process import ChildEndedError, ChildProcess
 EXAMINATION_SECONDS = 60.0
 _AT_A_TIME = 2
 _POLL_SECONDS = 0.02
+_PROXIES = {f"{scheme}_proxy" for scheme in ("all", "grpc", "http", "https")}
 _EXAMINE = "isotrain.core.planning.doctor:examine_here"
 
 
@@ -39,7 +41,8 @@ def examine(
         seconds: How long loading one of them may take.
 
     Returns:
-        `backends`, `frameworks`, `machine`, `python` and `plugin_faults`, as plain values.
+        `backends`, `frameworks`, `machine`, `python`, `proxies` (the variables that name some) and
+        `plugin_faults`, as plain values.
 
     Raises:
         IsotrainError: There is no backend of that name.
@@ -56,8 +59,13 @@ def examine(
         "frameworks": _frameworks(backends),
         "machine": hardware.describe(),
         "python": {"version": sys.version.split()[0], "executable": sys.executable},
+        "proxies": [name for name in sorted(os.environ) if _names_a_proxy(name)],
         "plugin_faults": dict(host.faults),
     }
+
+
+def _names_a_proxy(variable: str) -> bool:
+    return bool(os.environ[variable]) and variable.lower() in _PROXIES
 
 
 def examine_here(task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -201,6 +201,9 @@ def doctor(found: Mapping[str, Any]) -> str:
     """What the doctor found: machine, frameworks, backends and their collectives."""
     machine = [(name.replace("_", " "), text_of(value)) for name, value in found["machine"].items()]
     machine.append(("executable", found["python"]["executable"]))
+    if found["proxies"]:
+        direct = f"{', '.join(found['proxies'])}; ranks connect to each other without them"
+        machine.append(("proxies", direct))
     columns = ("", "usable", "version", "why not, and what to do")
     frameworks = [_row(each, each["name"]) for each in found["frameworks"]]
     rows = []

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from isotrain.core.planning.doctor import examine, examine_here
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.showing import texts
 
+NO_PROXY = "http://127.0.0.1:9"
+"""Where nobody listens: whatever goes there fails."""
 TORCH = ("torch-ddp", "horovod-torch")
 TENSORFLOW = ("tf-mirrored", "tf-multiworker", "horovod-tf")
 
@@ -52,7 +55,8 @@ def package(folder: Path, name: str, text: str) -> None:
 @pytest.fixture(scope="module")
 def here() -> dict[str, Any]:
     """What the doctor finds on this installation."""
-    found: dict[str, Any] = json.loads(doctor("--json"))
+    with mock.patch.dict(os.environ, http_proxy=NO_PROXY):
+        found: dict[str, Any] = json.loads(doctor("--json"))
     return found
 
 
@@ -63,6 +67,7 @@ def test_everything_is_usable_here(here: dict[str, Any]) -> None:
     assert found["machine"]["cores"] >= 1
     assert found["python"]["executable"] == sys.executable
     assert found["plugin_faults"] == {}
+    assert "http_proxy" in found["proxies"]
     assert {each["name"]: each["usable"] for each in found["frameworks"]} == {
         "torch": True,
         "tensorflow": True,
@@ -84,6 +89,7 @@ def test_everything_is_usable_here(here: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_text_for_people(here: dict[str, Any]) -> None:
     text = texts.doctor(here)
+    assert "http_proxy; ranks connect to each other without them" in " ".join(text.split())
     for backend in here["backends"]:
         assert f"| {backend['name']} " in text
         for each in backend["collectives"]:

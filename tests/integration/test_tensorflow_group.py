@@ -507,6 +507,19 @@ def momenta_and_weights_updated_at_once_have_the_bits_of_keras(run: Run) -> None
     assert found[0] == found[1]
 
 
+@check
+def isotrain_alone_finds_workers_silent(run: Run) -> None:
+    """TensorFlow's own limit goes by the wall clock."""
+    from tensorflow.python.eager import context
+
+    config, direct = context.context().config.experimental.coordination_config, "no_grpc_proxy"
+    if config.service_type:
+        assert config.heartbeat_timeout_in_ms > 24 * 3600 * 1000
+        assert os.environ[direct] == "elsewhere,127.0.0.1"
+    else:
+        assert run.session.plan.backend != "tf-multiworker"
+
+
 def make_checks(session: isotrain.Session, alone: dict[str, Found]) -> tuple[Found, Found]:
     """Makes every check; what is wrong, by name, and what one replica has found. A run's work."""
     run, found = Run(session, alone), {}
@@ -526,7 +539,9 @@ def launched(backend: str, replicas: int) -> launching.Run:
     known = () if (backend, replicas) == first else launched(*first).returned
     alone = known[0][1] if known else {}
     work = functools.partial(make_checks, alone=alone)
-    return launching.attempt(work, make_spec(), backend, replicas)
+    nowhere = "http://127.0.0.1:9"  # who goes through this proxy reaches nobody
+    with mock.patch.dict(os.environ, http_proxy=nowhere, no_proxy="elsewhere"):
+        return launching.attempt(work, make_spec(), backend, replicas)
 
 
 def problems(backend: str, replicas: int) -> dict[str, str]:
