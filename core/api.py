@@ -21,6 +21,7 @@ from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.planning.places import claim
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RunResult, result_from_dict
@@ -246,8 +247,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         raise UnsupportedError(
             f"open_session: {place.engine} has started {place.world_size} processes, and a session that is"
             " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
-            " spec, backend=...), which does; or set ISOTRAIN_ENVIRONMENT=none, and each process is a run"
-            " of its own."
+            f" spec, backend=...), which does. {claim(place)}"
         )
     given = load_spec(spec)
     cast = Cast(given, plugin_host(given.plugins))

@@ -25,6 +25,7 @@ from isotrain.core.loggers.audience import Audience
 from isotrain.core.planning.launchable import require_interface_used, require_startable
 from isotrain.core.planning.make_plan import make_plan
 from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.planning.places import claim
 from isotrain.core.plugins import asked
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
@@ -135,7 +136,7 @@ class AskedRun:
         if self.max_restarts:
             raise PlanError(
                 f"max_restarts: this process was started by {place.engine}, which alone can start it again."
-                " Ask it to, and say --resume auto (resume= in Python)."
+                f" Ask it to, and say --resume auto (resume= in Python). {claim(place)}"
             )
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.errors import PlanError
 from isotrain.core.joining.address import chosen_address, is_loopback, is_own
-from isotrain.core.planning.places import COORDINATOR_VARIABLE
+from isotrain.core.planning.places import COORDINATOR_VARIABLE, claim
 
 _ANY = ""
 """All addresses of a machine."""
@@ -46,7 +46,7 @@ class Doorstep:
         if called is None:
             raise PlanError(
                 f"{place.engine} does not tell its processes where rank 0 is. Set {COORDINATOR_VARIABLE} to"
-                " the name or address of its host for all of them."
+                f" the name or address of its host for all of them. {claim(place)}"
             )
         return cls(called, _heard_at(called) if place.rank == 0 else _ANY)
 

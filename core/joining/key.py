@@ -16,6 +16,7 @@ from pathlib import Path
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.errors import PlanError
+from isotrain.core.planning.places import claim
 from isotrain.core.system.file_systems import is_shared
 
 FILE = RankCommand.key_file
@@ -92,6 +93,7 @@ def secret_of(
         f"the processes that {place.engine} has started share no secret by which they know each other."
         f" Make one, once, and copy it to hosts that do not share home directories: {_MAKE}."
         f" Or set {RankCommand.key_variable} for all of the processes, to what nobody can guess."
+        f" {claim(place)}"
     )
 
 

@@ -21,7 +21,8 @@ from isotrain.core.errors import (
 )
 from isotrain.core.joining.channel import Channel, finish
 from isotrain.core.joining.key import RunKey
-from isotrain.core.joining.welcome import Welcome
+from isotrain.core.joining.welcome import AWAITED_SECONDS, Welcome, say_awaited
+from isotrain.core.planning.places import claim
 from isotrain.core.system.patience import Patience
 
 Facts = Mapping[str, Any]
@@ -30,7 +31,7 @@ Judge = Callable[[Sequence[Facts]], dict[str, Any]]
 """Makes a decision of all processes' facts, by rank; raises where they do not fit."""
 
 _LOOK_SECONDS = 0.02
-_LATE_SECONDS = 5.0
+LATE_SECONDS = 5.0
 """For so long rank 0 tells those who come late that the run has failed, unless it has waited for them."""
 _GONE_SECONDS = 1.0
 """In which it is noticed that a caller has hung up."""
@@ -106,7 +107,8 @@ class Chair(Meeting):
         super().__init__(place, key, seconds)
         self.channels: dict[int, Channel] = {}
         self._welcome = welcome
-        self._late = _LATE_SECONDS
+        self._late = LATE_SECONDS
+        self._has_said_whom_it_awaits = False
         self._names: dict[int, str] = {}
         """Rank to its host, as far as it has told."""
         self._left: dict[int, float] = {}
@@ -127,7 +129,8 @@ class Chair(Meeting):
             IsotrainError: One has failed, did not come or left.
         """
         told: dict[int, Facts] = {}
-        deadline = time.monotonic() + self.seconds
+        began = time.monotonic()
+        deadline = began + self.seconds
         while missing := [rank for rank in range(1, self.place.world_size) if rank not in told]:
             self._let_in()
             for rank in missing:
@@ -135,11 +138,21 @@ class Chair(Meeting):
                 if facts is not None:
                     told[rank] = facts
                     self._names[rank] = str(facts.get("host", self._names.get(rank, "")))
+            if time.monotonic() > began + AWAITED_SECONDS and not self._has_said_whom_it_awaits:
+                self._say_who_is_absent()
             if time.monotonic() > deadline:
                 self._late = 0.0
                 raise PeerLostError(self._who_did_not_come(missing))
             time.sleep(_LOOK_SECONDS)
         return told
+
+    def _say_who_is_absent(self) -> None:
+        """On the terminal, once: of those who have come nobody has to look for."""
+        self._has_said_whom_it_awaits = True
+        ranks = (rank for rank in range(1, self.place.world_size) if rank not in self.channels)
+        if absent := ", ".join(map(str, ranks)):
+            at = f"rank {absent} at {self._welcome.shown}"
+            say_awaited(self.place, at, self.seconds)
 
     def _let_in(self) -> None:
         refused = None
@@ -155,7 +168,7 @@ class Chair(Meeting):
         if refused is not None:
             raise IsotrainError(
                 f"two processes say that they are rank {refused} of the run's {self.place.world_size}."
-                f" Look at what the engine, {self.place.engine}, was told to start."
+                f" Look at what the engine, {self.place.engine}, was told to start. {claim(self.place)}"
             )
 
     def _is_here(self, rank: int) -> bool:
@@ -201,7 +214,7 @@ class Chair(Meeting):
         return (
             f"rank {absent} of {self.place.world_size} never came to {self._welcome.shown}, in"
             f" {self.seconds:g} s (timeouts.start). Was it started, can its host reach this one there, and"
-            f" has it the same key? {self._welcome.refused} callers were turned away."
+            f" has it the same key? {self._welcome.refused} callers were turned away. {claim(self.place)}"
         )
 
     def reached_at(self, told: Sequence[Facts]) -> str:

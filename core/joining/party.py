@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Peer, ProcessContext
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.joining import address
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.doorstep import Doorstep
@@ -23,8 +24,10 @@ from isotrain.core.joining.key import RunKey, secret_of
 from isotrain.core.joining.meeting import Chair, Facts, Meeting, Member
 from isotrain.core.joining.own_ports import OWN_PORTS
 from isotrain.core.joining.sight import marked, token_of
-from isotrain.core.joining.welcome import Welcome, reached
+from isotrain.core.joining.welcome import Welcome, reached, say_awaited
 from isotrain.core.launching.ports import PORTS, require_port
+from isotrain.core.planning.on_layout import replicas_for
+from isotrain.core.planning.places import claim
 from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import PluginHost, plugin_host
 from isotrain.core.served.terms import TLS_VARIABLE, Terms
@@ -38,6 +41,8 @@ _CANDIDATES = 8
 """Ports that rank 0 tries for its door."""
 _UNKNOWN_SECONDS = 60.0
 """To meet where no spec says how long: it cannot be read."""
+REFUSED_SECONDS = 2.0
+"""To meet where this process takes part in no run: the others see that by themselves, told the same."""
 _numbers = itertools.count()
 """Of the runs that this program joins, which it does in the same order on every rank."""
 
@@ -210,6 +215,13 @@ def gather(
     except IsotrainError as error:
         _open(place, key, terms, doorstep, _UNKNOWN_SECONDS, port).fail(error)
         raise
+    if replicas is not None:
+        try:
+            _require_as_many(place, Cast(spec, host), backend, replicas)
+        except IsotrainError as error:
+            with contextlib.suppress(IsotrainError):  # it found nobody to tell
+                _open(place, key, terms, doorstep, REFUSED_SECONDS, port).fail(error)
+            raise
     meeting = _open(place, key, terms, doorstep, spec.timeouts.start, port)
     with meeting.telling():
         terms.require_usable()
@@ -222,6 +234,15 @@ def gather(
     remarks = () if terms.tls is None else (_ENCRYPTED,)
     layout = Layout(place.engine, spots, found["cores"], found["gpus"], remarks)
     return Party(meeting, Cast(spec, host), layout, found["seats"], port)
+
+
+def _require_as_many(place: Place, cast: Cast, backend: str, replicas: int) -> None:
+    """Refuses, before anybody is waited for, replicas that are not those of the processes."""
+    adapter = cast.host.backend(split_backend(backend)[0])
+    try:
+        replicas_for(place.engine, place.world_size, adapter, cast.strategy, replicas)
+    except PlanError as error:
+        raise PlanError(f"{error} {claim(place)}") from error
 
 
 def _parts(spec: TrainingSpec, host: PluginHost, backend: str) -> dict[str, Any]:
@@ -245,7 +266,12 @@ def _open(
         at = doorstep.listening
         opened = OWN_PORTS.meeting(at, ports) if told is None else ports
         return Chair(place, key, seconds, Welcome(at, opened, key.secret, terms))
-    wire = reached(doorstep.called, ports, key.secret, place.rank, seconds, terms)
+    at = f"rank 0 at {doorstep.called}, ports {', '.join(map(str, ports))}"
+    say = functools.partial(say_awaited, place, at, seconds)
+    try:
+        wire = reached(doorstep.called, ports, key.secret, place.rank, seconds, terms, say)
+    except PeerLostError as error:
+        raise PeerLostError(f"{error} {claim(place)}") from error
     return Member(place, key, seconds, Channel(wire))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.process import Address
 from isotrain.core.errors import PeerLostError, PlanError
+from isotrain.core.planning.places import claim
 from isotrain.core.served.calling import called
 from isotrain.core.served.door import Door
 from isotrain.core.served.terms import Terms
@@ -19,6 +22,8 @@ _HANDSHAKE_SECONDS = 5.0
 LAST_SECONDS = 1.0
 """For a call when the time is over: it may just begin to be answered."""
 _BETWEEN_ROUNDS_SECONDS = 0.1
+AWAITED_SECONDS = 5.0
+"""After which a process says whom it waits for."""
 _PLAIN = Terms()
 
 
@@ -79,6 +84,16 @@ def _opened(address: str, ports: Sequence[int], key: bytes, terms: Terms) -> Doo
     )
 
 
+def say_awaited(place: Place, whom: str, seconds: float) -> None:
+    """Tells a person, before there is a run that could, whom this process waits for, and why."""
+    limit = f"for up to {seconds:g} s (timeouts.start)"
+    print(f"isotrain: waiting {limit} for {whom}. {claim(place)}", file=sys.stderr, flush=True)
+
+
+def _say_nothing() -> None:
+    """For who waits unseen."""
+
+
 def reached(
     host: str,
     ports: Sequence[int],
@@ -86,6 +101,7 @@ def reached(
     rank: int,
     seconds: float,
     terms: Terms = _PLAIN,
+    say_awaited: Callable[[], None] = _say_nothing,
 ) -> Wire:
     """Calls at rank 0's door until it lets this process in.
 
@@ -96,12 +112,14 @@ def reached(
         rank: Of this process.
         seconds: To keep trying.
         terms: Whether this process encrypts; one that was told to and cannot tells rank 0 so.
+        say_awaited: Called once where it takes long.
 
     Raises:
         PeerLostError: Nobody there let it in.
         PlanError: It is rank 0, and the two cannot talk.
     """
-    deadline = time.monotonic() + seconds
+    began, is_said = time.monotonic(), False
+    deadline = began + seconds
     while True:
         problems: dict[str, None] = {}
         for port in ports:
@@ -118,6 +136,9 @@ def reached(
                 f" (timeouts.start): {'; '.join(problems)}. Was rank 0 started, can this host,"
                 f" {socket.gethostname()}, reach it there, and has it the same key?"
             )
+        if not is_said and time.monotonic() > began + AWAITED_SECONDS:
+            is_said = True
+            say_awaited()
         time.sleep(_BETWEEN_ROUNDS_SECONDS)
 
 

@@ -37,7 +37,9 @@ class OnLayout(Ground):
         if self._holds_all(adapter):
             count = needed = replicas or max(1, self._devices_there(spec, adapter))
         else:
-            count = replicas_for(self._layout, adapter, strategy, replicas)
+            count = replicas_for(
+                self._layout.engine, len(self._layout.spots), adapter, strategy, replicas
+            )
             needed = self._layout.most_on_a_host
         gpus = self._gpus(spec, adapter, needed)
         remarks = [*self._assumed(spec, gpus, needed), *self._layout.remarks]
@@ -125,11 +127,14 @@ def layout_of(launcher: str, allocation: Allocation) -> Layout:
     )
 
 
-def replicas_for(layout: Layout, adapter: Adapter, strategy: Strategy, asked: int | None) -> int:
+def replicas_for(
+    engine: str, count: int, adapter: Adapter, strategy: Strategy, asked: int | None
+) -> int:
     """How many replicas make as many processes as there are.
 
     Args:
-        layout: Of the processes.
+        engine: That has started the processes.
+        count: Of the processes.
         adapter: Of the backend.
         strategy: Of the run.
         asked: As many as were asked for, if any were.
@@ -138,11 +143,10 @@ def replicas_for(layout: Layout, adapter: Adapter, strategy: Strategy, asked: in
         UnsupportedError: The backend declares that it does not join processes.
         PlanError: No number does, or another was asked for.
     """
-    count = len(layout.spots)
     reason = adapter.why_not_joined()
     if reason:
         raise UnsupportedError(
-            f"{layout.engine} has started {count} processes, and backend {adapter.name!r} does not join"
+            f"{engine} has started {count} processes, and backend {adapter.name!r} does not join"
             f" them to a run: {reason}. `isotrain launchers` lists every pair."
         )
     for replicas in range(count, 0, -1):
@@ -152,11 +156,11 @@ def replicas_for(layout: Layout, adapter: Adapter, strategy: Strategy, asked: in
     else:
         raise PlanError(
             f"strategy {strategy.name!r}: no number of replicas takes the {count} processes that"
-            f" {layout.engine} has started. Start another number of them."
+            f" {engine} has started. Start another number of them."
         )
     if asked is not None and asked != replicas:
         raise PlanError(
-            f"replicas: {asked} were asked for, and {layout.engine} has started {count} processes, which"
+            f"replicas: {asked} were asked for, and {engine} has started {count} processes, which"
             f" are {replicas} replicas. Leave --replicas out (replicas= in Python), or start as many"
             " processes."
         )

@@ -7,7 +7,7 @@ import os
 from isotrain.core.contracts.environment import Place
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.planning.places import CHOICE_VARIABLE, NONE, place_of
+from isotrain.core.planning.places import claim, place_of
 from isotrain.core.plugins.host import plugin_host
 
 
@@ -33,6 +33,6 @@ def require_alone(what: str) -> None:
     if place is not None:
         raise UnsupportedError(
             f"{what}: {place.engine} has started {place.world_size} processes, each of which would do all of"
-            f" it for itself. Do it in one process: outside of {place.engine}, or with one task of it; or set"
-            f" {CHOICE_VARIABLE}={NONE}, which says that each process stands alone."
+            f" it for itself. Do it in one process: outside of {place.engine}, or with one task of it."
+            f" {claim(place)}"
         )

@@ -57,6 +57,15 @@ def place_of(variables: Mapping[str, str], host: PluginHost) -> Place | None:
     return _completed(inner, claims, variables) if inner else None
 
 
+def claim(place: Place) -> str:
+    """Says in messages of a joined run why this process joins it, and how to have it stand alone."""
+    return (
+        f"Rank {place.rank} of {place.world_size} is what {', '.join(place.told_by)} say ({place.engine})."
+        " If they are left over in its shell, or that is one of `srun --pty`,"
+        f" {CHOICE_VARIABLE}={NONE} has it train alone."
+    )
+
+
 def _to_ask(variables: Mapping[str, str], host: PluginHost) -> list[str]:
     known = host.environments.names()
     chosen = variables.get(CHOICE_VARIABLE, "").strip()

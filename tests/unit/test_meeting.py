@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import socket
 import tempfile
 import threading
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 from unit.meeting import LOCAL, LONG, free_port, key, meet, opened, settling
+from unit.test_own_place import SPEC
 
 from isotrain.core.contracts.environment import Place
-from isotrain.core.contracts.layout import Layout, Spot
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
 from isotrain.core.joining import address, doorstep, party
 from isotrain.core.joining import key as key_module
@@ -38,6 +39,7 @@ from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.served import handshake
 from isotrain.core.served.wire import Wire
+from isotrain.core.spec.files import load_spec
 from isotrain.core.system import file_systems
 
 
@@ -108,6 +110,41 @@ def test_without_rank_0_the_others_say_where_they_looked() -> None:
     text = str(meet({1: settling()}, 2, seconds=0.5)[1])
     assert text.startswith("rank 1 did not find rank 0 at 127.0.0.1, ports ")
     assert "connection refused" in text
+
+
+WAY_OUT = r"Rank 0 of \d is what RANK say \(torchrun\)\. .* ISOTRAIN_ENVIRONMENT=none has it"
+
+
+def test_who_waits_says_for_whom_and_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (meeting_module, welcome_module):
+        monkeypatch.setattr(module, "AWAITED_SECONDS", 0.0)
+    found = meet({0: settling(), 1: settling()}, 3, seconds=1.0)
+    said = capsys.readouterr().err
+    waits = r"isotrain: waiting for up to 1 s \(timeouts.start\) for rank (1, )?2 at port \d+ of "
+    assert re.match(waits + r"127\.0\.0\.1\. " + WAY_OUT, said)
+    assert said.count("waiting") == 1, "no more than once"
+    assert re.search(WAY_OUT, str(found[0]))
+
+
+def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the shell of `srun -n4 --pty`, where nobody else comes."""
+    monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
+    monkeypatch.setattr(meeting_module, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(party, "REFUSED_SECONDS", 0.1)
+    spec = load_spec(SPEC)
+    for rank in (0, 1):
+        there = Place("torchrun", ("RANK",), rank, 4, "job", local_world_size=4)
+        refused = "replicas: 2 were asked for, and torchrun has started 4 .*" + WAY_OUT.replace(
+            "0", str(rank), 1
+        )
+        with pytest.raises(PlanError, match=refused):
+            party.gather(
+                there, lambda: (spec, plugin_host()), backend="torch-ddp", replicas=2, port=None
+            )
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -521,8 +558,8 @@ def test_cores_are_shared_by_those_who_share_them() -> None:
 
 def replicas(backend: str, strategy: str, processes: int, asked: int | None = None) -> int:
     host = plugin_host()
-    layout = Layout("slurm", tuple(Spot("n", rank) for rank in range(processes)), 1, 0)
-    return replicas_for(layout, host.backend(backend), host.strategy(strategy, {}), asked)
+    chosen = host.backend(backend), host.strategy(strategy, {})
+    return replicas_for("slurm", processes, *chosen, asked)
 
 
 def test_replicas_are_what_the_processes_make() -> None:
