@@ -25,6 +25,7 @@ from isotrain.adapters.torch.replaying.recording import Compute
 from isotrain.adapters.torch.replaying.replayed import Replayed, told
 from isotrain.adapters.torch.state import Section, State, in_place
 from isotrain.adapters.torch.tensors import overwrite
+from isotrain.adapters.torch.without_gradients import WithoutGradients
 from isotrain.plugin import (
     ExportForm,
     IsotrainError,
@@ -70,6 +71,7 @@ class KerasProgram(Program):
         self.evaluation = self._replayed(spec, training=False)
         keras_private.register_weights(keras_private.layers_of(model))
         self.objective = Objective(model, self.training, tensors)
+        self._without_gradients = WithoutGradients()
         self._seed_shift = 0
         self._seeds_apart = {
             name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
@@ -143,12 +145,11 @@ class KerasProgram(Program):
         return found
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        with torch.no_grad():
-            return self.evaluation(inputs, targets)
+        found: tuple[torch.Tensor, Any] = self._without_gradients(self.evaluation, inputs, targets)
+        return found
 
     def predict(self, inputs: Any) -> Any:
-        with torch.no_grad():
-            return self.model(inputs, training=False)
+        return self._without_gradients(functools.partial(self.model, training=False), inputs)
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
         return bool(self.evaluate(inputs, targets)[0].dim())

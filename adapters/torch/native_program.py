@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from isotrain.adapters.torch.program import Objective, Program
 from isotrain.adapters.torch.recompute import recompute
 from isotrain.adapters.torch.state import State
 from isotrain.adapters.torch.traits import model_traits
+from isotrain.adapters.torch.without_gradients import WithoutGradients
 from isotrain.plugin import (
     CustomOptimizer,
     ExportForm,
@@ -91,6 +93,7 @@ class NativeProgram(Program):
         self._forward = self.with_autocast(called)
         self._compute = self.with_autocast(loss_computer(spec, called, self._loss))
         self.objective = Objective(model, self._compute)
+        self._without_gradients = WithoutGradients()
         self._held = _generators_of(self.model)
         self._first_seeds = [generator.initial_seed() for generator in self._held.values()]
         self._train()
@@ -158,24 +161,20 @@ class NativeProgram(Program):
         return None
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        with self.evaluating():
-            return self._compute(inputs, targets)
+        found: tuple[torch.Tensor, Any] = self.evaluated(self._compute, inputs, targets)
+        return found
 
     def predict(self, inputs: Any) -> Any:
-        with self.evaluating():
-            return self._forward(inputs)
+        return self.evaluated(self._forward, inputs)
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
-        with self.evaluating():
-            exports.write(self.model, form, target, inputs)
+        self.evaluated(exports.write, self.model, form, target, inputs)
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Has the model in evaluation mode, and computes no gradients."""
+    def evaluated(self, compute: Callable[..., Any], *given: Any) -> Any:
+        """What a function gives with the model in evaluation mode, without gradients of it."""
         self.model.eval()
         try:
-            with torch.no_grad():
-                yield
+            return self._without_gradients(compute, *given)
         finally:
             self._train()
 

@@ -62,8 +62,12 @@ class StagedModules(ListedModel):
         return isinstance(given, torch.Tensor)
 
     def _give_the_same(self, given: Any) -> bool:
-        with self._program.evaluating():
-            whole, in_turn = self._program.with_autocast(self.whole)(given), self.through(given)
+        of_whole = self._program.with_autocast(self.whole)
+
+        def both() -> tuple[Any, Any]:
+            return of_whole(given), self.through(given)
+
+        whole, in_turn = self._program.evaluated(both)
         return (
             isinstance(whole, torch.Tensor)
             and isinstance(in_turn, torch.Tensor)

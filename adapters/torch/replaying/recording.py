@@ -26,6 +26,7 @@ from isotrain.adapters.torch.replaying.recordable import (
     require_fixed_shapes,
 )
 from isotrain.adapters.torch.trees import emptied, filled, leaves
+from isotrain.adapters.torch.without_gradients import WithoutGradients
 
 Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 """`compute(inputs, targets)`: the mean loss and the predictions."""
@@ -172,8 +173,8 @@ def record(
 def predicted(compute: Compute, inputs: Any, targets: Any) -> Any:
     """What a computation predicts; nothing moves, and none of torch's random numbers are used up."""
     scope = keras.StatelessScope(collect_losses=True)
-    with torch.no_grad(), _torch_unmoved([*leaves(inputs)]), scope:
-        return compute(inputs, targets)[1]
+    with _torch_unmoved([*leaves(inputs)]), scope:
+        return WithoutGradients()(compute, inputs, targets)[1]
 
 
 def _why(error: Exception) -> str:
