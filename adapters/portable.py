@@ -7,6 +7,8 @@ Imported by adapters only after `keras_backend.claim`.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,8 +116,8 @@ def build_model(
 def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
     """Freezes the weights that the spec names; layers all of whose weights these are, as a whole.
 
-    Such a layer is in inference mode also in training, as Keras has it: batch normalisation then uses the
-    moving statistics that it has, and does not move them.
+    Such a layer is in inference mode also in training: batch normalisation then uses the moving statistics
+    that it has, and does not move them; and no dropout inside of it drops.
     """
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     names = canonical_names(variables)
@@ -123,6 +125,8 @@ def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
     whole = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
     for layer in whole:
         layer.trainable = False
+        for part in keras_private.layers_of(layer):
+            _keep_in_inference(part)
     for variable in model.trainable_variables:
         if id(variable) in frozen:
             variable.trainable = False
@@ -133,6 +137,19 @@ def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
             f"initial_weights.freeze: {', '.join(still_moved)}: a layer moves its statistics as long as it"
             " trains. Name its other weights too."
         )
+
+
+def _keep_in_inference(layer: keras.Layer) -> None:
+    """Has a layer called with `training=False`, whatever the call says."""
+    call = layer.call
+    if "training" not in inspect.signature(call).parameters:
+        return
+
+    @functools.wraps(call)
+    def inference(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **{**kwargs, "training": False})
+
+    layer.call = inference
 
 
 def _is_in(frozen: Collection[int], layer: keras.Layer) -> bool:

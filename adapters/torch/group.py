@@ -341,7 +341,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.program.traits() + self.program.without_gradient()
 
     def remarks(self) -> list[str]:
-        return remarks(self._spec, "torch", self.traits())
+        return remarks(self._spec, "torch", self.traits()) + self.program.model_remarks()
 
     def step_remarks(self, batch: Batch) -> list[str]:
         piece = batch.slices[0][0]

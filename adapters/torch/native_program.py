@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,18 @@ class NativeProgram(Program):
         self._device = device
         self._mixed = _MIXED.get(spec.precision)
         self._clip = spec.clip
-        self._still = freeze(model, spec.is_frozen)
+        self._left = left_in_evaluation(model)
+        self._was_training = any(module.training for module in model.modules())
+        self._still = [*(self._left | freeze(model, spec.is_frozen)).values()]
         recompute(model, spec)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
+        resting = {id(b) for m in self._left.values() for b in m.buffers(recurse=False)}
         self.statistics = [
             buffer
             for name, buffer in model.named_buffers()
-            if buffer.is_floating_point() and not spec.is_frozen(name)
+            if buffer.is_floating_point() and not spec.is_frozen(name) and id(buffer) not in resting
         ]
         self._update_only(self.trainable)
         self._scales = spec.loss_scaling is not None
@@ -179,10 +183,21 @@ class NativeProgram(Program):
             self._train()
 
     def _train(self) -> None:
-        """Has the model in training mode, but for modules whose buffers are frozen."""
+        """Has the model in training mode, but for what is frozen or was left in evaluation mode."""
         self.model.train()
         for module in self._still:
             module.training = False  # not its children, which `eval` would mean too
+
+    def model_remarks(self) -> list[str]:
+        if not self._was_training:
+            return ["model: it is in evaluation mode as a whole, and trains in training mode"]
+        if not self._left:
+            return []
+        return [
+            f"model: {', '.join(map(repr, _outermost(self._left)))}: left in evaluation mode by the model"
+            " function, and so in training too (no dropout, no batch statistics); call `train` there to have"
+            " it otherwise"
+        ]
 
     def loss_of(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as the objective gives it, where the spec names one."""
@@ -302,16 +317,26 @@ def _require_initialised(model: nn.Module) -> None:
         )
 
 
-def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module]:
+def left_in_evaluation(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that a model function has left in evaluation mode, by name; none where that is all of them.
+
+    A whole model in evaluation mode, as `from_pretrained` gives it, is to be trained in training mode.
+    """
+    found = {name: module for name, module in model.named_modules() if not module.training}
+    return found if any(module.training for module in model.modules()) else {}
+
+
+def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> dict[str, nn.Module]:
     """Freezes parameters by name.
 
     Returns:
-        The modules with buffers all of whose parameters and buffers are frozen: training must not move these.
+        The modules that stay in evaluation mode, by name: those with frozen buffers, which training must not
+        move; and those all of whose weights are frozen, with all that is inside of them.
 
     Raises:
         SpecError: A buffer is to be frozen, and a parameter beside it is not.
     """
-    still = []
+    still = {}
     for parent, module in model.named_modules():
         prefix = f"{parent}." if parent else ""
         parameters = [(prefix + name, p) for name, p in module.named_parameters(recurse=False)]
@@ -326,8 +351,22 @@ def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> list[nn.Module
                 " trains. Name all of its weights."
             )
         if frozen:
-            still.append(module)
+            still[parent] = module
+        weights = chain(module.named_parameters(parent), module.named_buffers(parent))
+        first, _ = next(weights, ("", None))
+        if first and is_frozen(first) and all(is_frozen(name) for name, _ in weights):
+            still |= dict(module.named_modules(prefix=parent))
     return still
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    """The names of modules, without those that are inside of others of them."""
+    known = set(names)
+    return [
+        name
+        for name in sorted(known)
+        if not any(name[: end.start()] in known for end in re.finditer(r"\.", name))
+    ]
 
 
 def _called(model: nn.Module, spec: TrainingSpec) -> Any:

@@ -169,6 +169,10 @@ class Program(ABC):
     def is_elsewhere(self, slot: str) -> bool:
         """Whether an optimizer slot is of a weight that only another replica updates."""
 
+    def model_remarks(self) -> list[str]:
+        """What it does with the model in its own way, for the plan."""
+        return []
+
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
         """What it does in its own way on such slices; nothing moves."""
         return []
