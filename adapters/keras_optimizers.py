@@ -5,7 +5,7 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -43,6 +43,7 @@ def build_optimizer(
     schedule = None
     if isinstance(settings, CustomOptimizer):
         optimizer, schedule = _own_optimizer(settings, framework, number)
+        _require_no_doubles(optimizer, spec)
     else:
         optimizer = _named_optimizer(spec, number)
     if name is not None:
@@ -66,7 +67,7 @@ def _own_optimizer(
     """Calls a person's function.
 
     Raises:
-        SpecError: It returned something else, or an optimizer whose rate is a function.
+        SpecError: It returned something else, an optimizer whose rate is a function, or one around others.
     """
     factory = select(settings.custom, framework, "optimizer.custom")
     form = "(learning_rate, **args)"
@@ -76,6 +77,16 @@ def _own_optimizer(
             f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
             f" return a Keras optimizer, from {form}."
         )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise SpecError(
+            "optimizer.custom: it returned a LossScaleOptimizer. Return the optimizer inside of it:"
+            " losses are scaled with precision float16, as loss_scale says."
+        )
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        raise SpecError(
+            "optimizer.custom: it returned a MultiOptimizer, whose optimizers have a rate each, and a"
+            " step has one. Return an optimizer that is not made of others."
+        )
     rate = keras_private.take_rate(optimizer)
     if rate is not None and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         raise SpecError(
@@ -83,6 +94,25 @@ def _own_optimizer(
             " not know the step. Give a number, or a keras.optimizers.schedules.LearningRateSchedule."
         )
     return optimizer, None if rate is None else KerasSchedule(rate)
+
+
+def _require_no_doubles(optimizer: keras.optimizers.Optimizer, spec: TrainingSpec) -> None:
+    """Refuses what both the spec and a person's own optimizer say, of which one would be lost.
+
+    Raises:
+        SpecError: Both clip gradients, or scale the loss.
+    """
+    clips = [name for name in _CLIPPING.values() if getattr(optimizer, name) is not None]
+    if spec.clip is not None and clips:
+        raise SpecError(
+            f"clip: the optimizer that optimizer.custom returned has {clips[0]} too. Leave one of the"
+            " two out."
+        )
+    if spec.loss_scaling is not None and optimizer.loss_scale_factor is not None:
+        raise SpecError(
+            "precision: float16 scales the loss, and so does the loss_scale_factor of the optimizer that"
+            " optimizer.custom returned. Leave that out."
+        )
 
 
 def _named_optimizer(
@@ -117,6 +147,35 @@ def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
         return {}
     return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
+
+
+def loss_scale(optimizer: keras.optimizers.Optimizer) -> Any | None:
+    """What an optimizer multiplies the loss by, and divides gradients by: a variable or number; else None."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.dynamic_scale
+    return optimizer.loss_scale_factor
+
+
+def weight_finaliser(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]
+) -> Callable[[], None] | None:
+    """What replaces weights by the averages that an optimizer keeps of them; None where it keeps none.
+
+    Args:
+        optimizer: Built on the weights.
+        weights: Keras variables.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.use_ema:
+        return None
+
+    def finalise() -> None:
+        if (
+            keras.ops.convert_to_numpy(inner.iterations) > 0
+        ):  # averages are zeros before the first update
+            inner.finalize_variable_values(weights)
+
+    return finalise
 
 
 def _through_float32(value: float) -> float:

@@ -19,7 +19,12 @@ from isotrain.adapters import keras_losses, keras_private
 from isotrain.adapters.chosen import select
 from isotrain.adapters.initial_weights import seeded_initial_weights
 from isotrain.adapters.keras_losses import mean_over_samples
-from isotrain.adapters.keras_optimizers import build_optimizer, loss_scale_variables
+from isotrain.adapters.keras_optimizers import (
+    build_optimizer,
+    loss_scale,
+    loss_scale_variables,
+    weight_finaliser,
+)
 from isotrain.adapters.keras_parts import (
     build_losses,
     build_metrics,
@@ -49,6 +54,7 @@ __all__ = [
     "configure_precision",
     "inferred_accuracy",
     "loss_computer",
+    "loss_scale",
     "loss_scale_variables",
     "make_ready",
     "mean_over_samples",
@@ -61,6 +67,7 @@ __all__ = [
     "select",
     "sum_names",
     "update_metrics",
+    "weight_finaliser",
 ]
 
 _POLICIES = {

@@ -109,6 +109,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def own_rates(self) -> Callable[[int], float] | None:
         return self._program.update.own_rates
 
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        return self._program.update.weight_finaliser()
+
     def synchronised_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
         if learning_rate != self._rate:
             self._set_rate(learning_rate)

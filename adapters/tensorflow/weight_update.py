@@ -16,7 +16,7 @@ from isotrain.adapters import keras_private, portable
 from isotrain.adapters.tensorflow.momentum import update_at_once
 from isotrain.adapters.tensorflow.state import native, slots
 from isotrain.adapters.tensorflow.variables import assign_all, undone_where
-from isotrain.plugin import TrainingSpec
+from isotrain.plugin import SpecError, TrainingSpec
 
 Gradients = list[tf.Tensor | None]
 """One per trainable weight; None where the loss does not depend on it."""
@@ -54,14 +54,14 @@ class WeightUpdate:
         """Makes an optimizer without slots."""
         built = portable.build_optimizer(self._spec, "tensorflow", name)
         self._optimizer, self.own_rates = built
-        self._scales_loss = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        _require_unconditional(self._optimizer)
         self._rate_variable = self._optimizer.learning_rate
         self._shared_slots = set(self.slots())
 
     def _prepare_optimizer(self, updated: list[Any]) -> None:
         """Makes the slots, hands over the rate, and takes away the own reduction and the slow update."""
         self._updated = updated
-        inner = self._optimizer.inner_optimizer if self._scales_loss else self._optimizer
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         self._optimizer.build(self._updated)
         inner.learning_rate = lambda: self._rate
         keras_private.apply_as_given(inner)
@@ -99,6 +99,10 @@ class WeightUpdate:
     def is_elsewhere(self, slot: str) -> bool:
         """Whether an optimizer slot is of a weight that only another replica updates."""
         return slot in self._slots_elsewhere
+
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        """What the optimizer does with the weights when training ends; None: nothing. Not traced."""
+        return portable.weight_finaliser(self._optimizer, self._updated)
 
     @contextlib.contextmanager
     def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:
@@ -158,7 +162,25 @@ class WeightUpdate:
             tf.zeros_like(value) if gradient is None else gradient
             for gradient, value in zip(gradients, self._values, strict=True)
         ]
-        if not self._scales_loss:
+        scale = portable.loss_scale(self._optimizer)
+        if scale is None:
             return dense
-        scale = self._optimizer.dynamic_scale
         return [gradient / tf.cast(scale, gradient.dtype) for gradient in dense]
+
+
+def _require_unconditional(optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuses options by which an optimizer updates in some steps alone, where TensorFlow cannot.
+
+    Raises:
+        SpecError: It has one, in the scope of a strategy that updates weights by `merge_call`.
+    """
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for option in ("ema_overwrite_frequency", "gradient_accumulation_steps"):
+        if getattr(inner, option):
+            raise SpecError(
+                f"optimizer.custom: {option}: Keras then updates weights by a condition, in which"
+                " TensorFlow's strategies (mirrored, multi-worker) allow no update. Leave it out"
+                " (`accumulate` accumulates gradients), or use another backend, such as horovod-tf."
+            )

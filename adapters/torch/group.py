@@ -141,6 +141,20 @@ class TorchReplicaGroup(ReplicaGroup):
     def own_rates(self) -> Callable[[int], float] | None:
         return self.program.own_rates
 
+    def optimizer_rates(self) -> tuple[float, float] | None:
+        return self.program.optimizer_rates()
+
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        finalise = self.program.weight_finaliser()
+        if finalise is None:
+            return None
+
+        def finalised() -> None:
+            self._hold.wait()
+            finalise()
+
+        return finalised
+
     def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         program, exchange = self.program, self.exchange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ class KerasProgram(Program):
         """Makes an optimizer of the variables that are updated here."""
         self.optimizer, self.own_rates = portable.build_optimizer(self._spec, "torch", name)
         self._shared_slots = set(portable.canonical_names(self.optimizer.variables))
-        self._scales_loss = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         self._make_slots()
+        self._scale = portable.loss_scale(self.optimizer)
 
     def _make_slots(self) -> None:
         """Gives the optimizer slots for the variables that are updated here."""
@@ -180,16 +180,15 @@ class KerasProgram(Program):
             )
 
     def backward(self, loss: torch.Tensor) -> None:
-        if self._scales_loss:
+        if self._scale is not None:
             loss = self.optimizer.scale_loss(loss)
         loss.backward()
 
     def loss_scale(self) -> float:
-        return float(self.optimizer.dynamic_scale.value) if self._scales_loss else 1.0
+        return 1.0 if self._scale is None else float(self._scale)
 
     def set_learning_rate(self, rate: float) -> None:
-        optimizer = self.optimizer.inner_optimizer if self._scales_loss else self.optimizer
-        optimizer.learning_rate.assign(rate)
+        self.optimizer.learning_rate.assign(rate)
         if self.update is not None:
             self.update.rate = rate
 
@@ -205,6 +204,9 @@ class KerasProgram(Program):
                 self.update.forget()
             else:
                 self.update(gradients)
+
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        return portable.weight_finaliser(self.optimizer, self._updated_variables)
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)

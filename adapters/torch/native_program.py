@@ -17,6 +17,7 @@ from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.outputs import batch_of
 from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports, private
+from isotrain.adapters.torch.group_rates import GroupRates
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_metrics import build_metrics
@@ -110,8 +111,7 @@ class NativeProgram(Program):
         is_own = isinstance(self._spec.optimizer, CustomOptimizer)
         named = self.trainable | weights
         self._slots = NativeSlots(self.optimizer, named, weights.keys(), is_own)
-        lr = self._spec.optimizer.lr
-        self._rate_ratios = [group["lr"] / lr for group in self.optimizer.param_groups]
+        self._rates = GroupRates(self.optimizer, self._spec.optimizer.lr, watched=is_own)
 
     def take_up_weights(self) -> None:
         """Trains the parameters that the model has now, under the same names."""
@@ -230,8 +230,10 @@ class NativeProgram(Program):
         self._scaler.load_state_dict(own | {_SCALE_KEYS[name]: value.item()})
 
     def set_learning_rate(self, rate: float) -> None:
-        for group, ratio in zip(self.optimizer.param_groups, self._rate_ratios, strict=True):
-            group["lr"] = rate * ratio
+        self._rates.set(rate)
+
+    def optimizer_rates(self) -> tuple[float, float] | None:
+        return self._rates.by_optimizer()
 
     def apply(self, norm: torch.Tensor | None = None) -> None:
         if not self._has_updated:
@@ -287,9 +289,13 @@ class NativeProgram(Program):
         self._slots.write(name, value)
 
     def not_carried(self) -> list[str]:
+        scheduler = ["the learning-rate scheduler inside of the optimizer"]
         return [
-            f"the optimizer's {slot!r}, which is neither a tensor nor a number"
-            for slot in self._slots.not_carried()
+            *(scheduler if self._rates.are_scheduled else []),
+            *(
+                f"the optimizer's {slot!r}, which is neither a tensor nor a number"
+                for slot in self._slots.not_carried()
+            ),
         ]
 
 
@@ -411,6 +417,12 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
             raise SpecError(
                 f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"
                 f" must return a torch.optim.Optimizer, from {form}."
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise SpecError(
+                f"optimizer.custom: the step of {type(optimizer).__name__} computes the loss several times,"
+                " by a closure, and a step of a run computes it once. Return an optimizer that needs none."
             )
         return optimizer
     options = dict(settings)

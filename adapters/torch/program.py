@@ -91,6 +91,14 @@ class Program(ABC):
         slots = self.optimizer_state().values()
         return [slot for slot in slots if slot.is_floating_point() and slot.dim()]
 
+    def optimizer_rates(self) -> tuple[float, float] | None:
+        """The rates of the last and the next update, where the optimizer sets them itself."""
+        return None
+
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        """What the optimizer does with the weights when training ends; None where it does nothing."""
+        return None
+
     def without_gradient(self) -> list[LayerTrait]:
         """The trainable weights that the last step gave no gradient; none before the first."""
         given = {name: weight.grad is not None for name, weight in self.trainable.items()}

@@ -54,6 +54,23 @@ class ReplicaGroup(PlacedSteps, ABC):
         """
         return None
 
+    def optimizer_rates(self) -> tuple[float, float] | None:
+        """The rates of an optimizer that sets them itself, past those it is given. Local.
+
+        Returns:
+            Those of the last update and of the next; None of an optimizer that uses the rate of the step.
+        """
+        return None
+
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        """What the spec's own optimizer does with the weights when training ends. Local.
+
+        Returns:
+            Such as replaces them by the averages that it keeps of them, on each replica; None where it does
+            nothing.
+        """
+        return None
+
     @abstractmethod
     def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Runs the backend's native synchronised data-parallel step.

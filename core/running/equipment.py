@@ -28,6 +28,15 @@ _SCHEDULED = (
     " only what the function is called with"
 )
 
+_BY_OPTIMIZER = (
+    "optimizer.custom: a learning-rate scheduler of its own sets its rates; shown are those of its first"
+    " group of weights"
+)
+_AVERAGED = (
+    "optimizer.custom: when training ends, the averages that the optimizer keeps (use_ema) replace the"
+    " weights; evaluations and checkpoints before that are of the weights themselves"
+)
+
 
 @dataclass(frozen=True)
 class Equipment:
@@ -128,7 +137,9 @@ def remarks(
     """What became of initial weights and data, and how the group uses the model in its own way. Local."""
     of_weights = [] if initial is None else initial.remarks()
     of_rates = [] if group.own_rates() is None else [_SCHEDULED]
-    own = [*of_weights, *loaders.remarks(), *of_rates, *group.remarks()]
+    of_rates += [] if group.optimizer_rates() is None else [_BY_OPTIMIZER]
+    of_averages = [] if group.weight_finaliser() is None else [_AVERAGED]
+    own = [*of_weights, *loaders.remarks(), *of_rates, *of_averages, *group.remarks()]
     return [*own, *state_remarks(spec, group)]
 
 

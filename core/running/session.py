@@ -161,8 +161,12 @@ class Session:
         return self._course.loss
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local."""
-        return self._training.rate(step)
+        """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local.
+
+        Raises:
+            IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.
+        """
+        return self._training.known_rate(step)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiplies the rates of all steps from here on, on top of the spec's schedule. Local.

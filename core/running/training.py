@@ -9,7 +9,7 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.data.batch import Batch
-from isotrain.core.errors import DataError
+from isotrain.core.errors import DataError, IsotrainError, SpecError
 from isotrain.core.planning.single_samples import batches_with_single, refused
 from isotrain.core.running.agreement import require_same_samples
 from isotrain.core.running.course import Course
@@ -18,6 +18,9 @@ from isotrain.core.running.learning_rates import LearningRates
 from isotrain.core.running.needed_targets import needs_targets, no_targets
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
+from isotrain.core.spec.optimizers import CustomOptimizer
+from isotrain.core.spec.parts import ConstantSchedule
+from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class Training:
@@ -48,11 +51,50 @@ class Training:
             steps_per_epoch=loader.steps_per_epoch,
             total_steps=loader.total_steps,
         )
+        self._group = equipment.group
+        self._is_own = isinstance(equipment.spec.optimizer, CustomOptimizer)
+        self._require_one_source_of_rates(equipment.spec)
+        self._finalise_weights = equipment.group.weight_finaliser()
+        if self._finalise_weights and self._strategy.keeps_replicas_equal != "always":
+            raise SpecError(
+                f"optimizer.custom: use_ema: under strategy {self._strategy.name} each replica trains weights"
+                " of its own, and an average of these is not that of the run. Leave it out, or use strategy"
+                " data-parallel."
+            )
         self.reports = StepReports.of(equipment, reporter, stopwatch, loader.total_steps)
+
+    def _require_one_source_of_rates(self, spec: TrainingSpec) -> None:
+        """Refuses rates that an optimizer with a scheduler of its own would lose.
+
+        Raises:
+            SpecError: The spec has such.
+        """
+        is_constant = spec.schedule == ConstantSchedule() and self.rates.peak == spec.optimizer.lr
+        if not is_constant and self._group.optimizer_rates() is not None:
+            raise SpecError(
+                "optimizer.custom: its learning-rate scheduler sets the rates, and so do schedule and"
+                " scaling. Leave one of the two out."
+            )
 
     def rate(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local."""
         return self.rates(step) * self.course.rate_factor
+
+    def known_rate(self, step: int) -> float:
+        """As `rate`; or what an optimizer that sets its rates itself used last, or uses next.
+
+        Raises:
+            IsotrainError: Such an optimizer says nothing of that step.
+        """
+        if (own := self._group.optimizer_rates()) is None:
+            return self.rate(step)
+        known = dict(zip((self.course.steps_done - 1, self.course.steps_done), own, strict=True))
+        if step not in known:
+            raise IsotrainError(
+                f"learning_rate: the optimizer sets its rates itself, and that of step {step} is not known:"
+                f" after {self.course.steps_done} steps, those of the last and the next one are."
+            )
+        return known[step]
 
     def batches(self, group: ReplicaGroup) -> Iterator[Batch]:
         """Yields from the next step to the run's end, or from where a checkpoint has taken it meanwhile."""
@@ -109,12 +151,16 @@ class Training:
         self._stopwatch.step_done(batch.size, pause=pause)
         if is_done:
             self.finish(group)
+        if self._is_own and (used := group.optimizer_rates()) is not None:
+            rate = used[0]
         self.reports.add(batch, loss, rate)
         reporter.enter(BETWEEN_CALLS)
         return loss
 
     def finish(self, group: ReplicaGroup) -> None:
-        """Lets the strategy do what it has left to do, once."""
+        """Lets optimizer and strategy do what they have left to do, once."""
         if not self.course.is_finished:
             self.course.is_finished = True
+            if self._finalise_weights is not None:
+                self._finalise_weights()
             self._strategy.finished(group)

@@ -245,6 +245,21 @@ class ServedGroup(ReplicaGroup):
     def own_rates(self) -> Callable[[int], float] | None:
         return self._own.own_rates()
 
+    def optimizer_rates(self) -> tuple[float, float] | None:
+        return self._own.optimizer_rates()
+
+    def weight_finaliser(self) -> Callable[[], None] | None:
+        finalise = self._own.weight_finaliser()
+        if finalise is None:
+            return None
+
+        def finalised() -> None:
+            self._settle()
+            finalise()
+            self._outdate()
+
+        return finalised
+
     def remarks(self) -> list[str]:
         return self._own.remarks()
 

@@ -34,6 +34,8 @@ WITHOUT_CAPABILITY = {
         "traits",
         "remarks",
         "own_rates",
+        "optimizer_rates",
+        "weight_finaliser",
         "step_remarks",
         "last_actions",
         "note_actions",

@@ -92,6 +92,10 @@ class Program:
             )
         self._optimizer, self.own_rates = portable.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
+        if portable.weight_finaliser(self._optimizer, self.model.trainable_variables):
+            raise UnsupportedError(
+                "optimizer.custom: use_ema: jax-mesh does not replace weights by averages at the end."
+            )
         self.loss_scale = portable.loss_scale_variables(self._optimizer)
         if any(metric.output or metric.weighted for metric in spec.metrics):
             raise UnsupportedError(
