@@ -36,6 +36,7 @@ WITHOUT_CAPABILITY = {
         "own_rates",
         "optimizer_rates",
         "weight_finaliser",
+        "refuses_one",
         "step_remarks",
         "last_actions",
         "note_actions",
