@@ -64,7 +64,11 @@ class Agreement:
 
     def holds_anywhere(self, here: bool) -> bool:
         """Whether something is so on any process."""
-        return here if self._is_alone else self._group.largest([float(here)])[0] > 0
+        return self.highest(here) > 0
+
+    def highest(self, here: float) -> float:
+        """The highest of a number's values on all processes."""
+        return here if self._is_alone else self._group.largest([float(here)])[0]
 
     def token(self) -> str:
         """A name that all processes have in common, and no other run has."""

@@ -94,12 +94,15 @@ class RunCheckpoints:
         if not (due or best or wishes.save):
             return False
         with self._reporter.doing("save checkpoint"):
-            self._saver.save_once(self._position(notes), beside_step and policy.background)
+            may_be_left_out = policy.background and not (course.is_done or wishes.end)
+            is_saved = self._saver.save_once(
+                self._position(notes), beside_step and policy.background, may_be_left_out
+            )
             if not policy.background:
                 self._saver.wait()
         if wishes.end and not course.is_done:
             self._end_as_asked()
-        return True
+        return is_saved
 
     def _end_as_asked(self) -> None:
         """Ends this process's part of the run when its checkpoint is written."""

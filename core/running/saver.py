@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ FORMAT = 1
 _LOOK_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
 """How long rank 0 waits for the files of the other processes."""
+_WRITTEN, _FAILED, _HANGS = 0, 1, 2
+"""How a checkpoint stands; the worst of all processes counts."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,10 @@ class Saver:
         self._written = threading.Event()
         self._given_up = threading.Event()
         self._fault: Exception | None = None
+        self._hangs = False
+        """Whether the last one was found to take too long: none is left that waits for it."""
         self._saved: Position | None = None
-        self._saved_at = time.monotonic()
+        self._saved_at = self._began_at = time.monotonic()
 
     def wishes(self, step: int) -> Wishes:
         """What all processes wish after this step, besides what its number says.
@@ -157,14 +162,25 @@ class Saver:
             )
         return self._folder
 
-    def save_once(self, position: Position, beside_step: bool) -> None:
+    def save_once(self, position: Position, beside_step: bool, may_be_left_out: bool) -> bool:
         """As `save`; a step that is saved already is not, unless there is more to say of it now.
 
         Args:
             position: Where the run is.
             beside_step: Whether the copy may be finished beside the next step.
+            may_be_left_out: Whether it need not be saved where the one before is still being written
+                after `timeouts.silence`.
+
+        Returns:
+            False where it was left out.
         """
-        self.wait()
+        patience = 0.0 if self._hangs else self._plan.timeouts["silence"]
+        state = self._state(patience if may_be_left_out else math.inf)
+        self._hangs = state == _HANGS
+        if self._hangs:
+            self._leave_out(position.step)
+            return False
+        self._take_fault(state)
         saved = self._saved
         if (
             saved is None
@@ -172,6 +188,15 @@ class Saver:
             or self._agreement.holds_anywhere(position.notes != saved.notes)
         ):
             self._begin(position, None, beside_step)
+        return True
+
+    def _leave_out(self, step: int) -> None:
+        assert self._saved is not None
+        before, seconds = self._saved.step, time.monotonic() - self._began_at
+        self._saved_at = time.monotonic()
+        if self._reporter.rank == 0:
+            text = f"that of step {before} is still being written, after {seconds:.0f} s"
+            self._reporter.emit(Warned(text=f"the checkpoint of step {step} is left out: {text}."))
 
     def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
         """Copies the state, and begins to write it.
@@ -195,6 +220,7 @@ class Saver:
         run = None if self._reporter.rank else self._run(position, differ, kept)
         if elsewhere is None:
             self._saved, self._saved_at = deepcopy(position), time.monotonic()
+        self._began_at = time.monotonic()
         self._written.clear()
         self._given_up.clear()
         copies = self._copies.begun(differ, kept)
@@ -226,27 +252,44 @@ class Saver:
 
     def wait(self) -> str | None:
         """Returns once the last checkpoint is written by all; says on every process if it was not."""
+        return self._take_fault(self._state(math.inf))
+
+    def _state(self, patience: float) -> int:
+        """How the last checkpoint stands, after so many seconds at most for each of two parts."""
         if self._writing is None:
-            return None
-        self._until(lambda: self._written.wait(_LOOK_SECONDS))
-        if self._agreement.holds_anywhere(self._fault is not None):
+            return _WRITTEN
+        state = self._agreed(self._until(self._written.wait, patience))
+        if state == _HANGS:
+            return state
+        if state == _FAILED:
             self._given_up.set()
-        self._until(self._has_ended)
-        self._writing = None
+        return self._agreed(self._until(self._has_ended, patience))
+
+    def _agreed(self, is_over: bool) -> int:
+        failed = _FAILED if self._fault is not None else _WRITTEN
+        return int(self._agreement.highest(failed if is_over else _HANGS))
+
+    def _take_fault(self, state: int) -> str | None:
+        """Makes room for the next one; says what was wrong with the last."""
+        self._writing, self._hangs = None, False
         fault, self._fault = self._fault, None
-        if not self._agreement.holds_anywhere(fault is not None):
+        if state == _WRITTEN:
             return None
         self._saved = None
         return str(fault) if fault is not None else "another process could not write its share"
 
-    def _until(self, is_over: Callable[[], bool]) -> None:
+    def _until(self, is_over: Callable[[float], bool], patience: float) -> bool:
         """Waits, and lets the launcher know that it does: a bucket may be slow."""
-        while not is_over():
+        deadline = time.monotonic() + patience
+        while not is_over(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return False
             self._reporter.enter(self._reporter.call)
+        return True
 
-    def _has_ended(self) -> bool:
+    def _has_ended(self, seconds: float) -> bool:
         assert self._writing is not None
-        self._writing.join(_LOOK_SECONDS)
+        self._writing.join(seconds)
         return not self._writing.is_alive()
 
     def _replicas_differ(self, finished: bool) -> bool:
@@ -318,10 +361,12 @@ class Saver:
     def _warn(self, folder: CheckpointFolder, step: int, error: Exception) -> None:
         known = isinstance(error, IsotrainError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
-        held = "There is none before it."
+        held = "Whether there is one before it cannot be seen."
         with contextlib.suppress(IsotrainError):
             before = folder.newest()
-            held = held if before is None else f"The one before it stays: {before.location}."
+            held = "There is none before it."
+            if before is not None:
+                held = f"The one before it stays: {before.location}."
         self._reporter.emit(
             Warned(text=f"the checkpoint of step {step} was not saved. {held} {text}")
         )

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from isotrain import sources
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.local_storage import LocalStorage
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.run_directory import RunDirectory
@@ -588,6 +590,49 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
     assert len(losses) == STEPS
     warnings = [event["text"] for event in told if event["event"] == "warning"]
     assert any("checkpoint of step 6 was not saved" in text for text in warnings)
+
+
+def hanging(session: isotrain.Session) -> Any:
+    """Rank 1 writes its share of the first checkpoint when the others were to be saved."""
+    is_free, storage = threading.Event(), LocalStorage
+    write = storage.writing
+
+    def writing(self: LocalStorage, path: str) -> Any:
+        is_free.wait()
+        return write(self, path)
+
+    session.plan.timeouts["silence"] = 0.1  # type: ignore[index]  # of this process alone
+    if session.rank:
+        storage.writing = writing  # type: ignore[method-assign]
+    saved = []
+    for batch in session.batches():
+        session.step(batch)
+        if session.steps_done == 4:
+            is_free.set()
+            session.save()
+        saved.append(session.save_if_due())
+    return saved
+
+
+def test_training_goes_on_while_a_checkpoint_hangs(tmp_path: Path) -> None:
+    told: list[Any] = []
+    checkpoint = {"every_steps": 1, "keep_last": None}
+    returned = isotrain.launch(
+        hanging,
+        spec(steps=5, checkpoint=checkpoint),
+        backend="reference",
+        replicas=2,
+        run_directory=tmp_path / "run",
+        on_event=told.append,
+    )
+    assert returned == [[True, False, False, True, True]] * 2
+    warnings = [event["text"] for event in told if event["event"] == "warning"]
+    assert [text.partition(":")[0] for text in warnings] == [
+        "the checkpoint of step 2 is left out",
+        "the checkpoint of step 3 is left out",
+    ]
+    found = CheckpointFolder(tmp_path / "run/checkpoints").complete()
+    assert [each.step for each in found] == [1, 4, 5]
 
 
 def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> None:
