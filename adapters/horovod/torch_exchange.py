@@ -11,6 +11,7 @@ import torch
 
 from isotrain.adapters.horovod import private, runtime
 from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.first_values import take_first
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import (
     SHARD,
@@ -20,7 +21,6 @@ from isotrain.plugin import (
     ProcessContext,
     ReduceOp,
     Setting,
-    UnsupportedError,
     own_part,
 )
 
@@ -44,13 +44,13 @@ class HorovodExchange(Exchange):
 
     def attach(self, program: Program) -> None:
         """Broadcasts the weights of replica 0; registers Horovod's hooks, but where state lies in parts."""
-        for name, tensor in (program.trainable | program.frozen).items():
-            if not tensor.is_contiguous():
-                raise UnsupportedError(
-                    f"Horovod exchanges contiguous tensors only, and {name!r} is not (a"
-                    " channels_last model?). Use the default memory format, or torch-ddp."
-                )
-        hvd.broadcast_parameters(program.trainable | program.frozen, root_rank=0)
+        tensors = program.tensors()
+        device = next(iter(tensors.values())).device
+        take_first(
+            tensors,
+            device,
+            lambda vector: hvd.broadcast_(vector, 0, name="isotrain.first_values"),
+        )
         self._objective = program.objective
         if not self._in_parts:
             self._gradients = _exchange_of(program.trainable, self._options)
@@ -179,7 +179,7 @@ class _Overlapped:
         self._optimizer = hvd.DistributedOptimizer(
             private.Parameters([{"params": list(parameters.values())}]),
             named_parameters=list(parameters.items()),
-            compression=compression,
+            compression=_Contiguous(compression),
             op=hvd.Average,
             groups=groups,
             backward_passes_per_step=_NEVER,
@@ -187,7 +187,7 @@ class _Overlapped:
 
     def compress(self, compression: Any) -> None:
         """Changes the compression."""
-        private.set_compression(self._optimizer, compression)
+        private.set_compression(self._optimizer, _Contiguous(compression))
 
     def follow(self) -> None:
         """Makes the hooks exchange in the next backward pass."""
@@ -239,7 +239,7 @@ class _Together:
         """Exchanges all gradients, those of unused parameters as zeros, and the scalar, where they are."""
         compress, decompress = self._compression.compress, self._compression.decompress
         gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else _dense(parameter.grad)
+            _dense(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             for parameter in self._parameters
         ]
         sent, contexts = zip(*map(compress, gradients), strict=True)
@@ -259,9 +259,22 @@ def _exchange_of(
     return _Overlapped(parameters, compression, options.get("groups"))
 
 
+class _Contiguous:
+    """A compression of gradients that may lie as their weights do: Horovod takes contiguous tensors."""
+
+    def __init__(self, compression: Any) -> None:
+        self._compression = compression
+        self.decompress = compression.decompress
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """What is sent, and what `decompress` needs."""
+        found: tuple[torch.Tensor, Any] = self._compression.compress(tensor.contiguous())
+        return found
+
+
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
     """Horovod's groups hold no sparse tensors; a small model loses nothing by a dense one."""
-    return gradient.to_dense() if gradient.is_sparse else gradient
+    return gradient.to_dense() if gradient.is_sparse else gradient.contiguous()
 
 
 def _own_copy(scalar: torch.Tensor) -> torch.Tensor:

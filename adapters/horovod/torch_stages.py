@@ -26,8 +26,8 @@ class HorovodStageExchange(StageExchange):
         self._process_sets = runtime.ProcessSets(hvd, context, setting, parts)
         self._under_way: Counter[str] = Counter()
 
-    def _start_alike(self, tensors: dict[str, torch.Tensor]) -> None:
-        hvd.broadcast_parameters(tensors, root_rank=0)
+    def _send_first(self, vector: torch.Tensor) -> object:
+        return hvd.broadcast_(vector, 0, name="isotrain.first_values")
 
     def over_all(self, value: torch.Tensor) -> torch.Tensor:
         return self._summed(value, "all", hvd.global_process_set)
@@ -54,13 +54,12 @@ class HorovodStageExchange(StageExchange):
         total = hvd.allreduce(given, name=name, op=hvd.Sum, process_set=process_set)
         return total.to(value.dtype)
 
-    def from_stage(self, tensor: torch.Tensor, stage: int) -> None:
+    def _send_from(self, vector: torch.Tensor, stage: int) -> None:
         process_set = self._process_sets.own(self._same_replica)
         if process_set is None:
             return
-        name = tensor_name(f"from_stage.{stage}", tensor)
-        root = self._first + stage
-        tensor.copy_(hvd.broadcast(to_sendable(tensor), root, name=name, process_set=process_set))
+        name = f"isotrain.from_stage.{stage}"
+        hvd.broadcast_(vector, self._first + stage, name=name, process_set=process_set)
 
     def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
         handle = self._begin(to_sendable(tensor), self._place, self._first + stage)

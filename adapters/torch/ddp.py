@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch.carried_loss import CarriedLoss
 from isotrain.adapters.torch.exchange import Wait
+from isotrain.adapters.torch.first_values import take_first
 from isotrain.adapters.torch.powersgd import PowerSGD
 from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
 from isotrain.adapters.torch.program import Program
@@ -33,10 +34,11 @@ _ARRANGED = "arranged"
 _POWERSGD = "powersgd/"
 _BUCKET_MIB = 1
 """At which DistributedDataParallel closes its first bucket, unless it is told another size of buckets."""
-_NO_BUFFERS: dict[str, Any] = {
-    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
+_NO_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False,
+    "init_sync": False,
 }
-"""That no buffers are broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
+"""That nothing is broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
 
 
 class DDPExchange(ProcessGroupExchange):
@@ -59,8 +61,8 @@ class DDPExchange(ProcessGroupExchange):
     def attach(self, program: Program) -> None:
         self._program = program
         self._carries = False
+        self._take_first(program)
         if self._in_parts:
-            self._share_weights(program)
             self.module = program.objective.forward
             return
         unused, static = (
@@ -83,17 +85,13 @@ class DDPExchange(ProcessGroupExchange):
         self.module = DistributedDataParallel(
             self._loss if self._carries else program.objective,
             device_ids=self._device_ids,
-            **_NO_BUFFERS,
+            **_NO_BROADCAST,
             **self._options,
         )
 
-    def _share_weights(self, program: Program) -> None:
-        """Gives all replicas what replica 0 has: DDP, which does so else, keeps room for all gradients."""
-        with torch.no_grad():
-            for tensor in (program.trainable | program.frozen).values():
-                value = tensor.detach().contiguous()
-                dist.broadcast(value, 0)
-                tensor.copy_(value)
+    def _take_first(self, program: Program) -> None:
+        """Gives all replicas what replica 0 has: DDP itself takes neither all types nor all layouts."""
+        take_first(program.tensors(), self._device, lambda vector: dist.broadcast(vector, 0))
 
     def accumulating(self) -> AbstractContextManager[Any]:
         return self.module.no_sync()  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ class FullyShardedExchange(DDPExchange):
                 "model: {torch: ...} is for torch's own models, and the function returned one of Keras. Give"
                 " it as the model of every framework: `model: module:function`."
             )
-        self._share_weights(program)
+        self._take_first(program)
         whole = {
             parameter for parameter in program.model.parameters() if not parameter.requires_grad
         }

@@ -18,11 +18,11 @@ from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
 from isotrain.adapters.torch.hold import Hold
 from isotrain.adapters.torch.measures import Measures
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.program import OWN_BUFFERS, Program
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import Shares
 from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators, unmoved
-from isotrain.adapters.torch.tensors import to_numpy
+from isotrain.adapters.torch.tensors import fill, to_numpy
 from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
     MODEL_STATE,
@@ -119,7 +119,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.exchange.state() | self.program.habits()
 
     def _write_habit(self, name: str, value: torch.Tensor) -> None:
-        to_program = name in self.program.habits()
+        to_program = name in self.program.habits() or name.startswith(OWN_BUFFERS)
         write = self.program.write_habit if to_program else self.exchange.write_state
         write(name, value)
 
@@ -192,7 +192,7 @@ class TorchReplicaGroup(ReplicaGroup):
         if piece.count:
             loss, predictions = module(piece.inputs, piece.targets)
         else:
-            with kept(self.program.statistics):
+            with kept([*self.program.statistics, *self.program.own_buffers().values()]):
                 loss, predictions = module(piece.inputs, piece.targets)
         self._measures.train(piece, predictions)
         return shares.of(index, loss)
@@ -441,7 +441,7 @@ def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
+                fill(tensor, value)
 
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

@@ -24,9 +24,9 @@ from isotrain.adapters.torch.named_metrics import build_metrics
 from isotrain.adapters.torch.native_loss import NativeLoss, mean_over_samples
 from isotrain.adapters.torch.native_slots import NativeSlots
 from isotrain.adapters.torch.native_update import native_update
-from isotrain.adapters.torch.program import Objective, Program
+from isotrain.adapters.torch.program import OWN_BUFFERS, Objective, Program
 from isotrain.adapters.torch.recompute import recompute
-from isotrain.adapters.torch.state import State
+from isotrain.adapters.torch.state import State, in_place
 from isotrain.adapters.torch.traits import model_traits
 from isotrain.adapters.torch.without_gradients import WithoutGradients
 from isotrain.plugin import (
@@ -53,6 +53,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
 _SCALE_KEYS = {"scale": "scale", "steps": "_growth_tracker"}
 """Of a GradScaler's state."""
+_NAMED = 5
+"""Buffers in a remark, at most."""
 _MIXED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -79,11 +81,14 @@ class NativeProgram(Program):
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
         resting = {id(b) for m in self._left.values() for b in m.buffers(recurse=False)}
-        self.statistics = [
-            buffer
+        moved = {
+            name: buffer
             for name, buffer in model.named_buffers()
             if buffer.is_floating_point() and not spec.is_frozen(name) and id(buffer) not in resting
-        ]
+        }
+        self.statistics = [buffer for name, buffer in moved.items() if _is_statistic(name)]
+        self._own = {name: buffer for name, buffer in moved.items() if not _is_statistic(name)}
+        self._versions: dict[str, int] = {}
         self._update_only(self.trainable)
         self._scales = spec.loss_scaling is not None
         scaling = spec.loss_scaling or LossScale()
@@ -189,14 +194,16 @@ class NativeProgram(Program):
             module.training = False  # not its children, which `eval` would mean too
 
     def model_remarks(self) -> list[str]:
+        own = _of_own(list(self._own))
         if not self._was_training:
-            return ["model: it is in evaluation mode as a whole, and trains in training mode"]
+            return [*own, "model: it is in evaluation mode as a whole, and trains in training mode"]
         if not self._left:
-            return []
+            return own
         return [
+            *own,
             f"model: {', '.join(map(repr, _outermost(self._left)))}: left in evaluation mode by the model"
             " function, and so in training too (no dropout, no batch statistics); call `train` there to have"
-            " it otherwise"
+            " it otherwise",
         ]
 
     def loss_of(self, targets: Any, predictions: Any) -> torch.Tensor:
@@ -267,6 +274,7 @@ class NativeProgram(Program):
 
     def distinguish(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
+        self._versions = {name: private.changes_of(each) for name, each in self._own.items()}
 
     def draw_anew(self, replica: int, step: int) -> None:
         shift = seed_shift(replica, step)
@@ -276,6 +284,22 @@ class NativeProgram(Program):
 
     def generators(self) -> dict[str, State]:
         return {name: (held.get_state, held.set_state) for name, held in self._held.items()}
+
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        return self._own
+
+    def habits(self) -> dict[str, torch.Tensor]:
+        """The buffers of its own that were written since the start."""
+        return {
+            OWN_BUFFERS + name: buffer
+            for name, buffer in self._own.items()
+            if private.changes_of(buffer) != self._versions.get(name)
+        }
+
+    def write_habit(self, name: str, value: torch.Tensor) -> None:
+        in_place({OWN_BUFFERS + own: buffer for own, buffer in self._own.items()}).write(
+            name, value
+        )
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         if name == "momenta":
@@ -307,6 +331,22 @@ def _generators_of(model: nn.Module) -> dict[str, torch.Generator]:
         for attribute, value in vars(module).items()
         if isinstance(value, torch.Generator)
     }
+
+
+def _of_own(buffers: Sequence[str]) -> list[str]:
+    """Says of buffers that they are each replica's own."""
+    if not buffers:
+        return []
+    names = ", ".join(buffers[:_NAMED]) + ", ..." * (len(buffers) > _NAMED)
+    return [
+        f"model: {names}: each replica keeps such buffers as its own forward passes leave them; averaged in"
+        " every step are moving statistics, which are those named running_*"
+    ]
+
+
+def _is_statistic(name: str) -> bool:
+    """Whether a buffer is a moving statistic, which are named as those of torch's own modules."""
+    return name.rpartition(".")[2].startswith("running_")
 
 
 def _require_initialised(model: nn.Module) -> None:

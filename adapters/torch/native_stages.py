@@ -30,9 +30,8 @@ class NativeStageExchange(ProcessGroupExchange, StageExchange):
         made = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
         return next(group for part, group in zip(parts, made, strict=True) if self._place in part)
 
-    def _start_alike(self, tensors: dict[str, torch.Tensor]) -> None:
-        for tensor in tensors.values():
-            dist.broadcast(tensor, 0)
+    def _send_first(self, vector: torch.Tensor) -> object:
+        return dist.broadcast(vector, 0)
 
     def over_all(self, value: torch.Tensor) -> torch.Tensor:
         result = value.clone()
@@ -49,8 +48,8 @@ class NativeStageExchange(ProcessGroupExchange, StageExchange):
         dist.all_reduce(result, group=self._own_stages)
         return result
 
-    def from_stage(self, tensor: torch.Tensor, stage: int) -> None:
-        dist.broadcast(tensor, self._first + stage, group=self._own_stages)
+    def _send_from(self, vector: torch.Tensor, stage: int) -> None:
+        dist.broadcast(vector, self._first + stage, group=self._own_stages)
 
     def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
         work = dist.isend(tensor, self._first + stage)

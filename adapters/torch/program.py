@@ -24,6 +24,9 @@ from isotrain.plugin import (
     unknown_name,
 )
 
+OWN_BUFFERS = "buffers/"
+"""Begins the names under which a replica keeps buffers of its own."""
+
 
 class Objective(nn.Module):
     """Wraps a model so that a forward pass gives the loss and the predictions.
@@ -81,6 +84,11 @@ class Program(ABC):
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]
     updated: list[Any]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that replicas must have alike at the start, by name."""
+        beside = dict(self.objective.named_parameters()) | dict(self.objective.named_buffers())
+        return self.trainable | self.frozen | beside
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         """The tensors of a part of the state, as strategies read and write them."""
@@ -211,6 +219,10 @@ class Program(ABC):
 
     def generators(self) -> dict[str, State]:
         """The states of generators of random numbers that are the model's own, but no weights, by name."""
+        return {}
+
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        """Floating-point buffers by name that every replica keeps for itself."""
         return {}
 
     def habits(self) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from isotrain.adapters.torch.exchange import Exchange, Wait
+from isotrain.adapters.torch.first_values import dense, take, take_first
 from isotrain.adapters.torch.program import Program
 from isotrain.plugin import DATA, STAGE, Parts, ProcessContext, UnsupportedError
 
@@ -41,8 +42,9 @@ class StageExchange(Exchange):
 
     def attach(self, program: Program) -> None:
         self.module = program.objective.forward
-        with torch.no_grad():
-            self._start_alike({**program.trainable, **program.frozen})
+        tensors = program.tensors()
+        device = next(iter(tensors.values())).device
+        take_first(tensors, device, self._send_first)
 
     def accumulating(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -55,8 +57,8 @@ class StageExchange(Exchange):
         return
 
     @abstractmethod
-    def _start_alike(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Overwrites tensors by those of rank 0."""
+    def _send_first(self, vector: torch.Tensor) -> object:
+        """Overwrites bytes by those of rank 0."""
 
     @abstractmethod
     def over_all(self, value: torch.Tensor) -> torch.Tensor:
@@ -70,9 +72,13 @@ class StageExchange(Exchange):
     def over_stages(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over the stages of this replica."""
 
-    @abstractmethod
     def from_stage(self, tensor: torch.Tensor, stage: int) -> None:
         """Overwrites a tensor by that of another stage of this replica."""
+        take(list(dense(tensor.detach())), lambda vector: self._send_from(vector, stage))
+
+    @abstractmethod
+    def _send_from(self, vector: torch.Tensor, stage: int) -> None:
+        """Overwrites bytes by those of another stage of this replica."""
 
     @abstractmethod
     def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:

@@ -169,7 +169,7 @@ def accumulators(metrics: Sequence[Metric]) -> Section:
 def _described(tensor: Held) -> StateInfo:
     dtype = str(tensor.dtype).removeprefix("torch.")
     own = own_part(tensor)
-    info = StateInfo(tuple(tensor.shape), dtype, own.nbytes)
+    info = StateInfo(tuple(tensor.shape), dtype, own.numel() * own.element_size())
     if own is tensor:
         return info
     offset = tuple(axis.start for axis in where(tensor))

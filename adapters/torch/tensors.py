@@ -58,7 +58,23 @@ def overwrite(name: str, target: Held, value: torch.Tensor) -> None:
     own = own_part(target)
     if own is not target and own.shape != value.shape:
         value = value[where(target)]
-    own.copy_(value)
+    fill(own, value)
+
+
+def fill(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a tensor into another, which may be sparse, or expanded."""
+    if target.layout != value.layout:
+        value = value.to(target.dtype).to_sparse(layout=target.layout)
+    unexpanded(target).copy_(unexpanded(value, of=target))
+
+
+def unexpanded(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
+    """The part of a tensor in which none of its numbers, or of those of another of its shape, is twice."""
+    of = tensor if of is None else of
+    for axis, stride in enumerate(of.stride() if of.layout == torch.strided else ()):
+        if stride == 0 and of.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def own_part(tensor: Held) -> torch.Tensor:
@@ -101,6 +117,8 @@ def to_numpy(tensor: Held) -> np.ndarray:
     tensor = own_part(tensor.detach())
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
     copy = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     array: np.ndarray = copy.numpy()  # of the tensor itself, it would never again let its memory go
     return array

@@ -17,16 +17,16 @@ def noisy() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.hidden = torch.nn.Linear(4, 40)
-            self.register_buffer("mean", torch.zeros(40))
+            self.register_buffer("running_mean", torch.zeros(40))
             self.dropout = torch.nn.Dropout(0.5)
             self.head = torch.nn.Linear(40, 3)
             self.draws = torch.Generator().manual_seed(7)
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            hidden = self.dropout(torch.tanh(self.hidden(inputs) - self.mean))
+            hidden = self.dropout(torch.tanh(self.hidden(inputs) - self.running_mean))
             if self.training:
                 with torch.no_grad():
-                    self.mean.lerp_(hidden.mean(0), 0.25)
+                    self.running_mean.lerp_(hidden.mean(0), 0.25)
                 hidden = hidden + 0.1 * torch.rand(hidden.shape, generator=self.draws)
             return self.head(hidden)
 
