@@ -21,7 +21,7 @@ def main() -> None:
     model = torch_models.build(job.work)
     if job.replicas > 1:
         dist.init_process_group("gloo")
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), job.work.rate, MOMENTUM)
     loss_function = nn.CrossEntropyLoss()
     clock = Clock(job)
