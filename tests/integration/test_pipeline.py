@@ -768,13 +768,14 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 def cut_into(model: Any, *names: str, chunks: int = 2) -> Any:
     """Modules of a native model, cut; the rest of a program is not asked."""
-    from contextlib import nullcontext
     from types import SimpleNamespace
 
     from isotrain.adapters.torch.stage_modules import StagedModules
 
     program: Any = SimpleNamespace(
-        model=model, with_autocast=lambda function: function, evaluating=nullcontext
+        model=model,
+        with_autocast=lambda function: function,
+        evaluated=lambda compute, *given: compute(*given),
     )
     return StagedModules(program, ModelCut(chunks, modules=names))
 
