@@ -25,7 +25,11 @@ from isotrain.core.launching.returned import packed_value
 from isotrain.core.launching.saving_on_signals import saving_on_signals
 from isotrain.core.launching.supervisor import Supervisor
 from isotrain.core.system.leaving import leave_after_failure
+from isotrain.core.system.pipes import hold_more
 from isotrain.core.system.variables import variables_set
+
+_STDOUT = 1
+"""Whatever has been put in the place of `sys.stdout`."""
 
 
 class First:
@@ -91,6 +95,7 @@ def _taking_part(job: Job, line: OwnLine, channels: Sequence[Channel]) -> Iterat
     """What holds in this process while it works and watches."""
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
+        hold_more(_STDOUT)  # whose reader, the engine, may be held by a terminal
         stack.enter_context(crashes_told())
         stack.enter_context(unwinding_on_sigterm())
         if job.spec.checkpoint is not None:

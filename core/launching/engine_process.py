@@ -17,6 +17,7 @@ from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.guard import Guard
 from isotrain.core.system.ended import exit_code, wait_for_end
+from isotrain.core.system.pipes import hold_more
 
 END_SECONDS = 15.0
 """What an engine has to end its ranks before it is ended itself."""
@@ -113,6 +114,7 @@ class EngineProcess:
         self._guard.watch(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
+        hold_more(process.stdout)
         with contextlib.suppress(BrokenPipeError), process.stdin as given:
             given.write(stdin)
         threading.Thread(target=self._read, args=(process, process.stdout), daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import signal
@@ -32,10 +31,9 @@ from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.run_directory import log_of
 from isotrain.core.system.new_interpreter import first_line
 from isotrain.core.system.patience import Patience
+from isotrain.core.system.pipes import hold_more
 
 _SWEEPS = 3
-_OUTPUT_BYTES = 1 << 20
-"""Of output that waits in a pipe while this process is stopped (Ctrl-Z); Linux gives anybody so much."""
 
 
 class RankProcess:
@@ -93,8 +91,7 @@ class RankProcess:
         if self.context.rank:
             return contextlib.nullcontext(log)
         self._output, writing = _pipe()
-        with contextlib.suppress(OSError):  # the user has too many pipes: it has the usual size
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _OUTPUT_BYTES)
+        hold_more(writing)  # this process may be stopped (Ctrl-Z)
         return writing
 
     @property

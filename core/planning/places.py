@@ -104,7 +104,7 @@ def _innermost(asked: Mapping[str, _Asked], claims: Mapping[str, Place]) -> str:
     raise PlaceError(
         f"this process is claimed by {len(claims)} engines, and none of them is known to run inside of"
         f" the others: {told}. Unset the variables of those that did not start it, or name the one that"
-        f" did: {CHOICE_VARIABLE}={next(iter(claims))}."
+        f" did: {CHOICE_VARIABLE}={next(iter(claims))}, or {CHOICE_VARIABLE}={NONE} where none did."
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from integration.slow_reader_program import SPEC, STEPS
+from integration.slow_reader_program import PRINTED_EACH, SPEC, STEPS
 from integration.test_joining import torchrun
 from waiting import wait_until
 
@@ -23,7 +23,8 @@ from isotrain.core.contracts.events import Steps
 from isotrain.core.launching.run_directory import STEPS_FILE, read_events
 
 PROGRAM = Path(__file__).with_name("slow_reader_program.py")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
+PRINTED = range(0, STEPS, PRINTED_EACH)
 
 
 def recorded_steps(folder: Path) -> int:
@@ -46,6 +47,7 @@ def started(*command: str, out: int | IO[bytes], **variables: str) -> Iterator[A
             process.kill()
 
 
+@pytest.mark.slow
 def test_nobody_reads_a_terminal_until_all_is_trained(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with started(str(PROGRAM), str(tmp_path), out=theirs) as process:
@@ -58,7 +60,7 @@ def test_nobody_reads_a_terminal_until_all_is_trained(tmp_path: Path) -> None:
                 shown += chunk
         assert process.wait(PATIENCE_SECONDS) == 0
     os.close(ours)
-    assert re.findall(r"step (\d+) is done", shown.decode()) == [str(n) for n in range(STEPS)]
+    assert re.findall(r"step (\d+) is done", shown.decode()) == [*map(str, PRINTED)]
     assert b"returned [0, 1]" in shown
 
 
@@ -70,6 +72,19 @@ def test_a_launcher_is_stopped_until_all_is_trained(tmp_path: Path) -> None:
         process.send_signal(signal.SIGCONT)
         assert process.wait(PATIENCE_SECONDS) == 0
     assert recorded_steps(tmp_path / "run") == STEPS
+
+
+@pytest.mark.slow
+def test_nobody_reads_what_rank_0_of_a_joined_run_prints(tmp_path: Path) -> None:
+    program = str(PROGRAM), str(tmp_path)
+    first, second = (torchrun(rank, 2, tmp_path.name) for rank in (0, 1))
+    with (
+        started(*program, out=subprocess.DEVNULL, **second),
+        started(*program, out=subprocess.PIPE, **first) as process,
+    ):
+        wait_until((tmp_path / "trained-1").exists, PATIENCE_SECONDS, "training stood still")
+        assert process.stdout.read().count(b" is done, and takes a line") == len(PRINTED)
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.parametrize("way", ["local", pytest.param("joined", marks=pytest.mark.slow)])
