@@ -11,6 +11,7 @@ from pathlib import Path
 from isotrain.core.contracts.events import Output
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_text import FORMAT, json_page
+from isotrain.core.system.visible_text import visible_output
 
 _POLL_SECONDS = 0.2
 
@@ -33,6 +34,8 @@ def logs(options: argparse.Namespace) -> None:
     for line in _lines(Path(options.run), options.rank, options.follow):
         if options.json:
             line = Output(rank=options.rank, text=line).to_line().decode()
+        else:
+            line = visible_output(line, colours=sys.stdout.isatty())
         sys.stdout.write(line)
         sys.stdout.flush()
 
@@ -53,8 +56,8 @@ def _lines(folder: Path, rank: int, follow: bool) -> Iterator[str]:
 
 
 def _refuse(folder: Path, rank: int) -> None:
-    known = sorted(int(path.stem.removeprefix("rank-")) for path in folder.glob("rank-*.log"))
-    listed = ", ".join(map(str, known)) or "none"
+    names = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
+    listed = ", ".join(map(str, sorted(int(each) for each in names if each.isdecimal()))) or "none"
     raise IsotrainError(
         f"--rank {rank}: {folder} has no output of this rank. Available: {listed}. What ranks print on"
         " other hosts may be in a folder of that name there."

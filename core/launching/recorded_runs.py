@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,27 @@ from isotrain.core.launching.run_directory import (
     read_events,
     read_fields,
 )
+from isotrain.core.plain_records import value
 
 State = Literal["running", "finished", "failed", "stopped", "damaged"]
 """`stopped`: nobody is in it, and it says nothing of its end, as after a kill or Ctrl-C; `damaged`: its files
 cannot be read."""
+_TOLD: Mapping[str, Any] = {
+    **dict.fromkeys(("replicas", "total_steps"), int | None),
+    **dict.fromkeys(("started", "loss"), float | None),
+    "step": int,
+}
+"""What a listing has of a run that is no text."""
+_OF_OTHER_FILES = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading files raises that no run has written, or one of another version."""
 CHUNK_BYTES = 1 << 16
 """Of a file whose end is looked for, read at a time."""
 
@@ -86,22 +104,39 @@ def runs_in(folder: str | os.PathLike[str]) -> list[RecordedRun]:
             f"there is no folder {folder}. Expected one with run directories, as `isotrain run` makes them"
             " in runs/, or a run directory."
         )
-    found = [path for path in (top, *top.iterdir()) if (path / SPEC_FILE).is_file()]
+    found = [path for path in (top, *top.iterdir()) if _is_run(path)]
     runs = [recorded_run(path) for path in found]
     return sorted(runs, key=lambda run: (run.started or float("inf"), str(run.directory)))
 
 
-def recorded_run(folder: Path) -> RecordedRun:
-    """Reads a run directory; one that is damaged says so."""
+def _is_run(path: Path) -> bool:
     try:
-        plan = read_fields(folder, PLAN_FILE)
-        started, measured = _beginning(folder / EVENTS_FILE)
-        done, loss = _progress(folder / STEPS_FILE)
-        state, why = _state(folder)
-    except (IsotrainError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        return RecordedRun(folder, "damaged", str(error), {}, None, 0, None, None)
+        return (path / SPEC_FILE).is_file()
+    except OSError:  # a folder of somebody else
+        return False
+
+
+def recorded_run(folder: Path) -> RecordedRun:
+    """Reads a run directory; one that is damaged says so, whatever its files hold."""
+    try:
+        return _read(folder)
+    except (IsotrainError, *_OF_OTHER_FILES) as error:
+        why = str(error) or type(error).__name__
+        return RecordedRun(folder, "damaged", why, {}, None, 0, None, None)
+
+
+def _read(folder: Path) -> RecordedRun:
+    plan = read_fields(folder, PLAN_FILE)
+    started, measured = _beginning(folder / EVENTS_FILE)
+    done, loss = _progress(folder / STEPS_FILE)
+    state, why = _state(folder)
     total = plan.get("total_steps") or measured.get("total_steps")
-    return RecordedRun(folder, state, why, plan, started, done, total, loss)
+    found = RecordedRun(folder, state, why, plan, started, done, total, loss)
+    for name, told in found.to_dict().items():
+        value(_TOLD.get(name, str | None), told, f"{folder}: {name}")
+    if started is not None:
+        time.localtime(started)  # of any year that a calendar has
+    return found
 
 
 def _beginning(events: Path) -> tuple[float | None, Mapping[str, Any]]:
@@ -111,7 +146,7 @@ def _beginning(events: Path) -> tuple[float | None, Mapping[str, Any]]:
         if isinstance(event, ProcessEvent):
             started = started or event.time
         if isinstance(event, Ready) and event.plan:
-            return started, event.plan
+            return started, value(dict[str, Any], event.plan, f"{events}: plan")
     return started, {}
 
 
@@ -128,13 +163,12 @@ def _progress(steps: Path) -> tuple[int, float | None]:
 def _state(folder: Path) -> tuple[State, str | None]:
     if RunDirectory(folder).is_held():
         return "running", None
-    if (folder / RESULT_FILE).exists():
-        return "finished", None
     line = _last_line(folder / EVENTS_FILE)
     last = None if line is None else read_event(line)
     if isinstance(last, RunFailed):
         return "failed", last.message.partition("\n")[0]
-    return ("finished" if isinstance(last, Finished) else "stopped"), None
+    has_ended = (folder / RESULT_FILE).exists() or isinstance(last, Finished)
+    return ("finished" if has_ended else "stopped"), None
 
 
 def _last_line(path: Path) -> bytes | None:

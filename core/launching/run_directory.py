@@ -293,7 +293,9 @@ def weights_after(folder: Path, steps: int) -> Path:
 def kept_weights(folder: Path) -> Path | None:
     """The newest weights of a run that has not finished."""
     found = folder.glob("weights-after-*-steps.safetensors")
-    return max(found, key=lambda path: int(path.name.split("-")[2]), default=None)
+    steps = {path: path.name.split("-")[2] for path in found}
+    own = [path for path, count in steps.items() if count.isdecimal()]
+    return max(own, key=lambda path: int(steps[path]), default=None)
 
 
 def checkpoint_folder(spec: TrainingSpec, folder: Path) -> str:

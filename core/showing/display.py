@@ -27,6 +27,7 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.json_text import marked_line
+from isotrain.core.system.visible_text import visible_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -228,9 +229,10 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
 
 def _output(event: Output) -> str:
     """What a rank printed; lines of others than rank 0 say whose they are."""
+    text = visible_output(event.text, colours=sys.stdout.isatty())
     if event.rank == 0:
-        return event.text
-    return "".join(f"rank {event.rank}: {line}" for line in event.text.splitlines(keepends=True))
+        return text
+    return "".join(f"rank {event.rank}: {line}" for line in text.splitlines(keepends=True))
 
 
 def _steps(story: Story) -> str:

@@ -35,6 +35,7 @@ _LOOKED_UP: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDi
 _SCRIPT = re.compile(r"\.py:[^:/]+$")
 _VARIABLE = "env:"
 """Before the name of a variable that has the JSON of a spec."""
+_MOST_LEVELS = 100
 _SHORTHANDS = {
     "loss": "name",
     "metrics": "name",
@@ -268,6 +269,8 @@ def _fields_of(found: Any, where: Path | str) -> dict[str, Any]:
     if not isinstance(found, dict):
         kind = type(found).__name__
         raise SpecError(f"{where}: expected a table of fields at the top, got a {kind}")
+    if _levels(found) > _MOST_LEVELS:
+        raise _too_deep(where)
     return found
 
 
@@ -297,18 +300,9 @@ def _read_yaml(path: Path, text: str) -> Any:
     from isotrain.core.spec import yaml_text  # only where it is needed: its import takes a while
 
     try:
-        fields = yaml_text.load(text)
+        return yaml_text.load(text)
     except yaml_text.TextError as error:
         raise _parse_error(path, error.line, error.column, error.reason) from None
-    _refuse_cycles(path, fields)
-    return fields
-
-
-def _refuse_cycles(path: Path, fields: Any) -> None:
-    try:
-        json.dumps(fields, default=str, skipkeys=True)
-    except (ValueError, RecursionError):
-        raise SpecError(f"{path}: a YAML alias refers to a value that contains it") from None
 
 
 def _read_toml(path: Path, text: str) -> Any:
@@ -321,6 +315,10 @@ def _read_toml(path: Path, text: str) -> Any:
             raise _parse_error(path, last, len(text.rsplit("\n", 1)[-1]) + 1, error) from None
         reason = str(error)[: place.start()].strip()
         raise _parse_error(path, int(place[1]), int(place[2]), reason) from None
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
+    except RecursionError:
+        raise _too_deep(path) from None
 
 
 def _read_json(path: Path, text: str) -> Any:
@@ -330,6 +328,22 @@ def _read_json(path: Path, text: str) -> Any:
         raise _parse_error(path, error.lineno, error.colno, error.msg) from None
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def _too_deep(where: Path | str) -> SpecError:
+    return SpecError(f"{where}: it is nested too deeply; a spec needs no {_MOST_LEVELS} levels")
+
+
+def _levels(value: Any) -> int:
+    """How deeply tables and lists are nested, as far as it matters."""
+    levels, level = 0, [value]
+    while level and levels <= _MOST_LEVELS:
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [part for each in inner for part in each if isinstance(part, dict | list)]
+        levels += 1
+    return levels
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

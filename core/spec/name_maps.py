@@ -117,7 +117,7 @@ def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml_text.load(text)
-    except (OSError, ValueError, yaml_text.TextError) as error:
+    except (OSError, ValueError, RecursionError, yaml_text.TextError) as error:
         raise SpecError(f"map: {path} cannot be read: {error}") from error
 
 

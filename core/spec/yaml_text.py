@@ -31,7 +31,9 @@ def load(text: str) -> Any:
         TextError: Says where and why it is not YAML.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader
+        return _constructed(_Loader(text))
+    except RecursionError:
+        raise TextError(1, 1, "it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         assert mark is not None, "a marked error of this library says where it is"
@@ -41,6 +43,50 @@ def load(text: str) -> Any:
         before = text[: error.position]
         column = len(before) - (before.rfind("\n") + 1) + 1
         raise TextError(before.count("\n") + 1, column, error.reason) from None
+
+
+_MOST_VALUES = 100_000
+"""Of a document, each alias counted as all that it stands for: a few lines can stand for billions."""
+_MOST_DIGITS = 1000
+
+
+def _constructed(loader: _Loader) -> Any:
+    """The one document's value; its aliases are looked at first.
+
+    Raises:
+        yaml.MarkedYAMLError: It is not YAML, contains itself, or stands for too many values.
+    """
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_values(node, {})
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count_values(node: Any, known: dict[int, int]) -> int:
+    """How many values a node stands for.
+
+    Args:
+        node: Of the document.
+        known: Of the nodes that were counted, by identity; 0 while one is being counted.
+    """
+    if (found := known.get(id(node))) is not None:
+        if found:
+            return found
+        text = "a YAML alias refers to a value that contains it"
+        raise yaml.composer.ComposerError(None, None, text, node.start_mark)
+    known[id(node)] = 0
+    parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+    inner = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+    total = 1 + sum(_count_values(each, known) for each in inner)
+    if total > _MOST_VALUES:
+        text = f"with its aliases it stands for more than {_MOST_VALUES:,} values"
+        raise yaml.composer.ComposerError(None, None, text, node.start_mark)
+    known[id(node)] = total
+    return total
 
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
@@ -72,6 +118,9 @@ class _Loader(yaml.SafeLoader):
 
 def _int_of(loader: Any, node: Any) -> int:
     text = loader.construct_scalar(node)
+    if len(text) > _MOST_DIGITS:
+        told = f"a whole number of {len(text):,} digits"
+        raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 

@@ -24,7 +24,7 @@ from isotrain.core.contracts.events import (
 from isotrain.core.errors import PlanError
 from isotrain.core.launching import recorded_runs
 from isotrain.core.launching.recorded_runs import recorded_run, runs_in
-from isotrain.core.launching.run_directory import RunDirectory, log_of
+from isotrain.core.launching.run_directory import RunDirectory, kept_weights, log_of
 from isotrain.core.launching.shown_ranks import shown_ranks
 
 PLAN = {
@@ -187,3 +187,65 @@ def test_rank_0_alone_is_shown_unless_others_are_chosen(tmp_path: Path) -> None:
     with shown_ranks(tmp_path, [0], seen.append) as show:
         show(Output(text="of rank 0\n"))
     assert seen == [Output(text="of rank 0\n", rank=0)]
+
+
+def line(kind: type[Event], **fields: Any) -> str:
+    """What no run writes, of an event that there is."""
+    return json.dumps({"event": kind.kind, **fields}) + "\n"
+
+
+WRONG: dict[str, Any] = {
+    "backend": {"plan.json": json.dumps({**PLAN, "backend": 5})},
+    "replicas": {"plan.json": json.dumps({**PLAN, "replicas": "two"})},
+    "steps": {"plan.json": json.dumps({**PLAN, "total_steps": [1]})},
+    "plan": {"plan.json": "[]"},
+    "nested": {"plan.json": "[" * 100_000},
+    "digits": {"plan.json": "1" * 5000},
+    "event": {"events.jsonl": "[1]\n"},
+    "time": {"events.jsonl": line(Started, pid=1, rank=0, time="noon")},
+    "year": {"events.jsonl": line(Started, pid=1, rank=0, time=1e300)},
+    "measured": {"events.jsonl": line(Ready, rank=0, time=1.0, plan=[3])},
+    "message": {"events.jsonl": line(RunFailed, time=1.0, message=4)},
+    "losses": {"steps.jsonl": line(Steps, first=0, losses=[{}], learning_rates=[1])},
+    "first": {"steps.jsonl": line(Steps, first="a", losses=[1], learning_rates=[1])},
+}
+
+
+def test_files_of_any_kind_spoil_no_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory(tmp_path / "sound", Started(pid=1, time=100.0))
+    for name, files in WRONG.items():
+        made = directory(tmp_path / name)
+        for file, text in files.items():
+            (made.path / file).write_text(text, encoding="utf-8")
+    found = {run.directory.name: run for run in runs_in(tmp_path)}
+    assert found.pop("sound").state == "stopped"
+    assert {name: run.state for name, run in found.items()} == dict.fromkeys(WRONG, "damaged")
+    assert all(run.why for run in found.values())
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_files_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run")
+    for name in ("rank-x.log", "weights-after-many-steps.safetensors"):
+        (run.path / name).touch()
+    assert kept_weights(run.path) is None
+    assert main(["logs", str(run.path)]) == ExitCode.USAGE
+
+
+PRINTED = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\t10 %\r20 %\r\nend\x08\n"
+SHOWN = "{}red{} \\x1b]0;title\\x07\\x1b[2J\t10 %\n20 %\nend\\x08\n"
+
+
+def test_what_a_rank_prints_gives_the_terminal_no_orders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = directory(tmp_path / "run")
+    log_of(run.path, 0).write_bytes(PRINTED.encode())
+    assert main(["logs", str(run.path)]) == 0
+    assert capsys.readouterr().out == SHOWN.format("", "")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["logs", str(run.path)]) == 0
+    assert capsys.readouterr().out == SHOWN.format("\x1b[31m", "\x1b[0m")

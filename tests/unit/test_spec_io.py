@@ -171,6 +171,13 @@ def test_yaml_builds_no_objects(tmp_path: Path) -> None:
     assert "s.yaml, line 1, column 8: could not determine a constructor" in text
 
 
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+"""A few lines that stand for 9 ** 10 values."""
+
+
 @pytest.mark.parametrize(
     ("name", "text", "part"),
     [
@@ -184,6 +191,23 @@ def test_yaml_builds_no_objects(tmp_path: Path) -> None:
         ("s.yaml", "a: 1\nb: \x07", "s.yaml, line 2, column 4: "),
         ("s.yaml", "- 1\n", "expected a table of fields at the top, got a list"),
         ("s.yaml", "model_args: &a {x: *a}\n", "alias refers to a value that contains it"),
+        (
+            "s.yaml",
+            BOMB,
+            "line 6, column 4: with its aliases it stands for more than 100,000 values",
+        ),
+        (
+            "s.yaml",
+            "seed: " + "1" * 5000,
+            "s.yaml, line 1, column 7: a whole number of 5,000 digits",
+        ),
+        ("s.toml", "seed = " + "1" * 5000, "s.toml: Exceeds the limit"),
+        ("s.json", '{"seed": ' + "1" * 5000 + "}", "s.json: Exceeds the limit"),
+        ("s.yaml", "a: " + "[" * 3000, "s.yaml, line 1, column 1: it is nested too deeply"),
+        ("s.toml", "a = " + "[" * 3000, "s.toml: it is nested too deeply"),
+        ("s.json", '{"a": ' + "[" * 100_000, "s.json: it is nested too deeply"),
+        ("s.json", '{"a": ' + "[" * 120 + "]" * 120 + "}", "s.json: it is nested too deeply"),
+        ("s.yaml", "a: " + "{a: " * 120 + "1" + "}" * 120, "s.yaml: it is nested too deeply"),
         ("s.yaml", "", "model: missing"),
         ("s.toml", "epochs = 1\nseed = = 2\n", "s.toml, line 2, column 8: Invalid value"),
         ("s.toml", "epochs = 1\nepochs = 2\n", "s.toml, line 2, column 11: Cannot overwrite"),
