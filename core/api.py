@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from isotrain.core.asked_run import AskedRun
-from isotrain.core.contracts.events import OnPlainEvent
+from isotrain.core.contracts.events import OnPlainEvent, RunFailed
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
-from isotrain.core.errors import PlanError, UnsupportedError
+from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.planning.make_plan import make_plan
@@ -26,7 +27,8 @@ from isotrain.core.plugins.cast import Cast
 from isotrain.core.plugins.host import plugin_host
 from isotrain.core.running.result import RunResult, result_from_dict
 from isotrain.core.running.starting_point import RunBefore
-from isotrain.core.running.works import describe, train
+from isotrain.core.running.weights_file import WEIGHTS_FILE
+from isotrain.core.running.works import LOST_WEIGHTS, describe, train
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyLike
 from isotrain.core.stages.profile import LayerCost
@@ -92,12 +94,18 @@ def run(
         interface=interface,
     )
     with asked.carried_out(train) as ended:
-        result = result_from_dict(
-            {**ended.returned[0], "restarts": ended.restarts}, ended.directory.path
-        )
+        told = dict(ended.returned[0])
+        lost = told.pop(LOST_WEIGHTS)
+        result = result_from_dict({**told, "restarts": ended.restarts}, ended.directory.path)
         if ended.audience is not None:
             ended.keep({PLAN_FILE: result.plan, RESULT_FILE: result.to_dict()}, result)
             ended.audience.result = result.to_dict()
+        if lost is not None:
+            target = ended.directory.path / WEIGHTS_FILE
+            words = f"all steps were taken, but {target} could not be written: {lost}. All else is there."
+            if ended.audience is not None:
+                ended.directory.append_event(RunFailed(time=time.time(), message=words))
+            raise RunFailedError(words)
     return result
 
 

@@ -10,6 +10,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
@@ -18,6 +19,7 @@ from isotrain.core.plugins.cast import Cast
 from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.initial_weights import LoadReport, start_from
 from isotrain.core.running.loaders import Loaders
+from isotrain.core.running.weights_file import require_storable
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.collector import collection_paused
@@ -92,6 +94,8 @@ def equip(
         strategy = cast.strategy
         placement = strategy.placement.for_replicas(plan.replicas)
         group = placement.open(adapter, cast.with_model, plan.setting, context, service)
+    if spec.checkpoint is not None:
+        require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = Loaders(spec, plan, group, load_data(spec))
     initial = start_from(spec, plan, group, resumes=resumes)

@@ -13,7 +13,15 @@ from isotrain.core.errors import IsotrainError, NotANumberError
 from isotrain.core.running.kept_weights import KeptWeights
 from isotrain.core.running.loop import fit
 from isotrain.core.running.result import RunResult
-from isotrain.core.running.weights_file import WEIGHTS_FILE, save_weights
+from isotrain.core.running.weights_file import (
+    WEIGHTS,
+    WEIGHTS_FILE,
+    require_storable,
+    save_weights,
+)
+
+LOST_WEIGHTS = "lost_weights"
+"""Beside a result: why the weights could not be written; None where they were."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +35,7 @@ def train(session: Session) -> dict[str, Any] | None:
 
     Rank 0 leaves its last weights there too where the run fails or is ended.
     """
+    require_storable(session.group, WEIGHTS)
     if not session.is_main:
         fit(session)
         return None
@@ -38,10 +47,9 @@ def train(session: Session) -> dict[str, Any] | None:
     except BaseException:
         kept.keep_if_possible()
         raise
-    save_weights(session.group, session.run_directory / WEIGHTS_FILE)
-    kept.forget()
+    lost = _lost_weights(session, kept)
     assert session.last_loss is not None
-    return RunResult(
+    result = RunResult(
         final_loss=session.last_loss,
         metrics=metrics,
         strategy_report=session.strategy_report,
@@ -50,7 +58,18 @@ def train(session: Session) -> dict[str, Any] | None:
         versions=session.versions,
         restarts=[],  # whoever launched this process knows
         run_directory=session.run_directory,
-    ).to_dict()
+    )
+    return {**result.to_dict(), LOST_WEIGHTS: lost}
+
+
+def _lost_weights(session: Session, kept: KeptWeights) -> str | None:
+    """Leaves the weights in the run directory; why they are not there, where that fails: all else is kept."""
+    try:
+        save_weights(session.group, session.run_directory / WEIGHTS_FILE)
+    except Exception as error:  # of a full disk, or of a framework
+        return f"{type(error).__name__}: {error}"
+    kept.forget()
+    return None
 
 
 def describe(session: Session) -> dict[str, Any]:
