@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from isotrain.plugin import SpecError, unweighted
@@ -47,6 +47,7 @@ class Outputs:
         return parts[output]
 
     def _parts(self, tree: Any) -> Mapping[str, Any]:
+        tree = plain(tree)
         if isinstance(tree, Mapping):
             return tree
         several = tree if isinstance(tree, tuple | list) else [tree]
@@ -76,6 +77,20 @@ class Outputs:
             self.pick(predictions, output, "predictions"),
             weights,
         )
+
+
+def plain(found: Any) -> Any:
+    """What a model gave with its dataclasses and named tuples as dicts, by the names of their fields.
+
+    Fields that are None are left out there, as libraries of models do: there is no such output.
+    """
+    if is_dataclass(found) and not isinstance(found, Mapping):
+        found = {field.name: getattr(found, field.name) for field in fields(found)}
+    elif isinstance(found, tuple) and hasattr(found, "_asdict"):
+        found = found._asdict()
+    if isinstance(found, Mapping):
+        return {name: plain(part) for name, part in found.items() if part is not None}
+    return type(found)(map(plain, found)) if type(found) in (tuple, list) else found
 
 
 def batch_of(inputs: Any, targets: Any) -> tuple[Any, ...]:

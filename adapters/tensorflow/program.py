@@ -16,6 +16,7 @@ import tensorflow as tf
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
 from isotrain.adapters.keras_losses import Losses
+from isotrain.adapters.outputs import plain
 from isotrain.adapters.seeds import seed_shift
 from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
@@ -312,7 +313,7 @@ class Program:
 
     def predict(self, inputs: Any) -> Any:
         """What the model gives in evaluation mode."""
-        return self._forward(inputs)
+        return plain(self._forward(inputs))
 
 
 def _as_they_are(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:

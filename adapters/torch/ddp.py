@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from isotrain.adapters.torch import private
 from isotrain.adapters.torch.carried_loss import CarriedLoss
 from isotrain.adapters.torch.exchange import Wait
 from isotrain.adapters.torch.first_values import take_first
@@ -41,6 +42,35 @@ _NO_BROADCAST: dict[str, Any] = {
 """That nothing is broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
 
 
+class _Told(DistributedDataParallel):
+    """Says by name which weights the step before gave no gradient, for which torch has waited in vain.
+
+    Attributes:
+        names: Of the weights, by the identity of their parameters.
+    """
+
+    names: dict[int, str]
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        try:
+            return super().forward(*inputs, **options)
+        except RuntimeError as error:
+            found = private.UNREDUCED.search(str(error))
+            if found is None:
+                raise
+            trained = [each for each in self.module.parameters() if each.requires_grad]
+            missing = (trained[int(place)] for place in found[1].split())
+            raise _unused([self.names[id(each)] for each in missing]) from error
+
+
+def _unused(names: Sequence[str]) -> SpecError:
+    return SpecError(
+        f"model: {', '.join(names)}: the loss does not depend on {len(names)} trainable"
+        " weights. Freeze them or leave them out; or, where they take part now and then, set"
+        " backend_options: {torch-ddp: {find_unused_parameters: true}}."
+    )
+
+
 class DDPExchange(ProcessGroupExchange):
     """Gradients are averaged by DistributedDataParallel while the backward pass runs."""
 
@@ -57,6 +87,8 @@ class DDPExchange(ProcessGroupExchange):
         self._powersgd: PowerSGD | None = None
         self._is_arranged = False
         self._was_arranged = False
+        self._waits_for_all = False
+        self._is_reduced = False
 
     def attach(self, program: Program) -> None:
         self._program = program
@@ -68,7 +100,7 @@ class DDPExchange(ProcessGroupExchange):
         unused, static = (
             self._options[name] for name in ("find_unused_parameters", "static_graph")
         )
-        self._expects_all = not (unused or static)
+        self._expects_all = self._waits_for_all = not (unused or static)
         # Buckets are filled in the order in which gradients come, or else in that of parameters, of which
         # the first are exchanged last.
         as_they_come = static or not unused
@@ -82,12 +114,13 @@ class DDPExchange(ProcessGroupExchange):
             or self._device.type != "cpu"
             or (as_they_come and self._loss.leaves_sums(self.replicas, bucket))
         )
-        self.module = DistributedDataParallel(
+        self.module = _Told(
             self._loss if self._carries else program.objective,
             device_ids=self._device_ids,
             **_NO_BROADCAST,
             **self._options,
         )
+        self.module.names = {id(each): name for name, each in program.trainable.items()}
 
     def _take_first(self, program: Program) -> None:
         """Gives all replicas what replica 0 has: DDP itself takes neither all types nor all layouts."""
@@ -97,6 +130,7 @@ class DDPExchange(ProcessGroupExchange):
         return self.module.no_sync()  # type: ignore[attr-defined]
 
     def begin_mean(self, scalar: torch.Tensor) -> Wait:
+        self._is_reduced = False
         total = scalar.clone()
         work = dist.all_reduce(total, async_op=True)
 
@@ -120,24 +154,24 @@ class DDPExchange(ProcessGroupExchange):
 
     def finish_gradients(self) -> None:
         self._mean = self._loss.taken()
-        self._is_arranged = True
+        self._is_arranged = self._is_reduced = True
         if self._expects_all:
             self._expects_all = False
             self._require_gradients()
 
+    def require_reduced(self) -> None:
+        if self._waits_for_all and self._is_reduced:
+            self._require_gradients()
+
     def _require_gradients(self) -> None:
-        """Looks once whether DDP waits in vain: it has then not averaged what it keeps beside them either.
+        """Looks whether DDP waits in vain: it has then not averaged what it keeps beside them either.
 
         Raises:
             SpecError: A weight got no gradient.
         """
         missing = [trait.layer for trait in self._program.without_gradient()]
         if missing:
-            raise SpecError(
-                f"model: {', '.join(missing)}: the loss does not depend on {len(missing)} trainable"
-                " weights. Freeze them or leave them out; or, where they take part now and then, set"
-                " backend_options: {torch-ddp: {find_unused_parameters: true}}."
-            )
+            raise _unused(missing)
 
     def sum_parts(
         self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()

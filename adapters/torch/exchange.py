@@ -50,6 +50,10 @@ class Exchange(ABC):
     def finish_gradients(self) -> None:
         """Returns once every parameter's `.grad` is the mean over all replicas."""
 
+    def require_reduced(self) -> None:
+        """Raises a SpecError if the last step's gradients, which it reduces natively, are not all reduced."""
+        return
+
     @abstractmethod
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """Reduces one tensor over all replicas, into a new tensor."""

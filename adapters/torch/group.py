@@ -425,6 +425,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.exchange.barrier()
 
     def synchronise_device(self) -> None:
+        self.exchange.require_reduced()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

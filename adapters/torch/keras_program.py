@@ -14,7 +14,7 @@ import torch
 from isotrain.adapters import keras_files, keras_private, keras_traits, portable
 from isotrain.adapters.keras_generators import generators_apart
 from isotrain.adapters.keras_losses import Losses
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import Outputs, plain
 from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
@@ -149,7 +149,8 @@ class KerasProgram(Program):
         return found
 
     def predict(self, inputs: Any) -> Any:
-        return self._without_gradients(functools.partial(self.model, training=False), inputs)
+        forward = functools.partial(self.model, training=False)
+        return plain(self._without_gradients(forward, inputs))
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
         return bool(self.evaluate(inputs, targets)[0].dim())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from isotrain.adapters.chosen import called_as, select
-from isotrain.adapters.outputs import batch_of
+from isotrain.adapters.outputs import batch_of, plain
 from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports, private
 from isotrain.adapters.torch.group_rates import GroupRates
@@ -174,7 +174,7 @@ class NativeProgram(Program):
         return found
 
     def predict(self, inputs: Any) -> Any:
-        return self.evaluated(self._forward, inputs)
+        return plain(self.evaluated(self._forward, inputs))
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         self.evaluated(exports.write, self.model, form, target, inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -136,6 +137,8 @@ def _knows_listeners() -> None:
     require(autograd.profiler._is_profiler_enabled is False, "a flag, down while no profiler runs")
 
 
+UNREDUCED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""In what DDP says where it has waited for gradients in vain: the places of the parameters."""
 TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
 """What an error says of a batch normalisation that has one value per channel to normalise."""
 

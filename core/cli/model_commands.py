@@ -94,6 +94,8 @@ def _data(given: str) -> Any:
 
 def _named(tree: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a tree, each by the way to it, such as `head/0`; a single one is `predictions`."""
+    if tree is None:
+        return
     if not isinstance(tree, dict | list | tuple):
         yield name or "predictions", tree
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ def predicted(group: ReplicaGroup, batch: Batch) -> Any:
     """
     pieces = [own[0] for own in batch.slices]
     given = group.predict([piece.inputs for piece in pieces])
-    trees = [map_tree(group.numpy, tree, lists=True) for tree in given]
+    trees = [_mapped(group.numpy, tree) for tree in given]
     for tree, piece in zip(trees, pieces, strict=True):
         for array in _arrays_of(tree):
             _require_rows(array, max(piece.count, 1))
@@ -102,9 +102,14 @@ def _arrays(words: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _arrays_of(tree: Any) -> list[np.ndarray]:
     """The arrays of a tree, in order."""
-    return [array for _, array in leaves(tree, "", lists=True)]
+    return [array for _, array in leaves(tree, "", lists=True) if array is not None]
 
 
 def _filled(tree: Any, arrays: Iterator[np.ndarray]) -> Any:
     """A tree of the same structure with other arrays."""
-    return map_tree(lambda _: next(arrays), tree, lists=True)
+    return _mapped(lambda _: next(arrays), tree)
+
+
+def _mapped(function: Callable[[Any], np.ndarray], tree: Any) -> Any:
+    """A tree with what a function makes of its arrays; where there is None, the model gives nothing."""
+    return map_tree(lambda leaf: None if leaf is None else function(leaf), tree, lists=True)

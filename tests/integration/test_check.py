@@ -318,3 +318,31 @@ def test_a_slice_that_the_model_refuses_is_told_before_the_first_step() -> None:
     ) as told:
         isotrain.run({**spec, "steps": 4}, backend="torch-ddp", replicas=2)
     assert "set drop_remainder: true, or choose another global_batch" in str(told.value)
+
+
+def leaving(after: int) -> Any:
+    """A model of which a layer takes part in the first calls only."""
+    from torch import nn
+
+    class Leaving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stays, self.leaves, self.calls = nn.Linear(4, 1), nn.Linear(4, 1), 0
+
+        def forward(self, inputs: Any) -> Any:
+            self.calls += self.training
+            found = self.stays(inputs)
+            return found + self.leaves(inputs) if self.calls <= after else found
+
+    return Leaving()
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_weight_that_leaves_the_loss_is_named(steps: int) -> None:
+    """In the next step, or at the run's end: torch has then averaged no gradient at all."""
+    spec = {**SPEC, "model": {"torch": leaving}, "model_args": {"after": 2}, "steps": steps}
+    words = r"leaves\.weight, leaves\.bias: .*find_unused_parameters: true"
+    with pytest.raises(isotrain.RunFailedError, match=words):
+        isotrain.run(spec, backend="torch-ddp", replicas=2)
+    options = {"torch-ddp": {"find_unused_parameters": True}}
+    isotrain.run({**spec, "backend_options": options}, backend="torch-ddp", replicas=2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Branch, Network
+from isotrain.testing.series import launched_in_turn
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -230,3 +232,88 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     files = ("run", "--data", "missing.npy", "--output", "newer/and/found.npy")
     assert command("predict", *files, folder=tmp_path).returncode
     assert not (tmp_path / "newer").exists(), "nothing was written into it"
+
+
+class Named(NamedTuple):
+    logits: Any
+    hidden: Any
+
+
+@dataclasses.dataclass
+class Output:
+    """As models of libraries give it: what was not asked for is None."""
+
+    logits: Any
+    named: Named
+    loss: Any = None
+
+
+def structured(outputs: Any) -> Any:
+    import torch
+
+    class Structured(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(4, 3)
+
+        def forward(self, inputs: Any) -> Any:
+            logits = self.head(inputs)
+            return Output(logits, Named(logits + 1, None)) if outputs else (logits, None, [logits])
+
+    return Structured()
+
+
+def structured_in_keras(outputs: Any) -> Any:
+    import keras
+
+    class Structured(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = keras.layers.Dense(3)
+
+        def call(self, inputs: Any) -> Any:
+            logits = self.head(inputs)
+            return Output(logits, Named(logits + 1, None)) if outputs else (logits, None, [logits])
+
+    model = Structured()
+    model.head.build((None, 4))
+    model.built = True
+    return model
+
+
+def logits_loss(model: Any, batch: Any) -> Any:
+    found = model(batch[0])
+    logits = found.logits if hasattr(found, "logits") else found[0]
+    return (logits**2).mean()
+
+
+def logits_loss_in_keras(model: Any, batch: Any) -> Any:
+    from keras import ops
+
+    found = model(batch[0])
+    return ops.mean(ops.square(found.logits if hasattr(found, "logits") else found[0]))
+
+
+def predictions(session: isotrain.Session, name: str) -> Any:
+    for batch in session.batches():
+        session.step(batch)
+    return session.predict()
+
+
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+)
+def test_outputs_of_any_form(backend: str) -> None:
+    model = {"torch": structured, "tensorflow": structured_in_keras}
+    objective = {"torch": logits_loss, "tensorflow": logits_loss_in_keras}
+    given = spec(model=model, objective=objective) | {"loss": None}
+    specs = {
+        name: given | {"model_args": {"outputs": name == "classes"}} for name in ("classes", "none")
+    }
+    found = launched_in_turn(specs, predictions, backend, 2)[0]
+    classes, (logits, nothing, (again,)) = found["classes"], found["none"]
+    assert set(classes) == {"logits", "named"}
+    assert classes["logits"].shape == logits.shape == (23, 3)
+    np.testing.assert_array_equal(classes["named"]["logits"], classes["logits"] + 1)
+    assert nothing is None
+    np.testing.assert_array_equal(again, logits)
