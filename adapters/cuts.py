@@ -70,11 +70,29 @@ def require_apt(undivided: Sequence[str], types: Collection[str]) -> None:
     Raises:
         SpecError: There are such.
     """
+    require_divided(undivided)
+    require_one_type(types)
+
+
+def require_divided(undivided: Sequence[str]) -> None:
+    """Refuses weights, by name, that have no part.
+
+    Raises:
+        SpecError: There are such.
+    """
     if undivided:
         raise SpecError(
             f"strategy sharded: {', '.join(undivided)}: stage=3 takes no weight apart that is a single number"
             " or has a constraint. Take stage 1 or 2."
         )
+
+
+def require_one_type(types: Collection[str]) -> None:
+    """Refuses weights of several types, and of a type that is not updated in parts.
+
+    Raises:
+        SpecError: They are.
+    """
     if not set(types) <= {"float32", "float64"} or len(types) != 1:
         raise SpecError(
             "strategy sharded: stage=3 takes trainable weights of one type, float32 or float64; those of"

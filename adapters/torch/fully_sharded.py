@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from isotrain.adapters import cuts
 from isotrain.adapters.torch.ddp import DDPExchange
 from isotrain.adapters.torch.exchange import Wait
 from isotrain.adapters.torch.group import TorchReplicaGroup
@@ -72,11 +73,16 @@ class FullyShardedExchange(DDPExchange):
                 "model: {torch: ...} is for torch's own models, and the function returned one of Keras. Give"
                 " it as the model of every framework: `model: module:function`."
             )
+        _require_apt(program.trainable)
         self._take_first(program)
         whole = {
             parameter for parameter in program.model.parameters() if not parameter.requires_grad
         }
+        seen = set(whole)
         for unit in units(program.model, self._unit_bytes):
+            own = set(unit.parameters()) - seen
+            seen |= own
+            _require_one_type(own)
             fully_shard(unit, mesh=self._mesh, ignored_params=whole)
         program.take_up_weights()
         self._model = program.model
@@ -114,6 +120,33 @@ class FullyShardedExchange(DDPExchange):
 
     def _sharded_units(self) -> list[FSDPModule]:
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+
+
+def _require_apt(weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuses what `fully_shard` does not take apart.
+
+    Raises:
+        SpecError: There is such a weight.
+    """
+    cuts.require_divided([name for name, each in weights.items() if not each.dim()])
+    odd = [name for name, each in weights.items() if not (each.numel() and each.is_contiguous())]
+    if odd:
+        raise SpecError(
+            f"strategy sharded: {', '.join(odd)}: stage=3 takes weights apart that have numbers, which follow"
+            " each other row by row: no empty ones, and none in another memory format (channels_last). Leave"
+            " these out, or take stage 1 or 2."
+        )
+
+
+def _require_one_type(unit: Iterable[torch.Tensor]) -> None:
+    """Refuses weights of several types that would be joined together.
+
+    Raises:
+        SpecError: There are such.
+    """
+    types = {str(each.dtype).removeprefix("torch.") for each in unit}
+    if len(types) > 1:
+        cuts.require_one_type(types)
 
 
 def units(model: nn.Module, unit_bytes: int) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -409,3 +410,39 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         chosen, reduced = found["departing"]["said"]
         assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen
         assert "replica 0 has the gradient of b/kernel, replica 1 reads a/kernel." in reduced
+
+
+def inapt(kind: str) -> Any:
+    """A model with a weight that torch's fully_shard does not take apart."""
+    import torch
+    from torch import nn
+
+    odd = {
+        "number": torch.ones(()),
+        "empty": torch.ones(0, 3),
+        "channels_last": torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "types": torch.ones(2, dtype=torch.float64),
+    }
+    model = nn.Linear(cases.WIDTH, 1)
+    model.odd = nn.Parameter(odd[kind])
+    return model
+
+
+def nothing(session: Any) -> None:
+    """It never comes to that."""
+
+
+INAPT = {
+    "number": "odd: stage=3 takes no weight apart that is a single number",
+    "empty": "odd: stage=3 takes weights apart that have numbers",
+    "channels_last": r"odd: stage=3 takes weights apart .* \(channels_last\)",
+    "types": "one type, float32 or float64; those of this model are float32, float64",
+}
+
+
+@pytest.mark.slow
+def test_native_weights_that_are_not_taken_apart_are_named() -> None:
+    spec = cases.spec(cases.sharded(3), cases.native(model={"torch": inapt}, precision="float32"))
+    for kind, words in INAPT.items():
+        found = attempt(nothing, spec | {"model_args": {"kind": kind}}, "torch-ddp", 2)
+        assert re.search(words, str(found.failure)), (kind, found.failure)
