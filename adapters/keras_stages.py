@@ -5,6 +5,7 @@ Imported by adapters only after `keras_backend.claim`.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,7 @@ class StagedModel:
         self._nodes = keras_private.nodes_of(self.whole)
         self.parts = self._named(first, chunks) if first else self._balanced(chunks)
         require_apart([_variables(nodes) for nodes in self.parts])
+        _require_own_weights(self.parts)
         self.chunks = self._chunks(self.parts)
 
     def homes(self, stages: int) -> dict[int, int]:
@@ -222,6 +224,36 @@ def _variables(nodes: Sequence[Any]) -> list[tuple[str, int]]:
         for node in nodes
         for variable in getattr(node.operation, "variables", ())
     ]
+
+
+def _require_own_weights(parts: Sequence[Sequence[Any]]) -> None:
+    """Refuses functions that read a weight of another chunk, past the graph: it may not be there.
+
+    Raises:
+        UnsupportedError: A layer has one.
+    """
+    homes = {key: place for place, nodes in enumerate(parts) for _, key in _variables(nodes)}
+    for place, nodes in enumerate(parts):
+        for node in nodes:
+            for variable in _read_by_functions(node.operation):
+                if homes.get(id(variable), place) != place:
+                    raise UnsupportedError(
+                        f"pipeline: layer {node.operation.name!r} reads the weight {variable.path!r} of a"
+                        " layer in another stage, by a function that holds it. Cut the model so that both are"
+                        " in one stage (`cut`), or have that layer give what is needed as an output."
+                    )
+
+
+def _read_by_functions(operation: Any) -> list[Any]:
+    """The variables that a person's function, of a Lambda or of a layer's class, has from around it."""
+    is_keras_own = type(operation).__module__.partition(".")[0] == "keras"
+    function = getattr(operation, "function", None if is_keras_own else type(operation).call)
+    if not inspect.isfunction(function):
+        return []
+    around = inspect.getclosurevars(function)
+    held = keras.tree.flatten([*around.nonlocals.values(), *around.globals.values()])
+    variables = [each for each in held if isinstance(each, keras.Variable)]
+    return variables + [v for each in held if isinstance(each, keras.Layer) for v in each.variables]
 
 
 def _call(node: Any, chunk: int) -> LayerCall:

@@ -47,8 +47,7 @@ class Outputs:
         return parts[output]
 
     def _parts(self, tree: Any) -> Mapping[str, Any]:
-        tree = plain(tree)
-        if isinstance(tree, Mapping):
+        if isinstance(tree, Mapping) or isinstance(tree := plain(tree), Mapping):
             return tree
         several = tree if isinstance(tree, tuple | list) else [tree]
         return (

@@ -160,8 +160,7 @@ class NativeProgram(Program):
             for name, module in self.model.named_modules()
         ]
         try:
-            with torch.no_grad():
-                self._compute(inputs, targets)
+            self._without_gradients(self._compute, inputs, targets)
         except Exception as error:  # a person's functions raise anything, which a step tells of
             return reached[-1] if private.TOO_FEW_VALUES in str(error) else None
         finally:

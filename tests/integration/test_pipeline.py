@@ -766,6 +766,26 @@ def test_what_cannot_be_cut_is_refused() -> None:
     run.forget()
 
 
+def tied() -> Any:
+    import keras
+
+    inputs = keras.Input((6,))
+    first = keras.layers.Dense(7, name="first")
+    hidden = keras.layers.Dense(7, name="second")(first(inputs))
+    back = keras.layers.Lambda(
+        lambda given: keras.ops.matmul(given, keras.ops.transpose(first.kernel)), name="back"
+    )
+    return keras.Model(inputs, keras.layers.Dense(4, name="head")(back(hidden)))
+
+
+def test_a_function_that_reads_a_weight_of_another_stage_is_refused() -> None:
+    fields = {**BASE, "model": tied, **under({"cut": ["second"]})}
+    run = attempt(followed, fields, "torch-ddp", 1)
+    assert run.failure is not None
+    assert "layer 'back' reads the weight 'first/kernel' of a layer in another stage" in run.failure
+    run.forget()
+
+
 def cut_into(model: Any, *names: str, chunks: int = 2) -> Any:
     """Modules of a native model, cut; the rest of a program is not asked."""
     from types import SimpleNamespace
