@@ -98,14 +98,14 @@ class KerasUpdate:
         rate = self._number(self.rate)
         decay = self._options.weight_decay
         given = [gradient.contiguous() for gradient in gradients]
-        clipped = _clipped(given, self._options, self._norms)
+        bounded = clipped(given, self._options, self._norms)
         if decay:
             private.foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
         self._kernel(
             _Step(
                 self._options,
                 self._weights,
-                clipped,
+                bounded,
                 self._slots,
                 self._number,
                 float(rate),
@@ -145,8 +145,14 @@ def keras_update(
     return KerasUpdate(spec, optimizer, weights, norms)
 
 
-def _clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[torch.Tensor]:
-    """Gradients as Keras clips them: each by its norm, all by their global norm, or by value."""
+def clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[torch.Tensor]:
+    """Gradients as Keras clips them: each by its norm, all by their global norm, or by value.
+
+    Args:
+        gradients: Tensors of any shapes, contiguous.
+        options: An optimizer with `clipnorm`, `global_clipnorm` and `clipvalue`, of which one is a number.
+        norms: Gives the L2 norm of each of some tensors.
+    """
     if options.clipnorm:
         found = torch.stack(norms(gradients))
         factors = options.clipnorm / found.clamp(min=options.clipnorm)

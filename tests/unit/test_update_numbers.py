@@ -18,7 +18,7 @@ TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
 def clipped(**bound: float) -> list[np.ndarray]:
     options = {"clipnorm": None, "global_clipnorm": None, "clipvalue": None, **bound}
     given = [torch.tensor(gradient) for gradient in GRADIENTS]
-    found = keras_update._clipped(given, SimpleNamespace(**options), private.foreach_norm)
+    found = keras_update.clipped(given, SimpleNamespace(**options), private.foreach_norm)
     return [gradient.numpy() for gradient in found]
 
 
