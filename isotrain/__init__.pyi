@@ -1,5 +1,6 @@
 """The public names, and where each is defined. They are imported from there on first use."""
 
+from isotrain import sources as sources
 from isotrain.core.api import launch as launch
 from isotrain.core.api import measured_plan as measured_plan
 from isotrain.core.api import open_session as open_session
@@ -22,7 +23,6 @@ from isotrain.core.contracts.plan import Plan as Plan
 from isotrain.core.contracts.strategy import Conserved as Conserved
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
-from isotrain.core.data import sources as sources
 from isotrain.core.data.dataset import DataSet as DataSet
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
 from isotrain.core.errors import DataError as DataError

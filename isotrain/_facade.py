@@ -33,7 +33,7 @@ def of(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = _imported(*homes[name])
+        value = _imported(*homes[name], module)
         setattr(sys.modules[module], name, value)
         return value
 
@@ -41,9 +41,9 @@ def of(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[
     return get, lambda: sorted({"__version__", *public} & {*homes}), public
 
 
-def _imported(home: str, name: str) -> Any:
+def _imported(home: str, name: str, asker: str) -> Any:
     """What `from HOME import NAME` gives: something that a module has, or a module of a package."""
     found = importlib.import_module(home)
-    return (
-        getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{home}.{name}")
-    )
+    if home != asker and hasattr(found, name):
+        return getattr(found, name)
+    return importlib.import_module(f"{home}.{name}")

@@ -8,6 +8,7 @@ first.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import isotrain
 import isotrain.plugin
+from isotrain.core.data import sources as core_sources
 from isotrain.core.plugins import candidates, hookspecs
 
 LISTED = Path(__file__).with_name("public_api.txt")
@@ -38,7 +40,7 @@ def public_api() -> str:
 def described(name: str, value: Any) -> Iterator[str]:
     if inspect.ismodule(value):
         for member in sorted(getattr(value, "__all__", None) or own_names(value)):
-            yield from described(f"{name}.{member}", vars(value)[member])
+            yield from described(f"{name}.{member}", getattr(value, member))
     elif inspect.isclass(value):
         yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
         for member in members(value):
@@ -107,6 +109,21 @@ def test_every_public_name_is_documented() -> None:
     page = PAGE.read_text(encoding="utf-8")
     missing = [name for door in DOORS for name in door.__all__ if f"`{name}`" not in page]
     assert missing == []
+
+
+def test_public_modules_are_imported_as_such() -> None:
+    """In each way that Python has; they name all that is where their names are defined."""
+    modules = [name for name in isotrain.__all__ if inspect.ismodule(getattr(isotrain, name))]
+    assert modules == ["sources"]
+    for name in modules:
+        module = importlib.import_module(f"isotrain.{name}")
+        assert module is getattr(isotrain, name)
+        assert module.__all__ == sorted(core_sources.__all__)
+    program = (
+        "from isotrain.sources import MapStyle, stream; import sys; print('torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("False\n", "")
 
 
 def test_both_doors_lead_to_the_same_things() -> None:
