@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, Parts, arrays, as_parts
 from isotrain.core.data.by_position import BatchIndexed, MapStyle
-from isotrain.core.data.streams import BatchStream, is_loader, loads_by_position, reader
+from isotrain.core.data.streams import (
+    BatchStream,
+    is_loader,
+    loads_by_position,
+    reader,
+    told_samples,
+)
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import DataError
 
@@ -39,6 +45,10 @@ _ACCEPTED = (
     "every epoch (not an iterator, which can be read once: give the function that makes it), an "
     "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"
+)
+_OF_SAMPLES = (
+    "data: got {0}, an IterableDataset of torch, which does not say whether it gives samples or batches. Give"
+    " torch.utils.data.DataLoader({0}(...), batch_size=N), or batch_size=None where it gives batches."
 )
 _OF_TENSORS = "torch.utils.data.dataset.TensorDataset"
 """What gives rows of its tensors and nothing else; what is derived from it may change them."""
@@ -92,7 +102,9 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     Args:
         batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets),
             (inputs, targets, sample weights) or inputs alone.
-        samples: in an epoch. When left out, every process reads the stream through once to count them.
+        samples: in an epoch. When left out, a loader of torch tells it by its sampler, and of others every
+            process reads the first epoch ahead to count them: up to 64 MiB are kept for their turn, and
+            of more a remark says that training begins with the second reading.
 
     Raises:
         DataError: it can be read only once, or gives no batches.
@@ -100,7 +112,7 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     read = reader(batches)
     if read is None:
         raise DataError(_not_accepted(batches))
-    return BatchStream(read, samples)
+    return BatchStream(read, told_samples(batches) if samples is None else samples)
 
 
 def as_source(value: Any) -> AnySource:
@@ -127,6 +139,8 @@ def as_source(value: Any) -> AnySource:
     if by_position and not isinstance(value, str | type):
         by_column = hasattr(value, "column_names")
         return BatchIndexed(value) if by_column else MapStyle(value)
+    if any(kind.__name__ == "IterableDataset" for kind in type(value).__mro__):
+        raise DataError(_OF_SAMPLES.format(type(value).__name__))
     raise DataError(_not_accepted(value))
 
 

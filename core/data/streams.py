@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from isotrain.core.data.reading import Change, Reading, rows_of
+from isotrain.core.data.first_epoch import FirstEpoch
+from isotrain.core.data.reading import Change, Reading
 from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.errors import DataError
 
+_READ_AGAIN = (
+    "data: the stream was read through to count its samples, and is too large to be kept (64 MiB): training"
+    " begins with its second epoch, which is another one where it shuffles itself or draws random numbers."
+    " isotrain.sources.stream(batches, samples=N) says how many an epoch has, and nothing is read for that"
+)
 _MAPPED_IN_ORDER = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 
 
@@ -18,6 +24,9 @@ class BatchStream:
 
     Every process reads the whole stream, and takes its replicas' shares. Which samples a batch has is the
     stream's affair; every process must be given the same, which is checked at the start of each epoch.
+
+    Attributes:
+        remarks: What became of it that a person should know.
     """
 
     def __init__(
@@ -31,18 +40,24 @@ class BatchStream:
         Args:
             read: gives what has the batches of one epoch, each (inputs, targets), (inputs, targets, sample
                 weights) or inputs alone.
-            samples: in an epoch. When left out, the stream is read through once to count them.
+            samples: in an epoch. When left out, the first epoch is read ahead to count them: it is kept for
+                its turn, as the stream may give another one then, if it is small.
             change: what is made of each batch.
         """
         self._read = read
         self._change = change
         self._samples = samples
         self._next_epoch = 0
+        self._ahead: FirstEpoch | None = None
+        self.remarks: list[str] = []
 
     def __len__(self) -> int:
         """Samples in an epoch."""
         if self._samples is None:
-            self._samples = sum(map(rows_of, self._read()))
+            self._ahead = FirstEpoch(self._read())
+            self._samples = self._ahead.samples
+            if self._ahead.batches is None:
+                self.remarks.append(_READ_AGAIN)
         if self._samples < 1:
             raise DataError("the data set is empty: expected at least one sample.")
         return self._samples
@@ -66,6 +81,11 @@ class BatchStream:
             mark: a place in this epoch or before it, for streams that can be taken there.
             mark_seconds: between two such places that the reading notes; None: it notes none.
         """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.batches is not None:
+            self._next_epoch = 1
+            if number == 0:
+                return Reading(ahead.batches, 0, None, mark_seconds=None, change=self._change)
         if mark is not None:
             reading = self._reading(mark.epoch, mark, mark_seconds)
             if reading.is_at_mark:
@@ -115,6 +135,20 @@ def _itself(value: Any) -> Any:
 def is_loader(value: Any) -> bool:
     """Whether it makes batches of a data set, as torch's `DataLoader` does."""
     return all(hasattr(value, name) for name in ("dataset", "batch_sampler", "collate_fn"))
+
+
+def told_samples(value: Any) -> int | None:
+    """The samples of an epoch, where a loader of torch tells them; None where it must be read for that.
+
+    Its sampler gives the position of each; a `batch_sampler` of a person's own says nothing of that.
+    """
+    if not is_loader(value) or not isinstance(value.batch_size, int):
+        return None
+    try:
+        count = len(value.sampler)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+    return count - count % value.batch_size if value.drop_last else count
 
 
 def loads_by_position(loader: Any) -> bool:

@@ -19,8 +19,10 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
+from isotrain.core.data import first_epoch
 from isotrain.core.data.arrays import ArraySource, Parts, arrays
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.by_position import MapStyle
@@ -30,6 +32,7 @@ from isotrain.core.data.parted import class_weighted, split
 from isotrain.core.data.sources import as_source, source_remarks, stream
 from isotrain.core.data.stream_marks import StreamMark, from_json, to_json
 from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.streams import reader as as_reader
 from isotrain.core.errors import DataError
 from isotrain.core.plain_records import record
 
@@ -255,6 +258,102 @@ def test_a_torch_loader_with_an_order_of_its_own_is_a_stream():
         source = as_source(torch_loader)
         assert isinstance(source, BatchStream)
         assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
+
+
+class Drawing(IterableDataset):
+    """Draws by a generator of its own, and by the one that all code shares, in one array for all samples."""
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        buffer = np.empty((4, 2), np.float32)
+        for _ in range(5):
+            buffer[...] = self.own.normal(size=(4, 2)) + np.random.normal()
+            yield buffer, TARGETS[:4]
+
+
+class PyDataset:
+    """As Keras' class of this name: it shuffles at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.rows = np.arange(20)
+        self.random = np.random.default_rng(4)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.rows[4 * position : 4 * position + 4]
+        return INPUTS[rows], TARGETS[rows]
+
+    def on_epoch_end(self) -> None:
+        self.random.shuffle(self.rows)
+
+
+def drawn_by_a_sampler() -> DataLoader:
+    generator = torch.Generator().manual_seed(7)
+    sampler = WeightedRandomSampler([1.0] * 19 + [30.0], 21, generator=generator)
+    return DataLoader(Pairs(), batch_size=4, sampler=sampler, drop_last=True)
+
+
+def shuffled_by_torch() -> DataLoader:
+    return DataLoader(Pairs(), batch_sampler=BatchSampler(RandomSampler(Pairs()), 4, False))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        drawn_by_a_sampler,
+        shuffled_by_torch,
+        lambda: DataLoader(Drawing(), batch_size=None),
+        PyDataset,
+    ],
+)
+def test_counting_the_samples_changes_none_of_them(make: Callable) -> None:
+    """The epochs are those of a plain loop; so are those of a run that goes on in the second."""
+    epochs = []
+    for reads in ("plainly", "from the start", "from the second"):
+        torch.manual_seed(2)
+        np.random.seed(2)
+        made = make()
+        if reads == "plainly":
+            read = as_reader(made)
+            epochs.append([[copied(batch) for batch in read()] for _ in range(2)])
+            continue
+        source = as_source(made)
+        assert len(source) == 20
+        wanted = (0, 1) if reads == "from the start" else (1,)
+        epochs.append([[copied(batch) for batch in source.epoch(number)] for number in wanted])
+    plain, first, second = epochs
+    assert plain == first
+    assert plain[1:] == second
+
+
+def copied(batch: object) -> list:
+    return [np.asarray(part).tolist() for part in batch]
+
+
+def test_a_sampler_tells_the_samples_and_nothing_is_read() -> None:
+    made = drawn_by_a_sampler()
+    before = made.sampler.generator.get_state()
+    assert len(as_source(made)) == 20
+    assert torch.equal(made.sampler.generator.get_state(), before)
+
+
+def test_of_an_epoch_too_large_to_keep_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_epoch, "MOST_BYTES", 100)
+    source = as_source(Uneven())
+    assert len(source) == 20
+    (remark,) = source_remarks(source)
+    assert "training begins with its second epoch" in remark
+    assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
+    assert not [*source_remarks(stream(Uneven(), 20))]
+
+
+def test_an_iterable_data_set_of_torch_needs_a_loader() -> None:
+    with pytest.raises(DataError, match=r"DataLoader\(Endless\(...\), batch_size=N\)"):
+        as_source(Endless())
 
 
 @pytest.mark.parametrize("options", [{"num_samples": 7}, {"replacement": True}])
