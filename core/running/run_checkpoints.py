@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,8 +117,9 @@ class RunCheckpoints:
         """Where the run is; waits for the losses of its steps."""
         self._step_reports.flush()
         course = self._course
+        step = course.steps_done
         return Position(
-            course.steps_done,
+            step,
             course.rate_factor,
             *self._step_reports.epoch_so_far,
             list(course.best_steps),
@@ -125,7 +127,21 @@ class RunCheckpoints:
             course.is_finished,
             dict(notes),
             course.mark,
+            [self._rates(s) * course.rate_factor for s in (max(0, step - 1), step)],
         )
+
+    def _changed_rate(self, position: Position) -> list[str]:
+        """Says how the rate of the next step is another than in the run that saved a checkpoint."""
+        if len(position.rates) != 2 or self._course.total_steps <= position.step:
+            return []
+        last, before = position.rates
+        now = self._rates(position.step) * position.rate_factor
+        if math.isclose(now, before, rel_tol=1e-6):
+            return []
+        return [
+            f"learning rate of step {position.step}: {before:.6g} in the checkpoint, {now:.6g} now; the step"
+            f" before it had {last:.6g}"
+        ]
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
         """Goes back to a checkpoint; None: to the run's newest.
@@ -141,6 +157,7 @@ class RunCheckpoints:
             self._all_written()
             saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
             changes = resuming.changes(saved, own.spec, own.plan)
+            changes += self._changed_rate(saved.position)
             position, where = saved.position, saved.checkpoint.location
             lost = restoring.load(
                 saved, own, lambda: self._rates(position.step) * position.rate_factor

@@ -45,6 +45,7 @@ class Position:
         is_finished: Whether the strategy has done all that it had to do.
         notes: `session.notes`.
         mark: To which place the stream of data can be taken back, if it has a state of its own.
+        rates: Learning rates of the last step and, by the spec of that run, of the next one.
     """
 
     step: int
@@ -56,6 +57,7 @@ class Position:
     is_finished: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
     mark: StreamMark | None = None
+    rates: list[float] = field(default_factory=list)
 
     @property
     def best_step(self) -> int | None:

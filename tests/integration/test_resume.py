@@ -281,7 +281,7 @@ def test_a_run_of_another_meaning_is_refused_before_anything_is_touched(tmp_path
 
 
 def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
-    run(tmp_path / "run", changes={"steps": 4})
+    run(tmp_path / "run", changes={"steps": 4, "schedule": "cosine"})
     told: list[Any] = []
     isotrain.resume(
         tmp_path / "run",
@@ -294,6 +294,8 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     assert resumed["done"] == 4
     assert "optimizer.lr: 0.125 in the checkpoint, 0.0625 now" in resumed["changes"]
     assert "replicas: 2 in the checkpoint, 3 now" in resumed["changes"]
+    rate = "learning rate of step 4: 0 in the checkpoint, 0.015625 now; the step before it had 0.0183058"
+    assert rate in resumed["changes"]
     assert any("'local-sgd'" in line for line in resumed["changes"])
     assert (tmp_path / "elsewhere" / "step-000000006").is_dir()
     assert resumed["lost"] == []
