@@ -16,6 +16,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
+from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.look import look
 from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE
@@ -317,12 +318,19 @@ def measured_plan(
         replicas: As for `run`.
         launcher: As for `run`.
         launcher_options: As for `run`.
+
+    Raises:
+        SpecError: The loss or the transform fits one replica only.
     """
     given = load_spec(spec)
     cast = Cast(given, plugin_host(given.plugins))
     chosen = ChosenLauncher(launcher, launcher_options or {})
     wanted = make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
     found = look(describe, cast, wanted.backend)
+    for code, detail in found.pop("refused").items():
+        is_divided = wanted.replicas > 1 or (code == LOSS and given.accumulate > 1)
+        if is_divided and not given.silences(code):
+            raise RefusedError(code, detail)
     layers = [LayerCost(**layer) for layer in found["layers"]]
     measured = Measured(**{**found, "model": ModelBytes(**found["model"]), "layers": layers})
     return with_measures(wanted, cast, measured)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from isotrain.core.check.subject import Hit, Subject, Target, labels
 from isotrain.core.contracts.traits import Trait
 from isotrain.core.data import order
+from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.planning.single_samples import batches_with_single, told
 
 _MUCH = 8.0
@@ -109,7 +110,7 @@ def single_samples(subject: Subject) -> Iterator[Hit]:
 
 
 def data(subject: Subject) -> Iterator[Hit]:
-    """Samples whose order is not the spec's affair, or not shuffled."""
+    """Samples whose order is not the spec's affair, or not shuffled, or that a transform mixes."""
     streamed = [
         target
         for target in subject.several
@@ -117,6 +118,10 @@ def data(subject: Subject) -> Iterator[Hit]:
     ]
     if streamed:
         yield Hit("ISO210", "data", "it shards itself", labels(streamed))
+    for framework, sight in subject.sights.items():
+        where = [target for target in subject.several if target.plan.framework == framework]
+        if where and TRANSFORM in sight.refused:
+            yield Hit(TRANSFORM, "transform", sight.refused[TRANSFORM], labels(where))
     if not subject.spec.shuffle:
         yield Hit("ISO214", "shuffle", "false", labels(subject.targets))
 

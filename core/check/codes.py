@@ -256,13 +256,29 @@ _ALL = (
         " replicas or accumulate that leaves more samples.",
     ),
     Rule(
+        "ISO218",
+        _ERROR,
+        "the transform mixes samples",
+        "It is called with one replica's share of a global batch. One that gives a sample something of"
+        " another (mixup, CutMix, a mean over the batch) gives other samples for other numbers of replicas. A"
+        " run of several replicas tries it on its first share as a whole and in parts, with the same random"
+        " numbers, and is refused where the samples differ.",
+        "Change each sample on its own, with the numbers that the third argument draws. Mix samples in the"
+        " data: a stream of batches, which every process reads alike.",
+    ),
+    Rule(
         "ISO301",
-        _WARNING,
-        "the loss is a sum instead of a mean",
+        _ERROR,
+        "the loss is not a mean over samples",
         "isotrain takes what a loss gives as the mean over its slice, and averages that over slices and"
-        " replicas. A sum shrinks with the number of replicas and of micro-batches, and the gradients"
-        " with it.",
-        "Leave the loss's reduction out, and scale the learning rate instead.",
+        " replicas. A sum, or a sum divided by the global batch, shrinks with the number of replicas and"
+        " of micro-batches, and the gradients with it; a loss that compares the samples of a batch with"
+        " each other sees fewer of them. A run evaluates its first batch as a whole and in two parts, and"
+        " is refused where these disagree. Losses that Keras names are known to be means: nothing is tried.",
+        "Return one loss per sample, or divide by the number of samples that the function is given; leave"
+        " `reduction` out, and scale the learning rate instead. Where the loss gathers the samples of all"
+        " replicas itself, or is meant for each replica's own samples, silence this in the spec's"
+        " `ignore`: the run then goes on as it is.",
     ),
     Rule(
         "ISO302",

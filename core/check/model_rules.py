@@ -7,9 +7,9 @@ from typing import Any
 
 from isotrain.core.check.subject import Hit, Subject, Target, labels
 from isotrain.core.contracts.traits import Trait
+from isotrain.core.data.refusals import LOSS
 from isotrain.core.spec import references
 from isotrain.core.spec.fields import Component
-from isotrain.core.spec.training_spec import TrainingSpec
 
 _SUM = "sum"
 
@@ -100,16 +100,25 @@ def weight_decay(subject: Subject) -> Iterator[Hit]:
 
 
 def loss(subject: Subject) -> Iterator[Hit]:
-    """A loss that is reduced to a sum."""
+    """A loss that is no mean over samples, as was seen or as it is named."""
     spec = subject.spec
     shared = subject.targets if spec.accumulate > 1 else subject.several
-    summed = [target for target in shared if _is_summed(spec, target.plan.framework)]
-    if summed:
-        yield Hit("ISO301", "loss", "reduction: sum", labels(summed))
+    found: dict[str, list[Target]] = {}
+    for target in shared:
+        detail = _no_mean(subject, target.plan.framework)
+        if detail is not None:
+            found.setdefault(detail, []).append(target)
+    field = "loss" if spec.objective is None else "objective"
+    for detail, targets in found.items():
+        yield Hit("ISO301", field, detail, labels(targets))
 
 
-def _is_summed(spec: TrainingSpec, framework: str) -> bool:
-    return any(loss.options.get("reduction") == _SUM for loss in spec.losses(framework).values())
+def _no_mean(subject: Subject, framework: str) -> str | None:
+    sight, losses = subject.sights.get(framework), subject.spec.losses(framework).values()
+    if sight is not None and LOSS in sight.refused:
+        return sight.refused[LOSS]
+    is_summed = any(loss.options.get("reduction") == _SUM for loss in losses)
+    return "reduction: sum" if is_summed else None
 
 
 def metrics(subject: Subject) -> Iterator[Hit]:

@@ -45,6 +45,7 @@ class Sight:
         remarks: Of the replica group, on such steps.
         model: What the state of the model takes.
         refuses_one: A layer that cannot be trained on a slice of one sample, where one was tried.
+        refused: What a run of several replicas is refused for, by code.
     """
 
     samples: int | None
@@ -53,6 +54,7 @@ class Sight:
     remarks: tuple[str, ...] = ()
     model: ModelBytes | None = None
     refuses_one: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
@@ -63,7 +65,7 @@ class Sight:
         )
         remarks, model = tuple(fields["remarks"]), ModelBytes(**fields["model"])
         found = fields["samples"], tuple(traits), fields["fault"], remarks, model
-        return cls(*found, fields["refuses_one"])
+        return cls(*found, fields["refuses_one"], fields["refused"])
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers that have a trait, each with its class."""

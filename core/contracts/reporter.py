@@ -10,6 +10,7 @@ import signal
 import struct
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -204,6 +205,13 @@ class Reporter:
                 if self._send():
                     return
             _await_room(descriptor)
+
+    def warn(self, text: str) -> None:
+        """Tells the launcher, or where there is none the person whose program this is."""
+        if self.is_heard:
+            self.emit(Warned(text=text))
+        else:
+            warnings.warn(text, stacklevel=2)
 
     def close(self) -> None:
         """Tells nothing any more, of what goes on in this process."""

@@ -18,6 +18,7 @@ from isotrain.core.data.sample_random import SampleRandom
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.stream_marks import StreamMark
 from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.transform_trial import require_no_mixing
 from isotrain.core.data.trees import Weighted, leaves, map_tree, unweighted
 from isotrain.core.errors import DataError
 
@@ -70,6 +71,11 @@ class Loader:
     Each iteration starts at `start_step` and gives exactly the batches that a run from step 0 would
     give from there. Only the samples of local replicas are gathered. Treat the arrays as read-only:
     without shuffling they may be views of the data set.
+
+    Attributes:
+        tries_transform: Whether the next share is to show that the transform does not mix samples.
+        steps_per_epoch: Global batches in an epoch.
+        total_steps: Of the run.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class Loader:
         drop_remainder: bool,
         accumulate: int = 1,
         transform: Transform | None = None,
+        tries_transform: bool = False,
         epochs: int | None = None,
         steps: int | None = None,
         start_step: int = 0,
@@ -106,6 +113,7 @@ class Loader:
             accumulate: slices that each replica's share is cut into.
             transform: `transform(inputs, targets, random) -> (inputs, targets)` on one share, each
                 sample on its own; it may change arrays in place but not the number of samples.
+            tries_transform: whether to find out, on the first share, that it does not mix samples.
             epochs: length of the run; or
             steps: the same in global batches. Exactly one of the two.
             start_step: first step to give.
@@ -140,6 +148,7 @@ class Loader:
         self._shuffle = shuffle
         self._accumulate = accumulate
         self._transform = transform
+        self.tries_transform = tries_transform
         self._place = place
         self._is_placed = is_placed
         self._start_step = start_step
@@ -263,6 +272,13 @@ class Loader:
         """Calls the transform, which sees no sample weights."""
         assert self._transform is not None
         targets, weights = unweighted(parts[1])
+        if self.tries_transform and len(own) > 1:
+            self.tries_transform = False
+            require_no_mixing(
+                self._transform,
+                (parts[0], targets),
+                lambda start, stop: SampleRandom(self._seed, epoch, own[start:stop]),
+            )
         found = self._transform(parts[0], targets, SampleRandom(self._seed, epoch, own))
         if not isinstance(found, tuple) or len(found) != 2:
             raise DataError(

@@ -13,6 +13,7 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.data.loader import Loader, Place
 from isotrain.core.data.recut import nothing_stays
+from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.data.sources import ShardedStream, source_remarks
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.spec import references
@@ -65,6 +66,9 @@ class Loaders:
             drop_remainder=self._spec.drop_remainder,
             accumulate=self._spec.accumulate,
             transform=self._transform,
+            tries_transform=self._group.replicas > 1
+            and place is not None
+            and not self._spec.silences(TRANSFORM),
             epochs=self._spec.epochs,
             steps=self._spec.steps,
             place=place,

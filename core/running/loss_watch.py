@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from math import isnan
 from typing import Any, Literal
 
 import numpy as np
 
-from isotrain.core.contracts.events import Warned
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.reporter import Reporter
@@ -60,14 +58,7 @@ class LossWatch:
             raise NotANumberError(
                 f"{text} `on_nan: warn` in the spec lets the run go on, `ignore` without a word."
             )
-        self._warn(f"{text} The run goes on (on_nan: warn).")
-
-    def _warn(self, text: str) -> None:
-        """Tells the launcher, or where there is none the person whose program this is."""
-        if self._reporter.is_heard:
-            self._reporter.emit(Warned(text=text))
-        else:
-            warnings.warn(text, stacklevel=2)
+        self._reporter.warn(f"{text} The run goes on (on_nan: warn).")
 
 
 def culprit(step: int, samples: Samples, plan: Plan, group: ReplicaGroup) -> str:

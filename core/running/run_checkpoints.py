@@ -127,8 +127,14 @@ class RunCheckpoints:
             course.is_finished,
             dict(notes),
             course.mark,
-            [self._rates(s) * course.rate_factor for s in (max(0, step - 1), step)],
+            self._rates_around(step),
         )
+
+    def _rates_around(self, step: int) -> list[float]:
+        """Of the last step and the next; none where the optimizer sets its rates itself."""
+        if self._equipment.group.optimizer_rates() is not None:
+            return []
+        return [self._rates(s) * self._course.rate_factor for s in (max(0, step - 1), step)]
 
     def _changed_rate(self, position: Position) -> list[str]:
         """Says how the rate of the next step is another than in the run that saved a checkpoint."""

@@ -321,6 +321,16 @@ class Session:
         own = any(each.is_reference for each in metrics)
         return own or (bool(metrics) and self.can_evaluate)
 
+    def refusals(self) -> dict[str, str]:
+        """Finds out on the first batch what a run of several replicas is refused for.
+
+        Runs of several replicas, or micro-batches, do so by themselves before their first step.
+
+        Returns:
+            What was found, by codes of the check.
+        """
+        return self._training.refusals(self.group)
+
     def evaluate(self, data: Any = None) -> dict[str, float]:
         """Computes loss and metrics over a whole data set.
 

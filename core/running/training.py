@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 
@@ -9,12 +10,14 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.data.batch import Batch
-from isotrain.core.errors import DataError, IsotrainError, SpecError
+from isotrain.core.data.refusals import LOSS, RefusedError
+from isotrain.core.errors import DataError, IsotrainError, SpecError, UnsupportedError
 from isotrain.core.planning.single_samples import batches_with_single, refused
 from isotrain.core.running.agreement import require_same_samples
 from isotrain.core.running.course import Course
 from isotrain.core.running.equipment import Equipment
 from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.running.loss_trial import LossTrial
 from isotrain.core.running.needed_targets import needs_targets, no_targets
 from isotrain.core.running.step_reports import StepReports
 from isotrain.core.running.stopwatch import Stopwatch
@@ -31,6 +34,7 @@ class Training:
     Attributes:
         course: How far it has come.
         rates: The spec's, before what `course` multiplies them by.
+        loss_trial: Compares the loss of a batch with the mean over its parts.
         reports: What rank 0 tells of the steps.
     """
 
@@ -42,6 +46,7 @@ class Training:
         self._train = equipment.loaders.data.train
         self._needs_targets = needs_targets(equipment.spec, equipment.plan.framework)
         self._plan = equipment.plan
+        self._seen: tuple[tuple[int, int], Batch | None] | None = None
         self._single = batches_with_single(equipment.spec, self._plan, self._plan.samples)
         self.course = Course(loader.steps_per_epoch, loader.total_steps)
         self.rates = LearningRates(
@@ -61,6 +66,7 @@ class Training:
                 " of its own, and an average of these is not that of the run. Leave it out, or use strategy"
                 " data-parallel."
             )
+        self.loss_trial = LossTrial(equipment, reporter)
         self.reports = StepReports.of(equipment, reporter, stopwatch, loader.total_steps)
 
     def _require_one_source_of_rates(self, spec: TrainingSpec) -> None:
@@ -105,13 +111,19 @@ class Training:
             yield from self._tried(batches, group) if self._single else batches
 
     def next_batch(self, group: ReplicaGroup) -> Batch | None:
-        """The next one, to look at; None after the last."""
-        return next(self._batches_until_restored(group), None)
+        """The next one, to look at; None after the last. It is read once: a stream may give another then."""
+        place = self.course.steps_done, self.course.returns
+        if self._seen is None or self._seen[0] != place:
+            self._seen = place, next(self._batches_until_restored(group), None)
+        return self._seen[1]
 
     def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
         course, returns = self.course, self.course.returns
         self._reporter.enter("next batch")
-        for batch in self._loader.from_step(course.steps_done, course.mark):
+        batches = self._loader.from_step(course.steps_done, course.mark)
+        if self.loss_trial.is_due and not course.is_stopped:
+            batches = self._after_trial(batches)
+        for batch in batches:
             if course.is_stopped or returns != course.returns:
                 break
             require_same_samples(group, batch)
@@ -133,6 +145,18 @@ class Training:
                 raise DataError(f"data: {refused(layer, self._plan, self._single)}")
             yield batch
         yield from batches
+
+    def _after_trial(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, with the first of which the loss was tried.
+
+        Raises:
+            RefusedError: It is not a mean over samples.
+        """
+        first = list(itertools.islice(batches, 1))
+        for batch in first:
+            self.loss_trial.require_mean(batch)
+        self._reporter.enter("next batch")
+        return itertools.chain(first, batches)
 
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
         """Trains on one global batch; returns its mean loss."""
@@ -156,6 +180,21 @@ class Training:
         self.reports.add(batch, loss, rate)
         reporter.enter(BETWEEN_CALLS)
         return loss
+
+    def refusals(self, group: ReplicaGroup) -> dict[str, str]:
+        """What a run of several replicas is refused for, by codes of the check."""
+        found: dict[str, str] = {}
+        self._loader.tries_transform, self.loss_trial.is_due = True, False
+        try:
+            batch = self.next_batch(group)
+        except RefusedError as error:
+            found[error.code] = error.detail
+            batch = self.next_batch(group)
+        self._loader.tries_transform = False
+        detail = None
+        with contextlib.suppress(UnsupportedError), self._reporter.doing("try loss"):
+            detail = None if batch is None else self.loss_trial.difference(batch)
+        return found if detail is None else found | {LOSS: detail}
 
     def finish(self, group: ReplicaGroup) -> None:
         """Lets optimizer and strategy do what they have left to do, once."""

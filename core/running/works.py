@@ -81,6 +81,7 @@ def describe(session: Session) -> dict[str, Any]:
     plan = session.plan
     in_stages = STAGE in plan.mesh.sizes
     layers: Sequence[LayerCost] = ()
+    refused = session.refusals()
     looks = session.tries_metrics or in_stages
     if looks and (batch := session.next_batch()) is not None:
         if session.tries_metrics:
@@ -96,6 +97,7 @@ def describe(session: Session) -> dict[str, Any]:
         "weight_shapes": plan.weight_shapes,
         "model": asdict(model_bytes(session.spec, session.group)),
         "layers": list(map(asdict, layers)),
+        "refused": refused,
         "remarks": remarks,
     }
 
@@ -107,12 +109,14 @@ def examine(session: Session) -> dict[str, Any]:
     from isotrain.core.running.equipment import model_bytes
 
     model = model_bytes(session.spec, session.group)
+    refused = session.refusals()
     refuses_one = session.refuses_one()
     fault = _tried(session)
     return {
         "samples": session.plan.samples,
         "model": asdict(model),
         "traits": [asdict(trait) for trait in session.group.traits()],
+        "refused": refused,
         "fault": fault,
         "refuses_one": refuses_one,
         "remarks": [*session.state_remarks(), *(session.step_remarks() if fault is None else ())],

@@ -237,7 +237,8 @@ class TrainingSpec(
     timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
     ignore: Codes = Field(
         default=(),
-        description="Codes that `isotrain check` leaves out, such as ISO101, or ISO4 for a group.",
+        description="Codes that `isotrain check` leaves out, such as ISO101, or ISO4 for a group; no run is"
+        " refused for them.",
     )
 
     @classmethod
@@ -262,6 +263,10 @@ class TrainingSpec(
         if fields.get("loss_scale") is not None and precision != "float16":
             hint = "leave loss_scale out"
             yield Problem("precision float16 with loss_scale", ("precision",), precision, hint)
+
+    def silences(self, code: str) -> bool:
+        """Whether `ignore` has a code, or the group that it is in."""
+        return any(code.startswith(given) for given in self.ignore)
 
     @property
     def loss_scaling(self) -> LossScale | None:

@@ -172,6 +172,7 @@ class Scene:
         samples: In the data; None for a stream.
         fails: Whether the process that looks at data and model fails.
         fault: What goes wrong in a first step.
+        refused: What several replicas are refused for.
         weights: The bytes of each.
         refuses_one: The layer that takes no slice of one sample.
     """
@@ -183,6 +184,7 @@ class Scene:
     samples: int | None = 96
     fails: bool = False
     fault: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[int, ...] = ()
     refuses_one: str | None = None
 
@@ -212,7 +214,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
             model = {"weights": scene.weights, "fixed": 0, "slots": 2}
             seen = {"samples": scene.samples, "traits": traits, "model": model}
-            return {**seen, "fault": scene.fault, "remarks": [], "refuses_one": scene.refuses_one}
+            seen |= {"fault": scene.fault, "refused": scene.refused, "remarks": []}
+            return {**seen, "refuses_one": scene.refuses_one}
 
         monkeypatch.setattr(checking, "look", look)
         return check(
@@ -287,6 +290,10 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene({"drop_remainder": True}, samples=99, refuses_one="norm (N)"),
     ),
     "ISO217": (Scene(traits=LOCAL, samples=97), Scene(traits=LOCAL, samples=100)),
+    "ISO218": (
+        Scene(refused={"ISO218": "others"}),
+        Scene(refused={"ISO218": "others"}, replicas=(1,)),
+    ),
     "ISO301": (Scene({"loss": SUMMED}), Scene({"loss": MEAN})),
     "ISO302": (Scene({"metrics": [own_metric]}), Scene({"metrics": ["mae"]})),
     "ISO303": (Scene({"loss": OWN}, BOTH), Scene({"loss": {"one": "mse", "two": "mse"}}, BOTH)),
@@ -492,7 +499,7 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
     seen = {"samples": 96, "traits": traits, "model": {"weights": ()}}
-    seen |= {"fault": None, "remarks": [], "refuses_one": None}
+    seen |= {"fault": None, "refused": {}, "remarks": [], "refuses_one": None}
     monkeypatch.setattr(checking, "look", lambda *given: seen)
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7
