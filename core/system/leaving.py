@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import threading
 
@@ -27,11 +28,20 @@ def note_work() -> None:
 
 def leave(code: int) -> None:
     """Ends this process without tearing the interpreter down."""
+    _heed_signals_no_more()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _heed_signals_no_more() -> None:
+    """Lets no signal raise from here on, as a second Ctrl-C would in what is called at the end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if callable(signal.getsignal(number)):
+            with contextlib.suppress(ValueError):  # another thread than the main one
+                signal.signal(number, signal.SIG_IGN)
 
 
 def leave_after_work(code: int) -> None:
@@ -55,6 +65,7 @@ def leave_after_failure(work: threading.Thread) -> None:
 
 def _end(work: threading.Thread) -> None:
     atexit.unregister(_end)
+    _heed_signals_no_more()
     if isinstance(getattr(sys, "last_value", None), Exception):  # was shown: nobody has caught it
         leave(1)
     if work.is_alive():

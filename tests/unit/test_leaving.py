@@ -24,6 +24,27 @@ leave_after_failure(work)
 """
 
 
+INTERRUPTED = """
+import atexit, os, signal, sys, threading
+from isotrain.core.system.leaving import leave, leave_after_failure
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    "then", ["leave(3)", "leave_after_failure(threading.Thread()); sys.exit(3)"]
+)
+def test_signals_at_the_end_change_nothing(then: str) -> None:
+    """Engines send some to all ranks, beside those of the terminal."""
+    command = [sys.executable, "-c", INTERRUPTED + then]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert not done.stderr
+
+
 @pytest.mark.parametrize(
     ("then", "code", "printed"),
     [
