@@ -115,6 +115,8 @@ class Saver:
         self._written = threading.Event()
         self._given_up = threading.Event()
         self._fault: Exception | None = None
+        self._warning: Warned | None = None
+        """Of the fault, until one process has told of it."""
         self._hangs = False
         """Whether the last one was found to take too long: none is left that waits for it."""
         self._saved: Position | None = None
@@ -268,12 +270,20 @@ class Saver:
         return self._agreed(self._until(self._has_ended, patience))
 
     def _agreed(self, is_over: bool) -> int:
-        failed = _FAILED if self._fault is not None else _WRITTEN
-        return int(self._agreement.highest(failed if is_over else _HANGS))
+        """Of those that failed, the one with the lowest rank tells why."""
+        most, rank = len(self._plan.processes), self._reporter.rank
+        failed = 0 if self._fault is None else most - rank
+        worst = self._agreement.highest(failed if is_over else most + 1)
+        if worst > most:
+            return _HANGS
+        if self._warning is not None and worst == most - rank:
+            self._reporter.emit(self._warning)
+            self._warning = None
+        return _FAILED if worst else _WRITTEN
 
     def _take_fault(self, state: int) -> str | None:
         """Makes room for the next one; says what was wrong with the last."""
-        self._writing, self._hangs = None, False
+        self._writing, self._warning, self._hangs = None, None, False
         fault, self._fault = self._fault, None
         if state == _WRITTEN:
             return None
@@ -325,9 +335,13 @@ class Saver:
             if run is not None:
                 self._complete(folder, position, token, run)
         except Exception as error:  # a full disk, a bucket that is gone
+            told = _not_saved(folder, position.step, error)
+            if rank:  # others may have failed too
+                self._warning = told
+            elif not self._given_up.is_set():  # else who failed tells
+                self._reporter.emit(told)
             self._fault = error
             self._written.set()
-            self._warn(folder, position.step, error)
 
     def _complete(
         self, folder: CheckpointFolder, position: Position, token: str, run: dict[str, Any]
@@ -360,18 +374,16 @@ class Saver:
         except IsotrainError as error:
             self._reporter.emit(Warned(text=f"older checkpoints were not removed: {error}"))
 
-    def _warn(self, folder: CheckpointFolder, step: int, error: Exception) -> None:
-        known = isinstance(error, IsotrainError)
-        text = str(error) if known else f"{type(error).__name__}: {error}"
-        held = "Whether there is one before it cannot be seen."
-        with contextlib.suppress(IsotrainError):
-            before = folder.newest()
-            held = "There is none before it."
-            if before is not None:
-                held = f"The one before it stays: {before.location}."
-        self._reporter.emit(
-            Warned(text=f"the checkpoint of step {step} was not saved. {held} {text}")
-        )
+
+def _not_saved(folder: CheckpointFolder, step: int, error: Exception) -> Warned:
+    text = str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
+    held = "Whether there is one before it cannot be seen."
+    with contextlib.suppress(IsotrainError):
+        before = folder.newest()
+        held = "There is none before it."
+        if before is not None:
+            held = f"The one before it stays: {before.location}."
+    return Warned(text=f"the checkpoint of step {step} was not saved. {held} {text}")
 
 
 def _divides(interval: int | None, count: int) -> bool:

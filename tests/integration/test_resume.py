@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -579,10 +581,28 @@ def no_room(session: isotrain.Session) -> list[float]:
     return losses
 
 
-def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
+def no_room_for_rank_1(session: isotrain.Session) -> Any:
+    """Rank 0 gives up then, which nobody need be told."""
+
+    def writing(self: LocalStorage, path: str) -> Any:
+        raise OSError(errno.ENOSPC, "no folder", path)
+
+    if session.rank:
+        LocalStorage.writing = writing  # type: ignore[method-assign]
+    losses = []
+    for batch in session.batches():
+        losses.append(float(session.step(batch)))
+        session.save_if_due()
+    return losses
+
+
+@pytest.mark.parametrize(("work", "teller"), [(no_room, 0), (no_room_for_rank_1, 1)])
+def test_training_goes_on_when_a_checkpoint_cannot_be_written(
+    work: Any, teller: int, tmp_path: Path
+) -> None:
     told: list[Any] = []
     losses, _ = isotrain.launch(
-        no_room,
+        work,
         spec(),
         backend="reference",
         replicas=2,
@@ -590,8 +610,10 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
         on_event=told.append,
     )
     assert len(losses) == STEPS
-    warnings = [event["text"] for event in told if event["event"] == "warning"]
-    assert any("checkpoint of step 6 was not saved" in text for text in warnings)
+    warnings = [event for event in told if event["event"] == "warning"]
+    about = [event for event in warnings if "checkpoint of step 6 was not saved" in event["text"]]
+    assert [event["rank"] for event in about] == [teller]
+    assert re.search("Not a directory|no folder", about[0]["text"])
 
 
 def hanging(session: isotrain.Session) -> Any:
