@@ -170,6 +170,11 @@ def _in_words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         what = "the output, or a file," if error.filename is None else error.filename
         return f"isotrain: {what} cannot be written: {error.strerror}"
+    if isinstance(error, BlockingIOError | RuntimeError):
+        from isotrain.core.launching.run_job import NO_PROCESSES, is_refused_process
+
+        if is_refused_process(error):
+            return f"isotrain: {NO_PROCESSES}"
     if isinstance(error, Exception) and not isinstance(error, IsotrainError):
         return "".join(traceback.format_exception(error)).rstrip()
     return f"isotrain: {visible(str(error))}"

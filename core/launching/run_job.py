@@ -19,6 +19,15 @@ from isotrain.core.plugins.host import PluginHost
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _KEY_BYTES = 32
+NO_PROCESSES = (
+    "the system allows this user no more processes or threads. Raise the limit (ulimit -u), or take fewer"
+    " replicas or threads."
+)
+
+
+def is_refused_process(error: BaseException) -> bool:
+    """Whether an error tells that the system allows no more processes or threads."""
+    return isinstance(error, BlockingIOError) or str(error) == "can't start new thread"
 
 
 class Starting(Protocol):
@@ -121,9 +130,15 @@ def _told_as_failure(directory: RunDirectory, untold: Sequence[OSError]) -> Iter
     except OSError as error:
         if error in untold:
             raise
+        if is_refused_process(error):
+            raise RunFailedError(NO_PROCESSES) from error
         raise RunFailedError(
             f"{directory.why_unwritable(error)} The run was ended.{_weights_so_far(directory)}"
         ) from error
+    except RuntimeError as error:
+        if is_refused_process(error):
+            raise RunFailedError(NO_PROCESSES) from error
+        raise
 
 
 def _weights_so_far(directory: RunDirectory) -> str:

@@ -25,6 +25,7 @@ from waiting import wait_until
 
 import isotrain
 from isotrain.core.errors import RunFailedError
+from isotrain.core.launching import rank_process
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -444,6 +445,13 @@ def test_a_run_directory_that_is_removed(tmp_path: Path, checkpoint: Any) -> Non
     assert f"the run's files in {folder} cannot be written" in text
     assert "No such file or directory" in text
     assert f"versions.json: removed from {folder} by others" in text
+
+
+def test_a_system_that_allows_no_more_threads(tmp_path: Path) -> None:
+    refuse = mock.Mock(side_effect=RuntimeError("can't start new thread"))
+    with mock.patch.object(rank_process, "threading", mock.Mock(Thread=refuse)):
+        text = failure(removes_versions, spec(), "reference", tmp_path / "run")
+    assert "no more processes or threads. Raise the limit (ulimit -u)" in text
 
 
 def removes_versions(session: Any) -> int:
