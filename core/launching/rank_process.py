@@ -79,11 +79,11 @@ class RankProcess:
                         (self._writing, self._status, payload.descriptor),
                     )
                 )
+            parts = (feed, first_line(), payload.stream)
+            threading.Thread(target=_feed, args=parts, daemon=True).start()
             undoing.pop_all()
         os.close(self._writing)
         self._writing = -1
-        parts = (feed, first_line(), payload.stream)
-        threading.Thread(target=_feed, args=parts, daemon=True).start()
         return self._process.pid
 
     def _stdout_beside(self, log: IO[bytes]) -> contextlib.AbstractContextManager[IO[bytes]]:
