@@ -73,8 +73,7 @@ class NativeProgram(Program):
         self._device = device
         self._mixed = _MIXED.get(spec.precision)
         self._clip = spec.clip
-        self._left = left_in_evaluation(model)
-        self._was_training = any(module.training for module in model.modules())
+        self._left, self._woken = left_in_evaluation(model)
         self._still = [*(self._left | freeze(model, spec.is_frozen)).values()]
         recompute(model, spec)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -193,17 +192,20 @@ class NativeProgram(Program):
             module.training = False  # not its children, which `eval` would mean too
 
     def model_remarks(self) -> list[str]:
-        own = _of_own(list(self._own))
-        if not self._was_training:
-            return [*own, "model: it is in evaluation mode as a whole, and trains in training mode"]
-        if not self._left:
-            return own
-        return [
-            *own,
-            f"model: {', '.join(map(repr, _outermost(self._left)))}: left in evaluation mode by the model"
-            " function, and so in training too (no dropout, no batch statistics); call `train` there to have"
-            " it otherwise",
-        ]
+        remarks = _of_own(list(self._own))
+        if self._woken:
+            remarks.append(
+                f"model: {', '.join(_outermost(self._woken))}: in evaluation mode, and trained in training"
+                " mode, since its weights are trained; a part whose weights do not require gradients stays in"
+                " evaluation mode"
+            )
+        if self._left:
+            remarks.append(
+                f"model: {', '.join(_outermost(self._left))}: left in evaluation mode by the model function,"
+                " and so in training too (no dropout, no batch statistics); call `train` there to have it"
+                " otherwise"
+            )
+        return remarks
 
     def loss_of(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as the objective gives it, where the spec names one."""
@@ -362,13 +364,32 @@ def _require_initialised(model: nn.Module) -> None:
         )
 
 
-def left_in_evaluation(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that a model function has left in evaluation mode, by name; none where that is all of them.
+def left_in_evaluation(
+    model: nn.Module,
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Finds the modules that a model function has left in evaluation mode.
 
-    A whole model in evaluation mode, as `from_pretrained` gives it, is to be trained in training mode.
+    Returns:
+        Those that stay in it, by name: none of their parameters requires gradients. And those that are
+        trained in training mode: they have weights to train, as a model of `from_pretrained` has; layers
+        without weights, such as dropout, follow the module that they are in.
     """
-    found = {name: module for name, module in model.named_modules() if not module.training}
-    return found if any(module.training for module in model.modules()) else {}
+    left: dict[str, nn.Module] = {}
+    woken: dict[str, nn.Module] = {}
+
+    def look(name: str, module: nn.Module, is_in_woken: bool) -> None:
+        parameters = list(module.parameters())
+        if module.training:
+            is_in_woken = False
+        elif any(parameter.requires_grad for parameter in parameters):
+            woken[name], is_in_woken = module, True
+        elif parameters or not is_in_woken:
+            left[name], is_in_woken = module, False
+        for child, inner in module.named_children():
+            look(f"{name}.{child}" if name else child, inner, is_in_woken)
+
+    look("", model, False)
+    return left, woken
 
 
 def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> dict[str, nn.Module]:
@@ -407,6 +428,8 @@ def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> dict[str, nn.M
 def _outermost(names: Iterable[str]) -> list[str]:
     """The names of modules, without those that are inside of others of them."""
     known = set(names)
+    if "" in known:
+        return ["all of it"]
     return [
         name
         for name in sorted(known)

@@ -21,7 +21,9 @@ def pair(drop: float, *, mode: str = "train") -> Any:
 
     Args:
         drop: How much the teacher drops.
-        mode: What the function does with it: `eval` freezes it, too; `whole` is of the whole model.
+        mode: What the function does: `eval` puts the teacher into evaluation mode and freezes it, `norm` its
+            batch normalisation; `awake` puts all of it, and `whole` the
+            whole model, into evaluation mode, with weights to train.
     """
     import torch
     from torch import nn
@@ -41,7 +43,9 @@ def pair(drop: float, *, mode: str = "train") -> Any:
     if mode == "eval":
         model.teacher.eval().requires_grad_(False)
     elif mode == "norm":
-        model.teacher[1].eval()
+        model.teacher[1].eval().requires_grad_(False)
+    elif mode == "awake":
+        model.teacher.eval()
     elif mode == "whole":
         model.eval()
     return model
@@ -83,6 +87,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "left in evaluation": {"model_args": {"mode": "eval"}},
     "frozen": {"initial_weights": FROZEN},
     "norm left in evaluation": {"model_args": {"mode": "norm"}},
+    "to be trained, in evaluation": {"model_args": {"mode": "awake"}},
     "all in evaluation": {"model_args": {"mode": "whole"}},
 }
 
