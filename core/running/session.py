@@ -203,11 +203,6 @@ class Session:
         batch = self.next_batch()
         return [] if batch is None else self.group.step_remarks(batch)
 
-    def refuses_one(self) -> str | None:
-        """Names a layer that cannot be trained on a slice of one sample, tried on the next batch."""
-        batch = self.next_batch()
-        return None if batch is None else self.group.refuses_one(batch)
-
     def next_batch(self) -> Batch | None:
         """What `batches` gives next, to look at: it gives that again; None after the last."""
         return self._training.next_batch(self.group)

@@ -82,16 +82,17 @@ def describe(session: Session) -> dict[str, Any]:
     in_stages = STAGE in plan.mesh.sizes
     layers: Sequence[LayerCost] = ()
     refused = session.refusals()
-    looks = session.tries_metrics or in_stages
-    if looks and (batch := session.next_batch()) is not None:
+    remarks, refuses_one = session.remarks(), None
+    if (batch := session.next_batch()) is not None:
         if session.tries_metrics:
             session.try_metrics(batch)
         if in_stages and session.is_main:  # alone, so that nobody disturbs it
             layers = session.group.profile_layers(batch).layers
-    remarks = [*session.remarks(), *session.step_remarks()]
+        remarks += session.group.step_remarks(batch)
+        refuses_one = session.group.refuses_one(batch)
     return {
         "samples": plan.samples,
-        "refuses_one": session.refuses_one(),
+        "refuses_one": refuses_one,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
@@ -110,8 +111,7 @@ def examine(session: Session) -> dict[str, Any]:
 
     model = model_bytes(session.spec, session.group)
     refused = session.refusals()
-    refuses_one = session.refuses_one()
-    fault = _tried(session)
+    fault, refuses_one = _tried(session)
     return {
         "samples": session.plan.samples,
         "model": asdict(model),
@@ -123,14 +123,21 @@ def examine(session: Session) -> dict[str, Any]:
     }
 
 
-def _tried(session: Session) -> str | None:
-    """Takes a step with loss and metrics, and says what goes wrong in it."""
+def _tried(session: Session) -> tuple[str | None, str | None]:
+    """Takes a step with loss and metrics.
+
+    Returns:
+        What goes wrong in it; and a layer that refuses a slice of one sample.
+    """
+    refuses_one = None
     try:
         batch = session.next_batch()
         assert batch is not None, "a run has at least one step"
+        refuses_one = session.group.refuses_one(batch)
         session.step(batch)
         session.metrics()
     except Exception as error:  # a person's functions raise anything
         text = str(error).strip()
-        return text if isinstance(error, IsotrainError) else f"{type(error).__name__}: {text}"
-    return None
+        told = text if isinstance(error, IsotrainError) else f"{type(error).__name__}: {text}"
+        return told, refuses_one
+    return None, refuses_one

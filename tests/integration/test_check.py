@@ -279,8 +279,9 @@ def portable_normal() -> Any:
 
 
 def refuses_one(session: isotrain.Session, name: str) -> str | None:
-    before = session.read_state()
-    found = session.refuses_one()
+    before, batch = session.read_state(), session.next_batch()
+    assert batch is not None
+    found = session.group.refuses_one(batch)
     assert all(np.array_equal(before[n], value) for n, value in session.read_state().items())
     return found
 
