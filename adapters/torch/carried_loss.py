@@ -20,7 +20,13 @@ class CarriedLoss(nn.Module):
     objective: Objective
 
     def __init__(
-        self, objective: Objective, device: torch.device, dtype: torch.dtype, *, at_end: bool
+        self,
+        objective: Objective,
+        device: torch.device,
+        dtype: torch.dtype,
+        numbers: int,
+        *,
+        at_end: bool,
     ) -> None:
         """Wraps an objective.
 
@@ -28,11 +34,12 @@ class CarriedLoss(nn.Module):
             objective: Gives loss and predictions, as `Program.objective` does.
             device: Of the parameter.
             dtype: Of the parameter: that of the others, to travel in one message with them.
+            numbers: 2 where the loss may leave out padding: then also which part of the targets that is.
             at_end: Whether it comes after the others in the order of parameters, too.
         """
         super().__init__()
         # of one dimension: torch's PowerSGD takes no parameters without any
-        carrier = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        carrier = nn.Parameter(torch.zeros(numbers, device=device, dtype=dtype))
         # a module of its own: parameters of this one come before those of what is in it
         modules = {"objective": objective, "carrying": nn.ParameterList([carrier])}
         for name, module in modules.items() if at_end else reversed(modules.items()):
@@ -42,15 +49,19 @@ class CarriedLoss(nn.Module):
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """As the objective."""
         (carrier,) = self._carrier
-        held = carrier.reshape(())  # before the rest: gradients come in the reverse order
+        held, *beside = carrier.unbind()  # before the rest: gradients come in the reverse order
         loss, predictions = self.objective(inputs, targets)
-        return torch.addcmul(loss, held, loss.detach()), predictions
+        if not beside or not loss.dim():
+            return torch.addcmul(loss, held, loss.detach()), predictions
+        mean, part = loss
+        carrying = mean + held * mean.detach() + beside[0] * part
+        return torch.stack([carrying, part]), predictions
 
     def taken(self) -> torch.Tensor | None:
         """What the backward passes since the last call, and the exchange after them, have made of it."""
         (carrier,) = self._carrier
         mean, carrier.grad = carrier.grad, None
-        return None if mean is None else mean.reshape(()).clone()
+        return None if mean is None else mean.squeeze().clone()
 
     def leaves_sums(self, replicas: int, bucket_mib: float) -> bool:
         """Whether gradients with which it travels are added up in the same order as without it.
@@ -73,4 +84,4 @@ class CarriedLoss(nn.Module):
             if weight.requires_grad and weight.dtype == carrier.dtype
         ]
         fits = sum(beside) * carrier.element_size() < bucket_mib * (1 << 20)
-        return fits and sum(beside) % (2 * replicas) != 0
+        return fits and -sum(beside) % (2 * replicas) >= carrier.numel()

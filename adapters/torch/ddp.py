@@ -105,7 +105,11 @@ class DDPExchange(ProcessGroupExchange):
         # the first are exchanged last.
         as_they_come = static or not unused
         self._loss = CarriedLoss(
-            program.objective, self._device, _widest(program), at_end=as_they_come
+            program.objective,
+            self._device,
+            _widest(program),
+            1 + program.may_leave_out,
+            at_end=as_they_come,
         )
         # Two terms have no order; of more, all replicas' sums shall have that of a loop by hand.
         bucket = min(_BUCKET_MIB, self._options.get("bucket_cap_mb", _BUCKET_MIB))

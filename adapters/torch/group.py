@@ -20,9 +20,9 @@ from isotrain.adapters.torch.hold import Hold
 from isotrain.adapters.torch.measures import Measures
 from isotrain.adapters.torch.program import OWN_BUFFERS, Program
 from isotrain.adapters.torch.replica import TorchReplica
-from isotrain.adapters.torch.shares import Shares
+from isotrain.adapters.torch.shares import Shares, over_counted
 from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators, unmoved
-from isotrain.adapters.torch.tensors import fill, to_numpy
+from isotrain.adapters.torch.tensors import fill, own_part, to_numpy
 from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
     MODEL_STATE,
@@ -85,6 +85,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._is_cpu = device.type == "cpu"
         self.program = self._build(spec, device)
         self.exchange = connect()
+        self.program.set_split(self.exchange.replicas > 1 or spec.accumulate > 1)
         self.exchange.attach(self.program)
         self.program.distinguish(self.exchange.rank)
         if is_worker:
@@ -162,7 +163,7 @@ class TorchReplicaGroup(ReplicaGroup):
             self._arrange(arranging, batch.slices[0][0])
         program.zero_gradients()
         pieces = batch.slices[0]
-        shares = Shares(pieces, program, exchange)
+        shares = Shares(pieces, program, exchange, later=True)
         share: torch.Tensor | None = None
         if len(pieces) > 1:
             with exchange.accumulating():
@@ -172,10 +173,22 @@ class TorchReplicaGroup(ReplicaGroup):
         mean = exchange.begin_loss(_add(share, last))
         program.backward(loss)
         exchange.finish_gradients()
+        if shares.later:
+            mean = self._over_counted(mean())
         self._update_weights()
         if self.statistics:
             flat_mean(exchange, self.statistics, shares.weight)
         return mean()
+
+    def _over_counted(self, total: torch.Tensor) -> Wait:
+        """Makes gradients and loss the means over what counts; on a CPU it costs nothing where all does."""
+        left_out = total[1]
+        if not self._is_cpu or left_out:
+            counted = torch.where(left_out < 1, 1 - left_out, 1.0)
+            for weight in self.program.trainable.values():
+                if weight.grad is not None:
+                    own_part(weight.grad).div_(counted.to(weight.grad.dtype))
+        return lambda: over_counted(total)
 
     def _arrange(self, arranging: AbstractContextManager[Any], piece: Slice) -> None:
         """Lets the exchange see a backward pass, of which nothing else remains."""
@@ -243,7 +256,7 @@ class TorchReplicaGroup(ReplicaGroup):
             loss, own = self._forward(shares, last, module)
             mean = self.exchange.begin_mean(_add(share, own))
             self.program.backward(loss)
-        return mean
+        return (lambda: over_counted(mean())) if shares.later else mean
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         shares = Shares(batch.slices[0], self.program, self.exchange)

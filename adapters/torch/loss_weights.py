@@ -22,8 +22,8 @@ Count = Callable[[Any], Tensor]
 """From targets to the sum of their weights, a float64 scalar."""
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-_NOT_GIVEN = -100
-"""What torch's losses ignore where nobody says what: no target that its data hold, unless meant."""
+PADDING = -100
+"""What torch's losses ignore where nobody says what, and what most data sets have where nothing counts."""
 
 
 def counter(chosen: Component) -> Count | None:
@@ -49,13 +49,20 @@ def _of_torch(loss: Any) -> Count | None:
         options = dict(loss.keywords)
     else:
         return None
-    ignored, weights = options.get("ignore_index", _NOT_GIVEN), options.get("weight")
-    if options.get("reduction", "mean") != "mean" or (ignored == _NOT_GIVEN and weights is None):
+    ignored, weights = options.get("ignore_index", PADDING), options.get("weight")
+    if options.get("reduction", "mean") != "mean":
         return None
     return functools.partial(_weight, ignored, weights)
 
 
+def ignores_padding_alone(count: Count | None) -> bool:
+    """Whether a loss leaves out nothing but what torch ignores where nobody says what."""
+    return isinstance(count, functools.partial) and count.args == (PADDING, None)
+
+
 def _weight(ignored: int, weights: Tensor | None, targets: Tensor) -> Tensor:
+    if targets.is_floating_point():  # of probabilities, torch divides by the number of samples
+        return torch.tensor(float(len(targets)), dtype=torch.float64, device=targets.device)
     counts = targets != ignored
     if weights is None:
         return counts.sum(dtype=torch.float64)

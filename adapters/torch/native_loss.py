@@ -10,7 +10,7 @@ import torch
 
 from isotrain.adapters import called
 from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch.loss_weights import Count, counter
+from isotrain.adapters.torch.loss_weights import PADDING, Count, counter, ignores_padding_alone
 from isotrain.adapters.torch.losses import beside
 from isotrain.adapters.torch.named_loss import NamedLoss, build_loss
 from isotrain.plugin import SpecError, TrainingSpec, unweighted
@@ -72,7 +72,11 @@ class NativeLoss:
     Attributes:
         parts: Each of them.
         counts_alike: Whether all targets count alike in all of them.
+        may_leave_out: Whether it is one loss that counts all targets alike but padding.
+        is_split: Whether its means are parts of another mean.
     """
+
+    is_split = True
 
     def __init__(self, spec: TrainingSpec) -> None:
         """Makes them.
@@ -83,6 +87,11 @@ class NativeLoss:
         self._outputs = Outputs()
         self.parts = output_parts(spec)
         self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self.parts]
+        first = self.parts[0]
+        is_one = len(self.parts) == 1 and first.output is None
+        self.may_leave_out = is_one and ignores_padding_alone(first.counted)
+        if self.may_leave_out:
+            first.counted = None
         self.counts_alike = all(part.counted is None for part in self.parts)
         self._only = self.parts[0] if self._is_one else None
 
@@ -96,7 +105,8 @@ class NativeLoss:
         """The loss of a slice, as an objective gives it."""
         if self._only is not None:
             plain, weights = unweighted(targets)
-            return self._only.mean(plain, predictions, weights)
+            mean = self._only.mean(plain, predictions, weights)
+            return self._beside_left_out(mean, plain) if self.may_leave_out else mean
         samples = [self._outputs.sample(targets, predictions, p.output) for p in self.parts]
         means = [part.remembered(*own) for part, own in zip(self.parts, samples, strict=True)]
         means = [m if f is None else m * f for m, f in zip(means, self._factors, strict=True)]
@@ -105,6 +115,28 @@ class NativeLoss:
         if self.counts_alike:
             return total
         return _in_rows(total, means, self.counted(targets))
+
+    def _beside_left_out(self, mean: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean as if padding counted and had a loss of 0, and which part of the targets it is.
+
+        That is a vector of two; the mean alone, where it is known that there is none, or where it is no part
+        of another.
+        """
+        part = self.left_out(targets)
+        if part.device.type == "cpu" and not part:
+            return mean
+        part = part.to(mean)
+        mean = torch.where(part < 1, mean, 0.0)  # torch's mean of nothing is no number
+        if not self.is_split and torch.is_grad_enabled():
+            return mean
+        return torch.stack([mean * (1 - part), part])
+
+    def left_out(self, targets: Any) -> torch.Tensor:
+        """Which part of the targets is padding, a float64 scalar."""
+        plain, _ = unweighted(targets)
+        if plain.is_floating_point():
+            return torch.zeros((), dtype=torch.float64, device=plain.device)
+        return (plain == PADDING).sum(dtype=torch.float64) / max(1, plain.numel())
 
     def counted(self, targets: Any) -> torch.Tensor:
         """What each loss counts by in a slice, shape `[losses]`; 0 for those that count samples."""

@@ -214,7 +214,23 @@ class NativeProgram(Program):
         return found
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
-        return self._loss is not None and not self._loss.counts_alike
+        if self._loss is None:
+            return False
+        return not self._loss.counts_alike or (
+            self._loss.may_leave_out and bool(self._loss.left_out(targets))
+        )
+
+    @property
+    def may_leave_out(self) -> bool:
+        return self._loss is not None and self._loss.may_leave_out and self._loss.is_split
+
+    def left_out(self, targets: Any) -> torch.Tensor:
+        assert self._loss is not None
+        return self._loss.left_out(targets)
+
+    def set_split(self, is_split: bool) -> None:
+        if self._loss is not None:
+            self._loss.is_split = is_split
 
     def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
         assert self._loss is not None

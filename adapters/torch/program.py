@@ -33,7 +33,9 @@ class Objective(nn.Module):
 
     The loss is the mean over the samples, a scalar, where all targets count alike. Else its shape is
     `[2, 1 + losses]`: the sum of the means over the samples, beside it the mean of each loss that counts by
-    something else; and in the second row what these count by.
+    something else; and in the second row what these count by. Where padding may be left out
+    (`Program.may_leave_out`), it may be a vector of two: the mean as if padding counted and had a loss of 0,
+    and which part of the targets it is.
 
     Attributes:
         unregistered: The weights that are no parameters of the model: this module registers them.
@@ -140,6 +142,19 @@ class Program(ABC):
     @abstractmethod
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
         """Whether the loss of such slices counts targets by more than their number; nothing moves."""
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether the loss may leave out padding, and what the group knows of it: see `Objective`."""
+        return False
+
+    def left_out(self, targets: Any) -> torch.Tensor:
+        """Which part of the targets of a slice is padding, a float64 scalar."""
+        return torch.zeros((), dtype=torch.float64)
+
+    def set_split(self, is_split: bool) -> None:
+        """Says whether the loss of a slice is a part of that of a step; it is, unless this says otherwise."""
+        return
 
     @abstractmethod
     def counted(self, inputs: Any, targets: Any) -> torch.Tensor:

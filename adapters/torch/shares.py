@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -20,10 +21,18 @@ class Shares:
     Attributes:
         pieces: The slices, one after the other.
         weight: The sum of their weights.
+        later: Whether shares of the loss are vectors of two, the mean as if padding counted and which part of
+            the targets that is: their mean is to be divided by the rest (`over_counted`), and but for local
+            steps the gradients are too.
     """
 
     def __init__(
-        self, pieces: Sequence[Slice], program: Program, exchange: Exchange, local: bool = False
+        self,
+        pieces: Sequence[Slice],
+        program: Program,
+        exchange: Exchange,
+        local: bool = False,
+        later: bool = False,
     ) -> None:
         """Knows nothing of the loss yet.
 
@@ -32,13 +41,16 @@ class Shares:
             program: The replica.
             exchange: Ties it to the others.
             local: Whether gradients are to be those of this replica's own mean.
+            later: Whether padding is made up for when gradients and loss have been exchanged.
         """
         self.pieces = pieces
         self._program = program
         self._exchange = exchange
         self._local = local
+        self.later = (later or local) and program.may_leave_out
         self.weight = pieces[0].weight if len(pieces) == 1 else sum(p.weight for p in pieces)
         self._factors: torch.Tensor | None = None
+        self._rest: Any = None
 
     def of(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A slice's share, as an objective gives its loss.
@@ -46,6 +58,8 @@ class Shares:
         Returns:
             What to take gradients of; and the share of the mean loss, without gradients.
         """
+        if self._program.may_leave_out:
+            return self._without_padding(index, loss)
         if loss.dim():
             return self._of_rows(index, loss)
         weight = self.pieces[index].weight
@@ -53,6 +67,22 @@ class Shares:
         if not self._local or self.weight == 1.0:
             return share, share.detach()
         return loss * (weight / self.weight if weight else 0.0), share.detach()
+
+    def _without_padding(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, part = loss if loss.dim() else (loss, torch.zeros_like(loss))
+        weight = self.pieces[index].weight
+        share = mean if weight == 1.0 else mean * weight
+        if self.later and not self._local:
+            return share, torch.stack([share.detach(), part * weight])
+        if self._rest is None:
+            own = sum(p.weight * self._program.left_out(p.targets) for p in self.pieces)
+            self._rest = self.weight - own
+            if not self._local:
+                self._rest = 1 - self._exchange.all_reduce(torch.as_tensor(own), "mean")
+        factor = (weight / _or_one(torch.as_tensor(self._rest))).to(mean)
+        if self._local:
+            return mean * factor, torch.stack([share.detach(), part * weight])
+        return mean * factor, mean.detach() * factor
 
     def _of_rows(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         means, counted = loss
@@ -94,6 +124,10 @@ class EvaluatedLoss:
         """Adds the loss of so many samples, as an objective gives it."""
         if loss.dim() == 0:
             self._sums[0, 0] += loss.double() * count
+        elif loss.dim() == 1:
+            mean, part = loss.double()
+            self._sums[0, 0] += mean * count
+            self._sums[1, 0] -= part * count
         else:
             means, counted = loss.double()
             self._sums[0] += means * torch.cat([counted.new_tensor([count]), counted[1:]])
@@ -108,8 +142,14 @@ class EvaluatedLoss:
         """
         sums, counts = total(self._sums)
         self._sums.zero_()
-        mean = sums[0] / counts[0] + (sums[1:] / _or_one(counts[1:])).sum()
+        mean = sums[0] / _or_one(counts[0]) + (sums[1:] / _or_one(counts[1:])).sum()
         return float(mean)
+
+
+def over_counted(total: torch.Tensor) -> torch.Tensor:
+    """The mean loss over what counts, from the mean of shares of two numbers."""
+    loss, left_out = total.unbind()
+    return loss / _or_one(1 - left_out)
 
 
 def _or_one(sums: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,7 @@ class StagedGroup(TorchReplicaGroup):
         self._taken: list[Taken] = []
         super().__init__(spec, setting, device, connect)
         program = self.program
+        program.set_split(True)  # into micro-batches
         late = [metric.name for metric in self._measures.training if metric.is_late]
         require_ready(late)
         model, loss, self._compare = cut_model(program, spec, cut)

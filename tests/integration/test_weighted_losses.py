@@ -36,6 +36,26 @@ def ignoring() -> Any:
     return {"torch": torch.nn.CrossEntropyLoss(ignore_index=1)}
 
 
+def padded() -> isotrain.DataSet:
+    """As `samples`, with torch's own padding in the place of class 1."""
+    pair = samples().train
+    padding = pair[0], np.where(pair[1] == 1, -100, pair[1])
+    return isotrain.DataSet(train=padding, validation=padding)
+
+
+def by_default() -> Any:
+    import torch
+
+    return {"torch": torch.nn.CrossEntropyLoss()}
+
+
+def by_function() -> Any:
+    import torch
+
+    function = torch.nn.functional.cross_entropy
+    return {"torch": functools.partial(function, label_smoothing=0.0)}
+
+
 def both() -> Any:
     import torch
 
@@ -83,18 +103,25 @@ def sentences() -> isotrain.DataSet:
 
 LOSSES = {"ignoring": ignoring, "weighing": weighing, "both": both, "named": lambda: NAMED}
 """Of native models."""
+PADDED = {"padded": by_default, "padded, by a function": by_function}
+"""Of native models that ignore what torch ignores by default, where others ignore class 1."""
 PORTABLE: dict[str, dict[str, Any]] = {
     "masked": {"model": masked, "data": sentences, "loss": CROSS_ENTROPY},
     "masked, ignoring": {"model": masked, "data": sentences, "loss": NAMED},
     "portable, ignoring": {"model": plain, "loss": NAMED},
 }
-CASES = (*PORTABLE, *LOSSES)
+CASES = (*PORTABLE, *LOSSES, *PADDED)
 WHOLE = ("torch-ddp", 1)
 RUNS: dict[tuple[str, int], list[tuple[str, int]]] = {
-    WHOLE: [*((name, 1) for name in CASES), *((name, 2) for name in LOSSES)],
-    ("torch-ddp", 2): [("masked, ignoring", 1), *((name, 2) for name in LOSSES)],
+    WHOLE: [*((name, 1) for name in CASES), *((name, 2) for name in (*LOSSES, *PADDED))],
+    ("torch-ddp", 2): [
+        ("masked, ignoring", 1),
+        *((name, 2) for name in (*LOSSES, *PADDED)),
+        ("padded", 1),
+        ("padded, reduced", 1),
+    ],
     ("torch-ddp", 3): [*((name, 2) for name in PORTABLE), *((name, 1) for name in LOSSES)],
-    ("horovod-torch", 2): [("both", 2)],
+    ("horovod-torch", 2): [("both", 2), ("padded", 1), ("padded", 2)],
     ("horovod-tf", 2): [("masked, ignoring", 2)],
 }
 """What the processes of each run train in turn: cases, and into how many slices a replica's share is cut.
@@ -113,8 +140,16 @@ def spec(name: str, accumulate: int) -> dict[str, Any]:
         "accumulate": accumulate,
         "precision": "float64",
         "threads": 1,
-        **(PORTABLE[name] if name in PORTABLE else {"loss": LOSSES[name]()}),
+        **_own_fields(name),
     }
+
+
+def _own_fields(name: str) -> dict[str, Any]:
+    if name in PORTABLE:
+        return PORTABLE[name]
+    if name == "padded, reduced":
+        return {**_own_fields("padded"), "strategy": "hierarchical"}
+    return {"loss": PADDED[name](), "data": padded} if name in PADDED else {"loss": LOSSES[name]()}
 
 
 def trained(session: isotrain.Session, name: str) -> list[float]:
@@ -140,11 +175,22 @@ def results(backend: str, replicas: int) -> dict[str, list[float]]:
 def test_any_split_gives_the_same(name: str) -> None:
     whole = results(*WHOLE)[f"{name}, 1"]
     assert np.isfinite(whole).all()
-    splits = [(run, count) for run in RUNS for each, count in RUNS[run] if each == name][1:]
-    assert splits
-    for run, count in splits:
-        split = results(*run)[f"{name}, {count}"]
+    splits = [
+        (run, each, count)
+        for run in RUNS
+        for each, count in RUNS[run]
+        if each in (name, f"{name}, reduced")
+    ]
+    assert len(splits) > 1
+    for run, each, count in splits:
+        split = results(*run)[f"{each}, {count}"]
         np.testing.assert_allclose(split, whole, rtol=1e-12, err_msg=f"{run}, {count} slices")
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_is_left_out_as_any_class_is(name: str) -> None:
+    whole = results(*WHOLE)
+    np.testing.assert_allclose(whole[f"{name}, 1"], whole["ignoring, 1"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
