@@ -148,6 +148,7 @@ def test_sums_are_those_of_a_loop_by_hand(replicas: int) -> None:
             "model": {"torch": functools.partial(sized, *layers)},
             "loss": {"torch": cross_entropy},
             "data": samples,
+            "ignore": ["ISO301"],  # the trial of the loss reduces too
         }
         for name, layers in SIZES.items()
     }
