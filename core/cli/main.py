@@ -28,6 +28,7 @@ from isotrain.core.system.leaving import leave_after_work
 from isotrain.core.system.standard_streams import (
     discard_what_cannot_be_written,
     replace_closed_streams,
+    write_every_character,
 )
 from isotrain.core.system.visible_text import visible
 
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     replace_closed_streams()
+    write_every_character()
     with _unwinding_on_signals():
         code = _attempt(given)
         discard_what_cannot_be_written()

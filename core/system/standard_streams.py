@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -18,6 +19,13 @@ def replace_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def write_every_character() -> None:
+    """Lets standard output show what its encoding lacks as `\\u2013`, as standard error does."""
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and not out.encoding.lower().startswith("utf"):
+        out.reconfigure(errors="backslashreplace")
 
 
 def discard_what_cannot_be_written() -> None:

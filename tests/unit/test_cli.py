@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -497,6 +498,16 @@ def test_a_run_without_standard_streams(folder: Path) -> None:
     assert redirected(f"{run} <&- >&- 2>&-", folder).returncode == ExitCode.OK
     assert (folder / "run" / "result.json").is_file()
     assert (folder / "run" / "rank-0.log").read_text() == "making the data\n"
+
+
+def test_characters_that_the_output_lacks() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with (
+        mock.patch("sys.stdout", out),
+        mock.patch.object(commands, "schema", side_effect=lambda _: print("\u2013")),
+    ):
+        assert main(["schema"]) == ExitCode.OK
+    assert out.buffer.getvalue() == b"\\u2013\n"  # type: ignore[attr-defined]
 
 
 def test_a_folder_that_was_removed(folder: Path) -> None:
