@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.events import Failed, Finished, Ready, Started
+from isotrain.core.contracts.events import Failed, Finished, Ready, Started, Warned
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.system.leaving import leave
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from isotrain.core.plugins.cast import Cast
 
 EXIT_FAILED = 1
+_OURS = str(Path(__file__).parents[2]) + os.sep
+"""The folder of this package."""
 
 
 def main(events: int, status: int, arrays: int) -> None:
@@ -163,6 +166,7 @@ def do_job(
     from isotrain.core.running.session import Session
     from isotrain.core.system.whole_file import write_whole
 
+    tell_warnings(reporter)
     service = Service.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
         reporter.enter("build model")
@@ -184,6 +188,20 @@ def do_job(
     value = job.work(session)
     session.close()
     return value
+
+
+def tell_warnings(reporter: Reporter) -> None:
+    """Has whoever watches the run told of what isotrain warns of here, besides this process's own output."""
+    shown = warnings.showwarning
+
+    def tell(
+        message: Warning | str, category: type[Warning], filename: str, *given: Any, **options: Any
+    ) -> None:
+        if filename.startswith(_OURS):
+            reporter.emit(Warned(text=str(message)))
+        shown(message, category, filename, *given, **options)
+
+    warnings.showwarning = tell
 
 
 def _save(value: Any, context: ProcessContext, reporter: Reporter) -> None:

@@ -87,6 +87,7 @@ class Story:
         self._plan = plan
         self._started: set[int] = set()
         self._ready: set[int] = set()
+        self._warned: set[str] = set()
         self._epochs: int | None = None
         count = len(plan.processes)
         self.phase = f"starting {count} process{'' if count == 1 else 'es'}"
@@ -116,7 +117,7 @@ class Story:
             case Remark():
                 return event.text
             case Warned():
-                return f"warning: {event.text}"
+                return self._note_warning(event)
             case CheckpointSaved():
                 return f"checkpoint after step {event.done}: {event.location}"
             case Resumed():
@@ -127,6 +128,13 @@ class Story:
             case WorkerLost():
                 return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
         return None
+
+    def _note_warning(self, event: Warned) -> str | None:
+        """What a process warns of, once: others warn of the same."""
+        if event.text in self._warned:
+            return None
+        self._warned.add(event.text)
+        return f"warning: {event.text}"
 
     def _note_started(self, event: Started) -> None:
         self._started.add(event.rank)

@@ -20,6 +20,7 @@ from isotrain.core.contracts.events import (
     Progress,
     Ready,
     Started,
+    Warned,
     WorkerLost,
 )
 from isotrain.core.contracts.plan import Plan, ProcessPlan
@@ -211,3 +212,11 @@ def test_bar(columns: int) -> None:
         assert "loss 0.2500" in last
         assert "1,23" in last
     assert ("accuracy 0.7500" in last) == (columns >= 110)
+
+
+def test_what_all_ranks_warn_of_is_shown_once() -> None:
+    story = display.Story(plan())
+    shown = [
+        story.note(Warned(rank=rank, text=text)) for text in ("odd", "even") for rank in (0, 1)
+    ]
+    assert shown == ["warning: odd", None, "warning: even", None]

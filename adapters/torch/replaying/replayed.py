@@ -389,4 +389,8 @@ def _seen(difference: str, known: _Record) -> str:
     """A difference, and since when it may have been there."""
     if not known.agreed:
         return difference
-    return f"{difference}, seen at use {known.uses} of the record; it agreed at use {known.agreed}"
+    return (
+        f"{difference}, seen at use {known.uses} of the record; it agreed at use {known.agreed}, and what was"
+        " computed by it since then may not be what Keras gives. What the model reads is no attribute of a"
+        " layer, or changes where nobody can see it; `record: false` in the spec does without records"
+    )
