@@ -291,6 +291,18 @@ def moving_statistics(model: keras.Layer) -> list[Any]:
     ]
 
 
+def moved_by_layers(model: keras.Layer) -> list[Any]:
+    """The weights that are layers' own to move, of any type; a frozen layer's among them."""
+    moved = {
+        id(v) for layer in keras_private.layers_of(model) for v in keras_private.moved_by(layer)
+    }
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) in moved or keras_private.is_seed(variable.path)
+    ]
+
+
 def _stands_still(layer: keras.Layer) -> bool:
     """Whether it is a layer of Keras' own that moves its statistics and, being frozen, does not."""
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable

@@ -18,6 +18,7 @@ from isotrain.adapters.keras_private import (
 )
 from isotrain.adapters.keras_private.calls import (
     as_read,
+    is_stateless,
     is_training,
     layer_of_error,
     surroundings,
@@ -84,6 +85,7 @@ __all__ = [
     "is_built",
     "is_functional",
     "is_seed",
+    "is_stateless",
     "is_training",
     "keep_64_bits",
     "layer_of_error",

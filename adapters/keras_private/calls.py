@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from isotrain.adapters.private_parts import PrivatePart, require
 
@@ -20,6 +21,17 @@ def is_training() -> bool:
     """Whether the layer that is being called was called to train."""
     context = global_state.get_global_attribute(_CALL)
     return context is not None and bool(context.get_value("training"))
+
+
+def is_stateless() -> bool:
+    """Whether variables are set in a `StatelessScope` here, and not themselves."""
+    return in_stateless_scope()
+
+
+def _knows_scopes() -> None:
+    require(not is_stateless(), "no scope around all")
+    with keras.StatelessScope():
+        require(is_stateless(), "a scope")
 
 
 def surroundings() -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -94,5 +106,6 @@ def _names_the_layer_of_an_error() -> None:
 
 PARTS = (
     PrivatePart("Layer._get_call_context, AutocastScope and _maybe_autocast", _calls_again),
+    PrivatePart("backend.common.stateless_scope.in_stateless_scope", _knows_scopes),
     PrivatePart("messages of errors in layers", _names_the_layer_of_an_error),
 )

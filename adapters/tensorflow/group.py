@@ -263,6 +263,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         with self._program.undisturbed():
             yield
 
+    @contextlib.contextmanager
+    def unmoved(self) -> Iterator[None]:
+        with self._program.unmoved():
+            yield
+
     def keep_gradients(self) -> bool:
         if self._updates_own:
             return False

@@ -29,7 +29,13 @@ from isotrain.adapters.tensorflow.shares import Shares, Total
 from isotrain.adapters.tensorflow.state import NamedState, native, sums
 from isotrain.adapters.tensorflow.variables import assign_all, joined, undone_where, value_of
 from isotrain.adapters.tensorflow.weight_update import Gradients, WeightUpdate
-from isotrain.adapters.tensorflow.weights import moving_statistics, require_precision, weights_of
+from isotrain.adapters.tensorflow.weights import (
+    carried_variables,
+    moving_statistics,
+    own_state,
+    require_precision,
+    weights_of,
+)
 from isotrain.plugin import Phase, StateKind, StatePart, TrainingSpec
 
 Piece = tuple[Any, Any]
@@ -82,6 +88,8 @@ class Program:
         self.others = [native(variable) for variable in others]
         self._moved = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._moved]
+        self._carried = carried_variables(self.model)
+        self._own = [*self._carried.values(), *map(native, own_state(self.model, others))]
         self.update = self._update_of(spec, trainable)
         apart = generators_apart(spec, "tensorflow", self.model)
         self._unseeded = apart[UNSEEDED]
@@ -98,6 +106,7 @@ class Program:
                 "loss-scale": self.update.loss_scale,
                 "random": lambda: self._generators,
                 "metrics": lambda: sums(self.measures.shown),
+                "carry": lambda: self._carried,
             },
         )
         self._forward = forward(self.model, training=False)
@@ -187,8 +196,9 @@ class Program:
         For a Keras model no variable is assigned to, not even what it has: others may train it meanwhile.
         """
         is_keras = isinstance(self.model, keras.Layer)
-        undone = undone_where(tf.constant(True), self.statistics)
-        with keras.StatelessScope() if is_keras else undone:
+        moved = list(self._carried.values()) if is_keras else self.statistics
+        undone = undone_where(tf.constant(True), moved)
+        with undone, keras.StatelessScope() if is_keras else contextlib.nullcontext():
             return self._compute[False](*piece)[0][1, 1:]
 
     def contribution_aside(
@@ -244,16 +254,27 @@ class Program:
             yield
             return
         assert weight is not None
-        moved = [*self.statistics, *self.measures.accumulators(phase)]
+        carried = self._carried.values()
+        moved = [*self.statistics, *carried, *self.measures.accumulators(phase)]
         with undone_where(tf.equal(weight, 0), moved):
             yield
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Gives the non-trainable state and the training metrics back their values; not traced."""
+        moved = (*self.others, *self._carried.values(), *self.measures.accumulators("train"))
+        with self._given_back(moved):
+            yield
+
+    def unmoved(self) -> contextlib.AbstractContextManager[None]:
+        """Gives what the model itself moves back its values; not traced."""
+        return self._given_back(self._own)
+
+    @contextlib.contextmanager
+    def _given_back(self, moved: Iterable[tf.Variable]) -> Iterator[None]:
+        """Gives variables, and generators of random numbers, back their values."""
         generators = map(native, self._generators.values())
-        moved = (*self.others, *self.measures.accumulators("train"), *generators)
-        variables = [c for variable in moved for c in copies(variable)]
+        variables = [c for variable in (*moved, *generators) for c in copies(variable)]
         before = [tf.identity(variable) for variable in variables]
         try:
             yield

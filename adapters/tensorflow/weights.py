@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from isotrain.adapters import portable
-from isotrain.adapters.tensorflow.state import canonical_names
+from isotrain.adapters import keras_carry, portable
+from isotrain.adapters.tensorflow.state import canonical_names, native
 from isotrain.plugin import SpecError, TrainingSpec
 
 
@@ -30,6 +31,21 @@ def moving_statistics(model: Any) -> list[Any]:
     if isinstance(model, keras.Layer):
         return portable.moving_statistics(model)
     return [variable for variable in _of_module(model)[1] if variable.dtype.is_floating]
+
+
+def own_state(model: Any, others: Sequence[Any]) -> list[Any]:
+    """The weights that a model moves itself, or may move, also in evaluation mode; seeds among them."""
+    return portable.moved_by_layers(model) if isinstance(model, keras.Layer) else list(others)
+
+
+def carried_variables(model: Any) -> dict[str, tf.Variable]:
+    """The variables that layers of a Keras model keep and that are none of its weights, by name."""
+    if not isinstance(model, keras.Layer):
+        return {}
+    found = {n: native(v) for n, v in keras_carry.carried_variables(model).items()}
+    known = {id(native(each)) for each in (*model.variables, *found.values())}
+    of_framework = keras_carry.carried(model, tf.Variable)
+    return found | {name: each for name, each in of_framework if id(each) not in known}
 
 
 def weights_of(model: Any, spec: TrainingSpec) -> tuple[list[Any], list[Any]]:

@@ -22,7 +22,7 @@ from isotrain.adapters.torch.program import OWN_BUFFERS, Program
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.shares import Shares, over_counted
 from isotrain.adapters.torch.state import NamedState, Section, accumulators, generators, unmoved
-from isotrain.adapters.torch.tensors import fill, own_part, to_numpy
+from isotrain.adapters.torch.tensors import kept, own_part, to_numpy
 from isotrain.adapters.weight_files import weights_in
 from isotrain.plugin import (
     MODEL_STATE,
@@ -205,7 +205,8 @@ class TorchReplicaGroup(ReplicaGroup):
         if piece.count:
             loss, predictions = module(piece.inputs, piece.targets)
         else:
-            with kept([*self.program.statistics, *self.program.own_buffers().values()]):
+            moved = [*self.program.statistics, *self.program.own_buffers().values()]
+            with kept(moved), self.program.carry.unmoved():
                 loss, predictions = module(piece.inputs, piece.targets)
         self._measures.train(piece, predictions)
         return shares.of(index, loss)
@@ -318,7 +319,13 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        with kept([*self._frozen_here(), *self._measures.sums()]), unmoved(self._random):
+        moved = [*self._frozen_here(), *self._measures.sums()]
+        with kept(moved), self.program.carry.unmoved(), unmoved(self._random):
+            yield
+
+    @contextlib.contextmanager
+    def unmoved(self) -> Iterator[None]:
+        with kept(self.program.movable), self.program.carry.unmoved(), unmoved(self._random):
             yield
 
     def _frozen_here(self) -> list[torch.Tensor]:
@@ -372,8 +379,9 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def step_remarks(self, batch: Batch) -> list[str]:
         piece = batch.slices[0][0]
-        unalike = self.program.counts_unalike(piece.inputs, piece.targets)
-        return self.program.remarks(piece.inputs, piece.targets) + [UNALIKE] * unalike
+        with self.program.carry.unmoved():
+            unalike = self.program.counts_unalike(piece.inputs, piece.targets)
+            return self.program.remarks(piece.inputs, piece.targets) + [UNALIKE] * unalike
 
     def refuses_one(self, batch: Batch) -> str | None:
         piece = batch.slices[0][0]
@@ -444,18 +452,6 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def close(self) -> None:
         self.exchange.close()
-
-
-@contextlib.contextmanager
-def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Undoes what its body does to tensors: a placeholder must not move the statistics."""
-    before = [tensor.clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                fill(tensor, value)
 
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

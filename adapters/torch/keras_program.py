@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 import torch
 
-from isotrain.adapters import keras_files, keras_private, keras_traits, portable
+from isotrain.adapters import keras_carry, keras_files, keras_private, keras_traits, portable
 from isotrain.adapters.keras_generators import generators_apart
 from isotrain.adapters.keras_losses import Losses
 from isotrain.adapters.outputs import Outputs, plain
 from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports
+from isotrain.adapters.torch.carry import Carry
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.program import Objective, Program
@@ -24,7 +26,7 @@ from isotrain.adapters.torch.replaying.phase_metrics import PhaseMetrics
 from isotrain.adapters.torch.replaying.recording import Compute
 from isotrain.adapters.torch.replaying.replayed import Replayed, told
 from isotrain.adapters.torch.state import Section, State, in_place
-from isotrain.adapters.torch.tensors import overwrite
+from isotrain.adapters.torch.tensors import kept, overwrite
 from isotrain.adapters.torch.without_gradients import WithoutGradients
 from isotrain.plugin import (
     ExportForm,
@@ -61,6 +63,14 @@ class KerasProgram(Program):
         self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
         self.statistics = [v.value for v in portable.moving_statistics(model)]
+        self.movable = [v.value for v in portable.moved_by_layers(model)]
+        self._carried = keras_carry.carried_variables(model)
+        self.carry = Carry(
+            keras_carry.layer_names(model),
+            {name: variable.value for name, variable in self._carried.items()},
+            tensors[0].device,
+            keras_carry.usual_attributes(),
+        )
         self._updated_variables = self._variables
         self._shared_slots: set[str] = set()
         self._slots_elsewhere: set[str] = set()
@@ -127,12 +137,19 @@ class KerasProgram(Program):
         is_recorded = spec.record and not (training and spec.recompute)
         if not is_recorded:
             return compute
-        return Replayed(compute, self.model, phase, spec.compile, compute.callables)
+        carried = list(self._carried.values())
+        return Replayed(compute, self.model, phase, spec.compile, compute.callables, carried)
 
     def _computer(self, spec: TrainingSpec, training: bool) -> portable.LossComputer:
         """What Keras computes in a phase."""
         compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
         self.losses["train" if training else "evaluation"] = compute.losses
+        if training and self._carried:
+            carried = list(self._carried.values())
+            variables = [*self._variables, *self._others, *carried]
+            return replace(
+                compute, compute=keras_carry.carrying(compute.compute, variables, carried)
+            )
         return compute
 
     def remarks(self, inputs: Any, targets: Any) -> list[str]:
@@ -153,10 +170,12 @@ class KerasProgram(Program):
         return plain(self._without_gradients(forward, inputs))
 
     def counts_unalike(self, inputs: Any, targets: Any) -> bool:
-        return bool(self.evaluate(inputs, targets)[0].dim())
+        with kept(list(self.carry.variables.values())):
+            return bool(self.evaluate(inputs, targets)[0].dim())
 
     def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
-        return self.evaluate(inputs, targets)[0][1, 1:]
+        with kept(list(self.carry.variables.values())):
+            return self.evaluate(inputs, targets)[0][1, 1:]
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         if form == "torch":

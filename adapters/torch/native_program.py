@@ -17,6 +17,7 @@ from isotrain.adapters.chosen import called_as, select
 from isotrain.adapters.outputs import batch_of, plain
 from isotrain.adapters.seeds import SEEDS, seed_shift
 from isotrain.adapters.torch import exports, private
+from isotrain.adapters.torch.carry import Carry
 from isotrain.adapters.torch.group_rates import GroupRates
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.metrics import Metric
@@ -88,6 +89,7 @@ class NativeProgram(Program):
         self.statistics = [buffer for name, buffer in moved.items() if _is_statistic(name)]
         self._own = {name: buffer for name, buffer in moved.items() if not _is_statistic(name)}
         self._versions: dict[str, int] = {}
+        self.movable = list(model.buffers())
         self._update_only(self.trainable)
         self._scales = spec.loss_scaling is not None
         scaling = spec.loss_scaling or LossScale()
@@ -106,6 +108,7 @@ class NativeProgram(Program):
         self._held = _generators_of(self.model)
         self._first_seeds = [generator.initial_seed() for generator in self._held.values()]
         self._train()
+        self.carry = Carry(dict(model.named_modules()), {}, device)
 
     def _update_only(self, weights: dict[str, torch.Tensor]) -> None:
         """Makes an optimizer of some weights, or of their parts."""

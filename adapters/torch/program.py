@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isotrain.adapters.torch.carry import Carry
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.state import Section, State, in_place
 from isotrain.plugin import (
@@ -75,6 +76,8 @@ class Program(ABC):
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
+        movable: Those of `frozen` that are the model's to move, also in evaluation mode.
+        carry: What layers carry from one call to the next, and is no weight.
         updated: The trainable parameters that `apply` updates: all, unless others keep slots of some.
         own_rates: The schedule that the optimizer came with; None where it has none.
     """
@@ -85,6 +88,8 @@ class Program(ABC):
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     statistics: list[torch.Tensor]
+    movable: list[torch.Tensor]
+    carry: Carry
     updated: list[Any]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -271,4 +276,5 @@ class Program(ABC):
             "non-trainable": in_place(self.frozen),
             "optimizer": Section(self.optimizer_state, self.write_optimizer_slot),
             "loss-scale": Section(self.loss_scale_state, self.write_loss_scale),
+            "carry": self.carry.section(),
         }

@@ -14,11 +14,12 @@ from isotrain.adapters import stage_profile
 from isotrain.adapters.stage_rules import own_weights, require_ready
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.exchange import flat_mean
-from isotrain.adapters.torch.group import TorchReplicaGroup, kept
+from isotrain.adapters.torch.group import TorchReplicaGroup
 from isotrain.adapters.torch.stage_exchange import StageExchange
 from isotrain.adapters.torch.stage_models import cut_model
 from isotrain.adapters.torch.stage_work import Stages, TorchStageWork
 from isotrain.adapters.torch.state import Section
+from isotrain.adapters.torch.tensors import kept
 from isotrain.plugin import (
     MODEL_STATE,
     Action,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -122,3 +123,15 @@ def to_numpy(tensor: Held) -> np.ndarray:
     copy = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     array: np.ndarray = copy.numpy()  # of the tensor itself, it would never again let its memory go
     return array
+
+
+@contextlib.contextmanager
+def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Undoes what its body does to tensors: a placeholder must not move the statistics."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                fill(tensor, value)

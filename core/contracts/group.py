@@ -116,6 +116,21 @@ class ReplicaGroup(PlacedSteps, ABC):
         finally:
             self.write_state(before)
 
+    @contextlib.contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Puts back at its end what evaluations and predictions move, on each replica here. Local.
+
+        Training goes on as if they had not been: with the states that layers carry, the random streams and
+        the statistics that it had. Weights, which they leave alone, need not be copied for it.
+        """
+        kinds: tuple[StateKind, ...] = ("non-trainable", "random", "carry")
+        before = {each: self.read_state(kinds, replica=each) for each in self.local_replicas}
+        try:
+            yield
+        finally:
+            for replica, state in before.items():
+                self.write_state(state, replica=replica)
+
     def keep_gradients(self) -> bool:
         """Makes every later step keep the gradients that it updates the weights with. Local.
 

@@ -8,17 +8,25 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 StateKind = Literal[
-    "trainable", "non-trainable", "optimizer", "loss-scale", "random", "metrics", "exchange"
+    "trainable",
+    "non-trainable",
+    "optimizer",
+    "loss-scale",
+    "random",
+    "metrics",
+    "exchange",
+    "carry",
 ]
 """`trainable` and `non-trainable`: the model's weights, under their own names; all else under `KIND/...`.
 
 `optimizer`: its slots. `loss-scale`: `scale`, and `steps` since it changed. `random`: generators of random
 numbers, but for those among the non-trainable weights. `metrics`: what training metrics have added up since
 they were collected last. `exchange`: what the backend keeps of how it exchanges and computes, such as
-residuals of compressed gradients.
+residuals of compressed gradients. `carry`: what layers carry from one call to the next and is no weight, such
+as the states of stateful RNNs.
 
-`random`, `metrics` and `exchange` are each replica's own. The others are equal on all replicas wherever these
-hold the same weights."""
+`random`, `metrics`, `exchange` and `carry` are each replica's own. The others are equal on all replicas
+wherever these hold the same weights."""
 
 ALL_STATE: tuple[StateKind, ...] = (
     "trainable",
@@ -28,6 +36,7 @@ ALL_STATE: tuple[StateKind, ...] = (
     "random",
     "metrics",
     "exchange",
+    "carry",
 )
 MODEL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
 """What is meant where no kinds are given."""

@@ -34,7 +34,7 @@ class Evaluation:
             source = self._source(data, "evaluate")
             if self._reporter.rank == 0:
                 self._reporter.emit(Evaluating())
-            with self._strategy.evaluating(self._group):
+            with self._strategy.evaluating(self._group), self._group.unmoved():
                 for batch in self._loaders.evaluation(source):
                     self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
@@ -65,7 +65,7 @@ class Evaluation:
                 "predict: a stream that shards itself has no order of samples that predictions could be"
                 " in. Give the samples as arrays, or as a stream of whole batches."
             )
-        with self._strategy.evaluating(self._group):
+        with self._strategy.evaluating(self._group), self._group.unmoved():
             for batch in self._loaders.evaluation(source):
                 with self._reporter.doing("predict"):
                     require_same_samples(self._group, batch)

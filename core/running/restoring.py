@@ -22,6 +22,7 @@ from isotrain.core.running.weights_file import WEIGHTS
 
 _FIRST = own_section(0, 0)
 _METRICS = "metrics/"
+_CARRY = "carry/"
 _SCALE = "loss-scale/"
 
 
@@ -274,9 +275,26 @@ def _write_metrics(saved: Saved, own: Equipment) -> list[str]:
                 sums[name] = sums[name] + array
         group.write_state(sums, replica=replica)
         lost |= {n for n in kept if n.startswith(_METRICS) and n not in known}
+    if "carry" in lost and _write_carried_alike(saved, group, there):
+        lost.discard("carry")
     now = _layout(group.replicas, own.plan.mesh.size(STAGE))
     numbers = f"{_layout(saved.plan.replicas, saved.stages)}, now {now}"
     return [f"{what} state of {numbers}" for what in sorted(lost)]
+
+
+def _write_carried_alike(saved: Saved, group: ReplicaGroup, sections: Sequence[str]) -> bool:
+    """Gives other replicas what layers carried, if all had the same; says whether that could be done."""
+    each = [
+        saved.checkpoint.read(section, [n for n in names if n.startswith(_CARRY)])
+        for section in sections
+        if (names := saved.checkpoint.tensors(section))
+    ]
+    first, *others = each
+    alike = all(
+        other.keys() == first.keys() and all(np.array_equal(other[n], first[n]) for n in first)
+        for other in others
+    )
+    return alike and not [n for r in group.local_replicas for n in _refused(group, first, r)]
 
 
 def _layout(replicas: int, stages: int) -> str:

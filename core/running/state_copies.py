@@ -17,7 +17,7 @@ from isotrain.core.running.own_sections import own_section
 
 SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
 """What is equal on replicas whose weights are."""
-OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange")
+OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange", "carry")
 """What each replica has for itself."""
 Copy = Callable[[], Section]
 """Finishes the copy of a section, and gives it."""

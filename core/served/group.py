@@ -72,6 +72,12 @@ class ServedGroup(ReplicaGroup):
             replicas: Of the run.
             workforce: Computes the gradients.
         """
+        if carried := own.describe_state(("carry",)):
+            raise UnsupportedError(
+                f"strategy parameter-server: layers carry {', '.join(carried)} from one call to the next, and"
+                " any worker may compute any slice. Take a strategy in which each replica has its own slices,"
+                " or make it a weight (add_weight with trainable=False)."
+            )
         self.replicas = replicas
         self.local_replicas = tuple(range(replicas))
         self._own = own
@@ -346,6 +352,11 @@ class ServedGroup(ReplicaGroup):
     def undisturbed(self) -> Iterator[None]:
         """Nothing to do: `gradients` leaves everything as it was."""
         yield
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        with self._own.unmoved():
+            yield
 
     def keep_gradients(self) -> bool:
         return self._own.keep_gradients()

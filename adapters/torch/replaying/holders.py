@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from isotrain.adapters.held import is_ones_own
 from isotrain.adapters.torch import private
 
 _LARGE = 1024
@@ -20,7 +20,6 @@ _MANY = 256
 """Holders that are looked at in one attribute."""
 _LARGE_ARRAY = 2**16
 """Bytes of an array that is not looked at."""
-_LIBRARIES = {"keras", "torch", "numpy", "tensorflow", "isotrain", *sys.stdlib_module_names}
 
 
 class Holder(NamedTuple):
@@ -90,13 +89,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return (value.__self__,)
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
-    return (vars(value),) if _is_ones_own(value) else ()
-
-
-def _is_ones_own(value: Any) -> bool:
-    """Whether it is an object of a class that is no library's."""
-    root = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and not isinstance(value, type) and root not in _LIBRARIES
+    return (vars(value),) if is_ones_own(value) else ()
 
 
 def refill(value: Any, names: list[Any], held: Any) -> None:

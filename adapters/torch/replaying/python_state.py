@@ -11,6 +11,7 @@ import keras
 import torch
 
 from isotrain.adapters import keras_private
+from isotrain.adapters.keras_carry import usual_attributes
 from isotrain.adapters.torch.replaying.holders import Holder, holders_in, look_at, refill, values_of
 
 
@@ -42,7 +43,7 @@ class PythonState:
     def _inside(self) -> Iterator[Holder]:
         """Attributes, and what can be changed in place in them but for what Keras keeps in every layer."""
         known = {id(attributes) for _, attributes in self._attributes}
-        usual = _usual_names()
+        usual = usual_attributes()
         for owner, attributes in self._attributes:
             yield Holder(owner, attributes, functools.partial(values_of, attributes))
             for name, value in attributes.items():
@@ -86,12 +87,6 @@ def _changed(holder: Holder, before: dict[Any, Any]) -> str:
         if name not in before or not _equal(value, before[name]):
             return f"{holder.name}: {name}"
     return holder.name
-
-
-@functools.cache
-def _usual_names() -> frozenset[str]:
-    """The attributes that Keras gives every layer."""
-    return frozenset(vars(keras.layers.Layer(name="any")))
 
 
 def _owner(called: Any) -> Any | None:

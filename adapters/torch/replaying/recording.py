@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from isotrain.adapters import keras_private
+from isotrain.adapters.keras_carry import CarryScope
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.replaying import exact_passes, fast_passes
 from isotrain.adapters.torch.replaying.direct_calls import called_directly
@@ -44,6 +45,7 @@ class Recording:
         moved: Tensors that a step moves, in the order of the graph's last outputs.
         predictions: Their structure.
         masked: Which leaves of the predictions have a mask.
+        carried: Which of the variables are given as copies: the backward pass needs what it had.
         forward: Computes the graph.
     """
 
@@ -53,6 +55,7 @@ class Recording:
     moved: list[torch.Tensor]
     predictions: Any
     masked: list[int]
+    carried: list[int]
     forward: Callable[..., Any]
 
     @property
@@ -77,7 +80,12 @@ class Recording:
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Computes the mean loss and the predictions, and moves what a step moves."""
-        given = self.forward(*self.variables, *self.constants, *leaves(inputs), *leaves(targets))
+        variables = self.variables
+        if self.carried:
+            variables = list(variables)
+            for place in self.carried:
+                variables[place] = variables[place].clone()
+        given = self.forward(*variables, *self.constants, *leaves(inputs), *leaves(targets))
         if self.moved:
             with torch.no_grad():
                 private.foreach_copy_(self.moved, given[-len(self.moved) :])
@@ -101,6 +109,7 @@ class _Trace:
     variables: Sequence[Any]
     inputs: Any
     targets: Any
+    carried: Sequence[Any] = ()
     generators: list[torch.Generator] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
     masked: list[int] = field(default_factory=list)
@@ -111,8 +120,8 @@ class _Trace:
         count = len(self.variables)
         tensors = iter(given[count:])
         inputs, targets = filled(self.inputs, tensors), filled(self.targets, tensors)
-        scope = keras.StatelessScope(
-            [*zip(self.variables, given[:count], strict=True)], collect_losses=True
+        scope = CarryScope(
+            [*zip(self.variables, given[:count], strict=True)], self.carried, collect_losses=True
         )
         before = [scope.get_current_value(variable) for variable in self.variables]
         with keras_private.seeded_generators(self._generator), scope, ValuesStay():
@@ -140,7 +149,12 @@ class _Trace:
 
 
 def record(
-    compute: Compute, state: PythonState, variables: Sequence[Any], inputs: Any, targets: Any
+    compute: Compute,
+    state: PythonState,
+    variables: Sequence[Any],
+    inputs: Any,
+    targets: Any,
+    carried: Sequence[Any] = (),
 ) -> Recording:
     """Writes down a computation; nothing moves, and no random numbers are used up.
 
@@ -150,12 +164,13 @@ def record(
         variables: Of the model, all of them.
         inputs: Of one slice.
         targets: Of the same.
+        carried: Those of the variables that are no weights.
 
     Raises:
         UnrecordableError: It depends on more than tensors.
     """
     tensors = [variable.value for variable in variables]
-    trace = _Trace(compute, variables, inputs, targets)
+    trace = _Trace(compute, variables, inputs, targets, carried)
     given = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
     with _torch_unmoved(given), _python_unmoved(state):
         try:
@@ -167,7 +182,9 @@ def record(
     moved = [tensors[index] for index in trace.moved]
     predictions = emptied(trace.predictions)
     forward = called_directly(graph)
-    return Recording(graph, tensors, constants, moved, predictions, trace.masked, forward)
+    own = {id(variable) for variable in carried}
+    places = [place for place, variable in enumerate(variables) if id(variable) in own]
+    return Recording(graph, tensors, constants, moved, predictions, trace.masked, places, forward)
 
 
 def predicted(compute: Compute, inputs: Any, targets: Any) -> Any:

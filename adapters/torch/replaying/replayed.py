@@ -66,6 +66,7 @@ class Replayed:
         phase: str,
         compiles: bool = False,
         callables: Sequence[Any] = (),
+        carried: Sequence[Any] = (),
     ) -> None:
         """Records nothing yet.
 
@@ -75,6 +76,7 @@ class Replayed:
             phase: `training` or `evaluation`, for messages.
             compiles: Whether records are to be compiled.
             callables: What it calls besides layers that has attributes: losses, an objective.
+            carried: Variables of layers that are no weights.
         """
         self.refusal: str | None = None
         self._compiles = compiles
@@ -82,9 +84,14 @@ class Replayed:
         self._compute = compute
         self._model = model
         self._phase = phase
-        self._variables = [*model.trainable_variables, *model.non_trainable_variables]
+        self._variables = [
+            *model.trainable_variables,
+            *model.non_trainable_variables,
+            *carried,
+        ]
+        self._carried = carried
         self._parameters = [variable.value for variable in model.trainable_variables]
-        self._others = [variable.value for variable in model.non_trainable_variables]
+        self._others = [v.value for v in (*model.non_trainable_variables, *carried)]
         self._met: set[Any] = set()
         self.records: dict[Any, _Record] = {}
         self._state: PythonState | None = None
@@ -181,7 +188,7 @@ class Replayed:
         self, compute: Compute, callables: Sequence[Any], inputs: Any, targets: Any
     ) -> Recording:
         state = PythonState(self._model, callables)
-        return record(compute, state, self._variables, inputs, targets)
+        return record(compute, state, self._variables, inputs, targets, self._carried)
 
     def _measuring(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Measured]:
         """The computation, and what the slice adds to the metrics."""
