@@ -120,6 +120,42 @@ def build_model(
     return model
 
 
+def keep_trainable(model: Any) -> None:
+    """Refuses from here on that somebody changes which weights of a Keras model are trained."""
+    if isinstance(model, keras.Layer):
+        keras_private.watch_trainable(_with_trainable(model), _refuse_change)
+
+
+def release_trainable(model: Any) -> None:
+    """Lets somebody change it again, after the run."""
+    if isinstance(model, keras.Layer):
+        keras_private.unwatch_trainable(_with_trainable(model))
+
+
+def _with_trainable(model: keras.Layer) -> list[Any]:
+    return [
+        *keras_private.layers_of(model),
+        *model.trainable_variables,
+        *model.non_trainable_variables,
+    ]
+
+
+def _refuse_change(owner: Any) -> None:
+    """Says what to do instead.
+
+    Raises:
+        SpecError: Always.
+    """
+    name = getattr(owner, "path", None) or owner.name
+    raise SpecError(
+        f"trainable: expected that {name!r} stays trainable={owner.trainable} as long as its run goes on,"
+        f" received {not owner.trainable}: optimizer, exchange and steps are made for the weights that were"
+        " trained at the start. Freeze weights by `initial_weights.freeze` in the spec; to change that on"
+        " the way, end the run with a checkpoint, and go on with another one, by isotrain.resume(directory,"
+        " spec=spec.replace(...)): weights that go on to be trained keep their slots."
+    )
+
+
 def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
     """Freezes the weights that the spec names; layers all of whose weights these are, as a whole.
 

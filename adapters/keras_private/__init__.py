@@ -15,6 +15,7 @@ from isotrain.adapters.keras_private import (
     optimizers,
     other_frameworks,
     promotion,
+    trainable,
 )
 from isotrain.adapters.keras_private.calls import (
     as_read,
@@ -54,6 +55,7 @@ from isotrain.adapters.keras_private.masks import mask_of, set_mask
 from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of, take_rate
 from isotrain.adapters.keras_private.other_frameworks import without_tensorflow
 from isotrain.adapters.keras_private.promotion import keep_64_bits
+from isotrain.adapters.keras_private.trainable import unwatch_trainable, watch_trainable
 
 PARTS = (
     *promotion.PARTS,
@@ -65,6 +67,7 @@ PARTS = (
     *losses.PARTS,
     *optimizers.PARTS,
     *other_frameworks.PARTS,
+    *trainable.PARTS,
 )
 """Each with a test of itself."""
 
@@ -104,5 +107,7 @@ __all__ = [
     "surroundings",
     "take_rate",
     "uncast",
+    "unwatch_trainable",
+    "watch_trainable",
     "without_tensorflow",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters import own_slots
+from isotrain.adapters import own_slots, portable
 from isotrain.adapters.remarks import UNALIKE, remarks
 from isotrain.adapters.tensorflow import exports
 from isotrain.adapters.tensorflow.exchange import Exchange
@@ -415,6 +415,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             tf.test.experimental.sync_devices()
 
     def close(self) -> None:
+        portable.release_trainable(self.model)
         self.barrier()
         self._traced.forget()
         self._exchange.close()

@@ -119,6 +119,7 @@ class Program:
             "evaluation": evaluation.losses,
         }
         self.measures = Measures(spec, self.model, self.losses, scope)
+        portable.keep_trainable(self.model)
 
     def note_generators(self) -> None:
         """Notes the states of generators, for `draw_anew`; once they are those that training begins with."""

@@ -451,6 +451,7 @@ class TorchReplicaGroup(ReplicaGroup):
             torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
+        self.program.close()
         self.exchange.close()
 
 

@@ -87,6 +87,7 @@ class KerasProgram(Program):
             name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
         }
         self._first_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
+        portable.keep_trainable(model)
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer of the variables that are updated here."""
@@ -252,6 +253,9 @@ class KerasProgram(Program):
             name: (seed.clone, functools.partial(overwrite, f"random/{name}", seed))
             for name, seed in self._seeds_apart.items()
         }
+
+    def close(self) -> None:
+        portable.release_trainable(self.model)
 
     def sections(self) -> dict[StateKind, Section]:
         """The state that it has itself: seeds of random layers as replica 0 has them."""

@@ -90,6 +90,7 @@ class NativeProgram(Program):
         self._own = {name: buffer for name, buffer in moved.items() if not _is_statistic(name)}
         self._versions: dict[str, int] = {}
         self.movable = list(model.buffers())
+        self._fixed = list(frozen.values())
         self._update_only(self.trainable)
         self._scales = spec.loss_scaling is not None
         scaling = spec.loss_scaling or LossScale()
@@ -146,6 +147,27 @@ class NativeProgram(Program):
                 return compute(*given)
 
         return mixed
+
+    def zero_gradients(self) -> None:
+        super().zero_gradients()
+        if self._fixed:
+            self._require_fixed()
+
+    def _require_fixed(self) -> None:
+        """Refuses that somebody trains what was frozen when the run began: no optimizer has it.
+
+        Raises:
+            SpecError: A weight is to be trained now.
+        """
+        for parameter in self._fixed:
+            if parameter.requires_grad:
+                name = next(n for n, p in self.frozen.items() if p is parameter)
+                raise SpecError(
+                    f"requires_grad: expected that {name!r}, which was frozen when the run began, stays so,"
+                    " received True: its optimizer does not have it. Let it be trained at the start and"
+                    " freeze it there with requires_grad_(False) in the loop, or end the run with a"
+                    " checkpoint, and go on with another `initial_weights.freeze`."
+                )
 
     def build_metrics(self, phase: Phase) -> list[Metric]:
         return build_metrics(self._spec, self._device, self._loss)

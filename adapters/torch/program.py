@@ -265,6 +265,10 @@ class Program(ABC):
         """Within it, it computes as in a first step, and takes no habit on."""
         return nullcontext()
 
+    def close(self) -> None:
+        """Lets the model be changed at will again."""
+        return
+
     def not_carried(self) -> list[str]:
         """What its steps depend on, and its state does not have."""
         return []
