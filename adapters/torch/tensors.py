@@ -134,4 +134,5 @@ def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
-                fill(tensor, value)
+                if tensor.layout != torch.strided or not torch.equal(tensor, value):
+                    fill(tensor, value)

@@ -44,7 +44,7 @@ WITHOUT_CAPABILITY = {
         "take_metrics",
         "add_metrics",
     ),
-    *("undisturbed", "keep_gradients", "kept_gradients", "describe_state", "largest"),
+    *("undisturbed", "unmoved", "keep_gradients", "kept_gradients", "describe_state", "largest"),
     *("not_carried", "place_of", "lives_elsewhere", "part_weights"),
 }
 
