@@ -52,7 +52,9 @@ def require_no_mixing(
     if not any(_differ(whole[name], again[name]) for name in whole) and any(
         _differ(whole[name], np.concatenate([one[name], other[name]])) for name in whole
     ):
-        detail = f"of {rows} samples it makes others than of {cut} and {rows - cut} of them"
+        detail = (
+            f"it gives other samples for {rows} at once than for {cut} and {rows - cut} of them"
+        )
         raise RefusedError(TRANSFORM, detail)
 
 

@@ -94,7 +94,7 @@ class LossTrial:
         deviation = math.sqrt((np.var(wholes) + np.var(means)) / _REPEATS)
         if not abs(np.mean(wholes) - np.mean(means)) > _DEVIATIONS * deviation:
             return None
-        return f"that of a batch is {one:.6g}, the mean over two parts of the batch {other:.6g}"
+        return f"the loss of a batch is {one:.6g}, the mean of those of its two parts {other:.6g}"
 
     def _loss(self, batches: Sequence[Batch]) -> float:
         """The evaluated loss over all replicas' samples of some batches."""
