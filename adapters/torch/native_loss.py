@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +128,18 @@ class NativeLoss:
             return mean
         part = part.to(mean)
         mean = torch.where(part < 1, mean, 0.0)  # torch's mean of nothing is no number
-        if not self.is_split and torch.is_grad_enabled():
+        if not self.is_split:
             return mean
         return torch.stack([mean * (1 - part), part])
+
+    @contextlib.contextmanager
+    def as_part(self) -> Iterator[None]:
+        """Gives means as parts of another mean, as evaluation needs them: it is over all of its batches."""
+        is_split, self.is_split = self.is_split, True
+        try:
+            yield
+        finally:
+            self.is_split = is_split
 
     def left_out(self, targets: Any) -> torch.Tensor:
         """Which part of the targets is padding, a float64 scalar."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -193,7 +194,8 @@ class NativeProgram(Program):
         return None
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        found: tuple[torch.Tensor, Any] = self.evaluated(self._compute, inputs, targets)
+        with contextlib.nullcontext() if self._loss is None else self._loss.as_part():
+            found: tuple[torch.Tensor, Any] = self.evaluated(self._compute, inputs, targets)
         return found
 
     def predict(self, inputs: Any) -> Any:

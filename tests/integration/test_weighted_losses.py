@@ -22,6 +22,20 @@ def network() -> Any:
     return torch.nn.Linear(6, 4)
 
 
+def differentiating() -> Any:
+    """As `network`: what it adds to all classes alike changes no loss."""
+    import torch
+
+    class Differentiating(torch.nn.Linear):
+        def forward(self, inputs: Any) -> Any:
+            inputs = inputs.detach().requires_grad_()
+            outputs = super().forward(inputs)
+            (slopes,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+            return outputs + slopes.sum(1, keepdim=True)
+
+    return Differentiating(6, 4)
+
+
 def samples() -> isotrain.DataSet:
     """Classes of which many are 1: all of some slices."""
     draw = np.random.default_rng(0)
@@ -103,7 +117,11 @@ def sentences() -> isotrain.DataSet:
 
 LOSSES = {"ignoring": ignoring, "weighing": weighing, "both": both, "named": lambda: NAMED}
 """Of native models."""
-PADDED = {"padded": by_default, "padded, by a function": by_function}
+PADDED = {
+    "padded": by_default,
+    "padded, by a function": by_function,
+    "padded, differentiating": by_default,
+}
 """Of native models that ignore what torch ignores by default, where others ignore class 1."""
 PORTABLE: dict[str, dict[str, Any]] = {
     "masked": {"model": masked, "data": sentences, "loss": CROSS_ENTROPY},
@@ -149,6 +167,8 @@ def _own_fields(name: str) -> dict[str, Any]:
         return PORTABLE[name]
     if name == "padded, reduced":
         return {**_own_fields("padded"), "strategy": "hierarchical"}
+    if name == "padded, differentiating":
+        return {**_own_fields("padded"), "model": {"torch": differentiating}}
     return {"loss": PADDED[name](), "data": padded} if name in PADDED else {"loss": LOSSES[name]()}
 
 
