@@ -43,11 +43,13 @@ def take_first(tensors: Mapping[str, torch.Tensor], device: torch.device, send: 
             named |= {f"{name} ({part.dtype}, {list(part.shape)}, {n})": part for n, part in parts}
     _require_alike(list(named), device, send)
     bundle: list[torch.Tensor] = []
+    size = 0
     for part in named.values():
         bundle.append(part)
-        if sum(each.nbytes for each in bundle) > _MOST_BYTES:
+        size += part.nbytes
+        if size > _MOST_BYTES:
             take(bundle, send)
-            bundle = []
+            bundle, size = [], 0
     if bundle:
         take(bundle, send)
 
