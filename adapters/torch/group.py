@@ -13,6 +13,7 @@ import torch
 
 from isotrain.adapters import own_slots
 from isotrain.adapters.remarks import UNALIKE, remarks
+from isotrain.adapters.torch import private
 from isotrain.adapters.torch.bucketed import BucketedGradients
 from isotrain.adapters.torch.build import build_program
 from isotrain.adapters.torch.exchange import Exchange, Wait, flat_mean
@@ -181,13 +182,13 @@ class TorchReplicaGroup(ReplicaGroup):
         return mean()
 
     def _over_counted(self, total: torch.Tensor) -> Wait:
-        """Makes gradients and loss the means over what counts; on a CPU it costs nothing where all does."""
+        """Makes gradients and loss the means over what counts; a CPU does nothing where all counts."""
         left_out = total[1]
         if not self._is_cpu or left_out:
             counted = torch.where(left_out < 1, 1 - left_out, 1.0)
-            for weight in self.program.trainable.values():
-                if weight.grad is not None:
-                    own_part(weight.grad).div_(counted.to(weight.grad.dtype))
+            weights = self.program.trainable.values()
+            if gradients := [own_part(w.grad) for w in weights if w.grad is not None]:
+                private.foreach_div_(gradients, counted)
         return lambda: over_counted(total)
 
     def _arrange(self, arranging: AbstractContextManager[Any], piece: Slice) -> None:

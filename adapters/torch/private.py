@@ -31,6 +31,7 @@ foreach_clamp_max = torch._foreach_clamp_max
 foreach_clamp_min = torch._foreach_clamp_min
 foreach_copy_ = torch._foreach_copy_
 foreach_div = torch._foreach_div
+foreach_div_ = torch._foreach_div_
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
@@ -56,6 +57,7 @@ _OF_LISTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "copy_": (lambda a, b, c: foreach_copy_(a, b), lambda a, b, c: b),
     "div, a number": (lambda a, b, c: foreach_div(a, 2.0), lambda a, b, c: a / 2),
     "div": (lambda a, b, c: foreach_div(a, b), lambda a, b, c: a / b),
+    "div_, a scalar": (lambda a, b, c: foreach_div_(a, b[0][0]), lambda a, b, c: a / 4),
     "lerp_": (lambda a, b, c: foreach_lerp_(a, b, 0.25), lambda a, b, c: a + (b - a) / 4),
     "mul, a scalar": (lambda a, b, c: foreach_mul(a, b[0][0]), lambda a, b, c: a * 4),
     "mul, scalars": (lambda a, b, c: foreach_mul(a, [b[0][0]] * 2), lambda a, b, c: a * 4),
