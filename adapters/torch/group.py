@@ -184,11 +184,12 @@ class TorchReplicaGroup(ReplicaGroup):
     def _over_counted(self, total: torch.Tensor) -> Wait:
         """Makes gradients and loss the means over what counts; a CPU does nothing where all counts."""
         left_out = total[1]
-        if not self._is_cpu or left_out:
-            counted = torch.where(left_out < 1, 1 - left_out, 1.0)
-            weights = self.program.trainable.values()
-            if gradients := [own_part(w.grad) for w in weights if w.grad is not None]:
-                private.foreach_div_(gradients, counted)
+        if self._is_cpu and not left_out:
+            return lambda: total[0]
+        counted = torch.where(left_out < 1, 1 - left_out, 1.0)
+        weights = self.program.trainable.values()
+        if gradients := [own_part(w.grad) for w in weights if w.grad is not None]:
+            private.foreach_div_(gradients, counted)
         return lambda: over_counted(total)
 
     def _arrange(self, arranging: AbstractContextManager[Any], piece: Slice) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -50,7 +49,7 @@ class Shares:
         self.later = (later or local) and program.may_leave_out
         self.weight = pieces[0].weight if len(pieces) == 1 else sum(p.weight for p in pieces)
         self._factors: torch.Tensor | None = None
-        self._rest: Any = None
+        self._counted: torch.Tensor | None = None
 
     def of(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A slice's share, as an objective gives its loss.
@@ -69,20 +68,24 @@ class Shares:
         return loss * (weight / self.weight if weight else 0.0), share.detach()
 
     def _without_padding(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, part = loss if loss.dim() else (loss, torch.zeros_like(loss))
+        """The share of a slice whose loss is a mean, or a mean and which part of the targets is padding."""
+        mean, padding = loss if loss.dim() else (loss, loss.new_zeros(()))
         weight = self.pieces[index].weight
         share = mean if weight == 1.0 else mean * weight
-        if self.later and not self._local:
-            return share, torch.stack([share.detach(), part * weight])
-        if self._rest is None:
-            own = sum(p.weight * self._program.left_out(p.targets) for p in self.pieces)
-            self._rest = self.weight - own
-            if not self._local:
-                self._rest = 1 - self._exchange.all_reduce(torch.as_tensor(own), "mean")
-        factor = (weight / _or_one(torch.as_tensor(self._rest))).to(mean)
+        reported = torch.stack([share.detach(), padding * weight]) if self.later else None
+        if reported is not None and not self._local:
+            return share, reported
+        if self._counted is None:
+            self._counted = self._part_that_counts()
+        scaled = mean * (weight / _or_one(self._counted)).to(mean)
+        return scaled, scaled.detach() if reported is None else reported
+
+    def _part_that_counts(self) -> torch.Tensor:
+        """The weight of the targets that are no padding, a scalar: this replica's, or the mean over all."""
+        padding = torch.stack([p.weight * self._program.left_out(p.targets) for p in self.pieces])
         if self._local:
-            return mean * factor, torch.stack([share.detach(), part * weight])
-        return mean * factor, mean.detach() * factor
+            return self.weight - padding.sum()
+        return 1 - self._exchange.all_reduce(padding.sum(), "mean")
 
     def _of_rows(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         means, counted = loss
