@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.data.arrays import as_array
 from isotrain.core.data.refusals import TRANSFORM, RefusedError
 from isotrain.core.data.trees import leaves, map_tree
 
@@ -44,9 +45,9 @@ def require_no_mixing(
         def transformed(start: int, stop: int) -> Rows:
             return _rows(own(*_copied(parts, start, stop), random_of(start, stop)))
 
-        whole = transformed(0, rows)
         try:
-            again, one, other = transformed(0, rows), transformed(0, cut), transformed(cut, rows)
+            whole, again = transformed(0, rows), transformed(0, rows)
+            one, other = transformed(0, cut), transformed(cut, rows)
         except Exception:  # it takes no parts; what it does wrong with a whole share is said there
             return
     if not any(_differ(whole[name], again[name]) for name in whole) and any(
@@ -59,8 +60,9 @@ def require_no_mixing(
 
 
 def _copied(parts: tuple[Any, Any], start: int, stop: int) -> tuple[Any, Any]:
+    """Copies of some rows, each of the type that the data give."""
     inputs, targets = (
-        None if part is None else map_tree(lambda leaf: np.copy(leaf[start:stop]), part)
+        None if part is None else map_tree(lambda leaf: copy.deepcopy(leaf[start:stop]), part)
         for part in parts
     )
     return inputs, targets
@@ -68,7 +70,7 @@ def _copied(parts: tuple[Any, Any], start: int, stop: int) -> tuple[Any, Any]:
 
 def _rows(found: Any) -> Rows:
     """What a transform returned, as arrays by their paths."""
-    return {name: np.asarray(leaf) for name, leaf in leaves(found, "") if leaf is not None}
+    return {name: as_array(leaf) for name, leaf in leaves(found, "") if leaf is not None}
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:

@@ -107,8 +107,7 @@ class Training:
         returns = -1
         while returns != self.course.returns:
             returns = self.course.returns
-            batches = self._batches_until_restored(group)
-            yield from self._tried(batches, group) if self._single else batches
+            yield from self._tried(self._batches_until_restored(group), group)
 
     def next_batch(self, group: ReplicaGroup) -> Batch | None:
         """The next one, to look at; None after the last. It is read once: a stream may give another then."""
@@ -120,10 +119,7 @@ class Training:
     def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
         course, returns = self.course, self.course.returns
         self._reporter.enter("next batch")
-        batches = self._loader.from_step(course.steps_done, course.mark)
-        if self.loss_trial.is_due and not course.is_stopped:
-            batches = self._after_trial(batches)
-        for batch in batches:
+        for batch in self._loader.from_step(course.steps_done, course.mark):
             if course.is_stopped or returns != course.returns:
                 break
             require_same_samples(group, batch)
@@ -135,28 +131,19 @@ class Training:
         self._reporter.enter(BETWEEN_CALLS)
 
     def _tried(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
-        """The batches, before whose first it is tried whether the model takes slices of one sample.
+        """The batches, with the first of which loss and model are tried before it is given.
 
         Raises:
-            DataError: It does not.
+            RefusedError: The loss is not a mean over samples.
+            DataError: The model does not take slices of one sample, and there are some.
         """
         for batch in itertools.islice(batches, 1):
-            if layer := group.refuses_one(batch):
+            if self.loss_trial.is_due:
+                self.loss_trial.require_mean(batch)
+            if self._single and (layer := group.refuses_one(batch)):
                 raise DataError(f"data: {refused(layer, self._plan, self._single)}")
             yield batch
         yield from batches
-
-    def _after_trial(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, with the first of which the loss was tried.
-
-        Raises:
-            RefusedError: It is not a mean over samples.
-        """
-        first = list(itertools.islice(batches, 1))
-        for batch in first:
-            self.loss_trial.require_mean(batch)
-        self._reporter.enter("next batch")
-        return itertools.chain(first, batches)
 
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
         """Trains on one global batch; returns its mean loss."""
@@ -184,13 +171,14 @@ class Training:
     def refusals(self, group: ReplicaGroup) -> dict[str, str]:
         """What a run of several replicas is refused for, by codes of the check."""
         found: dict[str, str] = {}
-        self._loader.tries_transform, self.loss_trial.is_due = True, False
+        tries_transform = self._loader.tries_transform
+        self._seen, self._loader.tries_transform = None, True
         try:
             batch = self.next_batch(group)
         except RefusedError as error:
             found[error.code] = error.detail
             batch = self.next_batch(group)
-        self._loader.tries_transform = False
+        self._loader.tries_transform = tries_transform
         detail = None
         with contextlib.suppress(UnsupportedError), self._reporter.doing("try loss"):
             detail = None if batch is None else self.loss_trial.difference(batch)

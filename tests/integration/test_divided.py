@@ -276,6 +276,77 @@ def test_a_transform_that_mixes_samples_is_refused(
     isotrain.run(spec, backend="reference", run_directory=tmp_path / "alone")
 
 
+def after_looking(session: isotrain.Session, name: str) -> list[Any]:
+    """Codes that were looked for, and what is said where the steps would begin; rank 0 alone looks ahead."""
+    if session.is_main and name != "transform":  # which no batch comes out of
+        session.step_remarks()
+    session.barrier()
+    codes = sorted(session.refusals())
+    try:
+        next(session.batches())
+    except SpecError as error:
+        return [codes, str(error).partition(":")[0]]
+    return [codes, ""]
+
+
+@pytest.mark.usefixtures("reference")
+def test_looking_ahead_needs_no_other_rank_and_changes_no_refusal() -> None:
+    fields = {**SPEC, "model": network, "loss": own}
+    cases = {
+        "sound": fields,
+        "loss": {**fields, "loss": own_by_global_batch},
+        "transform": {**fields, "transform": mixup},
+    }
+    for found in launched_in_turn(cases, after_looking, "reference", 2):
+        assert found == {
+            "sound": [[], ""],
+            "loss": [["ISO301"], "loss"],
+            "transform": [["ISO218"], "transform"],
+        }
+
+
+def flipped(inputs: Any, targets: Any, random: Any) -> tuple[Any, Any]:
+    """By what tensors of torch have and arrays have not; each sample on its own."""
+    return inputs.flip(1).requires_grad_(), targets
+
+
+def rolled(inputs: Any, targets: Any, random: Any) -> tuple[Any, Any]:
+    return inputs.roll(1, 0), targets
+
+
+class Tensors:
+    """Data that give tensors."""
+
+    def __len__(self) -> int:
+        return len(DATA[0])
+
+    def gather(self, indices: Array) -> Any:
+        import torch
+
+        return tuple(torch.from_numpy(array[indices]) for array in DATA)
+
+
+def test_transforms_of_tensors_are_tried_with_tensors() -> None:
+    assert len(list(of_tensors(flipped))) == 3
+    with pytest.raises(SpecError, match="transform: it mixes samples: of 6"):
+        next(iter(of_tensors(rolled)))
+
+
+def of_tensors(transform: Any) -> Loader:
+    return Loader(
+        Tensors(),
+        global_batch=BATCH,
+        replicas=2,
+        local_replicas=[1],
+        seed=0,
+        shuffle=True,
+        drop_remainder=False,
+        transform=transform,
+        tries_transform=True,
+        epochs=1,
+    )
+
+
 @pytest.mark.parametrize("transform", [scaled, drawing])
 def test_one_that_changes_each_sample_on_its_own_is_not(transform: Any) -> None:
     found = []
