@@ -151,7 +151,8 @@ def update_metric(
     call = computed("metrics", metric) if is_of_keras(metric) else metric.update_state
     # Keras multiplies masks into weights, on torch in place.
     weighing = () if weights is None else (keras.ops.copy(weights),)
-    call(*_in_rows(metric, targets, predictions), *weighing)
+    with keras_private.top_k_of_all_floats():
+        call(*_in_rows(metric, targets, predictions), *weighing)
 
 
 def computed(field: str, part: keras.losses.Loss | keras.metrics.Metric) -> Callable[..., Any]:

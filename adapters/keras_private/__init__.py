@@ -50,6 +50,7 @@ from isotrain.adapters.keras_private.losses import (
     is_built,
     plain_losses,
     reduced,
+    top_k_of_all_floats,
 )
 from isotrain.adapters.keras_private.masks import mask_of, set_mask
 from isotrain.adapters.keras_private.optimizers import apply_as_given, slots_of, take_rate
@@ -106,6 +107,7 @@ __all__ = [
     "standardised_inputs",
     "surroundings",
     "take_rate",
+    "top_k_of_all_floats",
     "uncast",
     "unwatch_trainable",
     "watch_trainable",

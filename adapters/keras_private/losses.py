@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+from keras.src import backend
 from keras.src.losses import loss as loss_module
 
 from isotrain.adapters.keras_private.masks import set_mask
@@ -87,6 +88,31 @@ def _knows_what_is_built() -> None:
     require(is_built(metric), "R2Score with its variables afterwards")
 
 
+def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
+    """Lets metrics of the k highest predictions take any float type: TensorFlow's kernel takes float32 alone."""
+    if backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    native = backend.math.in_top_k
+
+    def in_top_k(targets: Any, predictions: Any, k: int) -> Any:
+        if keras.backend.standardize_dtype(predictions.dtype) == "float32":
+            return native(targets, predictions, k)
+        own = keras.ops.take_along_axis(predictions, targets[:, None], axis=-1)
+        higher = keras.ops.sum(keras.ops.cast(predictions > own, "int32"), axis=-1)
+        return keras.ops.logical_and(keras.ops.isfinite(own[:, 0]), higher < k)
+
+    return replaced(backend.math, "in_top_k", in_top_k)
+
+
+def _takes_the_top_k() -> None:
+    targets, predictions = keras.ops.convert_to_tensor([1, 0]), [[0.5, 0.25, 0.125]] * 2
+    for dtype in ("float16", "float32", "float64"):
+        metric = keras.metrics.SparseTopKCategoricalAccuracy(k=1)
+        with top_k_of_all_floats():
+            metric.update_state(targets, keras.ops.convert_to_tensor(predictions, dtype))
+        require(float(metric.result()) == 0.5, f"the highest of predictions of {dtype}")
+
+
 def axis_of_classes(part: keras.losses.Loss | keras.metrics.Metric) -> int:
     """The axis of predictions along which a loss or metric takes the classes to lie; else the last."""
     axis: int = getattr(part, "_fn_kwargs", {}).get("axis", -1)
@@ -108,5 +134,6 @@ PARTS = (
     PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
     PrivatePart("losses.loss.reduce_weighted_values", _counts_losses),
     PrivatePart("Metric._built", _knows_what_is_built),
+    PrivatePart("backend.math.in_top_k", _takes_the_top_k),
     PrivatePart("LossFunctionWrapper._fn_kwargs", _knows_axes_of_classes),
 )

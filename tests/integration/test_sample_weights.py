@@ -125,6 +125,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "at a falling rate": {
         "data": (X, CLASSES),
+        "metrics": [{"name": "sparse_top_k_categorical_accuracy", "k": 2}],
         "optimizer": {"custom": halving, "lr": 0.25},
         "scaling": {"rule": "linear", "base_batch": 16},
         **UNEVEN,
@@ -231,11 +232,19 @@ def _counting(metrics: Any, *, weighted: bool) -> Any:
     if isinstance(metrics, dict):
         return {output: _counting(given, weighted=weighted) for output, given in metrics.items()}
     listed = metrics if isinstance(metrics, list) else [metrics]
-    return [
-        each["name"] if isinstance(each, dict) else each
-        for each in listed
-        if isinstance(each, dict) == weighted
-    ]
+    return [_metric_of_keras(each) for each in listed if _is_weighted(each) == weighted]
+
+
+def _is_weighted(metric: Any) -> bool:
+    return isinstance(metric, dict) and metric.get("weighted", False)
+
+
+def _metric_of_keras(metric: Any) -> Any:
+    import keras
+
+    if isinstance(metric, dict) and "k" in metric:
+        return keras.metrics.SparseTopKCategoricalAccuracy(metric["k"])
+    return metric["name"] if isinstance(metric, dict) else metric
 
 
 def _of_keras(weights: Any) -> Any:
