@@ -89,7 +89,7 @@ def _knows_what_is_built() -> None:
 
 
 def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
-    """Lets metrics of the k highest predictions take any float type: TensorFlow's kernel takes float32 alone."""
+    """Lets metrics of the top k take any float type: TensorFlow's kernel takes float32 alone."""
     if backend.backend() != "tensorflow":
         return contextlib.nullcontext()
     native = backend.math.in_top_k

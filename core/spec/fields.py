@@ -123,7 +123,8 @@ def _reference(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-def _reference_text(value: str, info: ValidationInfo) -> str:
+def _reference_text(value: str, info: ValidationInfo) -> Any:
+    """Checks an import reference; one of this very script, which no rank could import, is resolved."""
     context = info.context or {}
     form = references.syntax_problem(value)
     if form is not None:
@@ -132,7 +133,8 @@ def _reference_text(value: str, info: ValidationInfo) -> str:
     wrong = references.problem(found) if context.get("check_imports") else None
     if wrong is not None:
         raise Problem("an import path that exists", received=value, hint=wrong).error()
-    return found
+    is_of_script = context.get("check_imports") and found.startswith("__main__:")
+    return references.resolve(found) if is_of_script else found
 
 
 def _model(value: Any, info: ValidationInfo) -> Any:

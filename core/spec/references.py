@@ -265,6 +265,12 @@ def _loaded_problem(module: ModuleType, where: str, name: str) -> str | None:
     known = vars(module)
     if name in known or "__getattr__" in known:
         return None
+    if where == "__main__":
+        return (
+            f"the script that runs now has no {name!r}. Name the file that has it, as"
+            f" path/to/script.py:{name}, or pass the spec that was run: spec=..., or --spec on the"
+            " command line."
+        )
     return f"module {where!r} has no {name!r}.{did_you_mean(name, known)}"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import command
+from in_process import command, script
 from integration.killing import Killer, Moment, moments
 from interrupts import heed_signals
 
@@ -327,6 +327,39 @@ def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "step-000000007").is_dir()
 
 
+def test_a_script_goes_on_with_its_own_functions(tmp_path: Path) -> None:
+    """What its run wrote down of them is the name of the script alone, which other programs have not."""
+    program = tmp_path / "program.py"
+    program.write_text(OF_A_SCRIPT)
+    assert script(program, folder=tmp_path).returncode == 0
+    assert (tmp_path / "run" / "checkpoints" / "step-000000005").is_dir()
+    refused = command("resume", "run", "--set", "steps=6", folder=tmp_path)
+    assert "Name the file that has it, as path/to/script.py:build" in refused.stderr
+    given = command(
+        *("resume", "run", "--set", "steps=6", "--spec", "program.py:SPEC", "--quiet"),
+        folder=tmp_path,
+    )
+    assert given.returncode == 0, given.stderr
+
+
+OF_A_SCRIPT = """
+import isotrain
+from integration.test_resume import data, network, spec
+
+
+def build():
+    return network()
+
+
+def read():
+    return data()
+
+
+SPEC = spec(model=build, data=read, steps=4)
+if __name__ == "__main__":
+    isotrain.run(SPEC, backend="reference", replicas=2, run_directory="run")
+    isotrain.resume("run", overrides=["steps=5"])
+"""
 OTHERWISE = ("--replicas", "1", "--strategy", "local-sgd,every=1", "--set", "steps=7")
 
 
