@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -105,8 +106,11 @@ def run(
             target = ended.directory.path / WEIGHTS_FILE
             words = f"all steps were taken, but {target} could not be written: {lost}. All else is there."
             if ended.audience is not None:
-                ended.directory.append_event(RunFailed(time=time.time(), message=words))
-            raise RunFailedError(words)
+                with contextlib.suppress(OSError):  # the failure itself is what has to be told
+                    ended.directory.append_event(RunFailed(time=time.time(), message=words))
+            failure = RunFailedError(words)
+            failure.result = result
+            raise failure
     return result
 
 

@@ -95,7 +95,7 @@ def _train(
         with shown(options) as on_event, handed_over(options, on_event):
             result = training(on_event)
     except RunFailedError as failure:
-        if failure.result is not None:
+        if failure.result is not None and not speaks_for_another(options):
             _print_result(failure.result, options)
         raise
     if not speaks_for_another(options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import isotrain
+from isotrain.core.contracts.events import Event, RunFailed
 from isotrain.core.launching.recorded_runs import recorded_run
+from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.running.weights_file import (
     WEIGHTS,
     WEIGHTS_FILE,
@@ -125,10 +128,31 @@ def network() -> Network:
 def test_all_but_the_weights_is_kept_where_they_cannot_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     given = spec(network, data_args={"folder": str(folder / WEIGHTS_FILE)})
-    with pytest.raises(isotrain.RunFailedError, match=f"{WEIGHTS_FILE} could not be written"):
+    with pytest.raises(isotrain.RunFailedError, match=f"{WEIGHTS_FILE} could not be") as failed:
         isotrain.run(given, backend="reference", replicas=2, run_directory=folder)
     result = isotrain.read_result(folder)
+    assert failed.value.result.to_dict() == result.to_dict()
     assert result.history.loss[-1] == pytest.approx(result.final_loss)
     found = recorded_run(folder)
     assert (found.state, found.done) == ("failed", 2)
     assert "all steps were taken" in (found.why or "")
+
+
+def refuses_failures(directory: RunDirectory, event: Event) -> None:
+    """As where no room is left for an event that tells of a failure."""
+    if isinstance(event, RunFailed):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    append_event(directory, event)
+
+
+append_event = RunDirectory.append_event
+
+
+@pytest.mark.usefixtures("reference")
+def test_lost_weights_are_told_where_no_event_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDirectory, "append_event", refuses_failures)
+    given = spec(network, data_args={"folder": str(tmp_path / "run" / WEIGHTS_FILE)})
+    with pytest.raises(isotrain.RunFailedError, match=f"{WEIGHTS_FILE} could not be written"):
+        isotrain.run(given, backend="reference", replicas=2, run_directory=tmp_path / "run")
