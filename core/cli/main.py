@@ -42,7 +42,7 @@ _WHAT_ENDED = {
     ExitCode.TERMINATED: "ended by SIGTERM",
     ExitCode.HANGUP: "ended by SIGHUP: the terminal was closed",
 }
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN))
 """Why a file, or the output, cannot be written though this program is right."""
 
 
@@ -169,14 +169,14 @@ def _tell_as_json(error: BaseException, code: ExitCode, given: Sequence[str]) ->
 
 def _in_words(error: BaseException) -> str:
     """A line for a person; all of what is known of a defect."""
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        what = "the output, or a file," if error.filename is None else error.filename
-        return f"isotrain: {what} cannot be written: {error.strerror}"
     if isinstance(error, BlockingIOError | RuntimeError):
         from isotrain.core.launching.run_job import NO_PROCESSES, is_refused_process
 
         if is_refused_process(error):
             return f"isotrain: {NO_PROCESSES}"
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        what = "the output, or a file," if error.filename is None else error.filename
+        return f"isotrain: {what} cannot be written: {error.strerror}"
     if isinstance(error, Exception) and not isinstance(error, IsotrainError):
         return "".join(traceback.format_exception(error)).rstrip()
     return f"isotrain: {visible(str(error))}"

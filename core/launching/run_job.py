@@ -27,7 +27,9 @@ NO_PROCESSES = (
 
 def is_refused_process(error: BaseException) -> bool:
     """Whether an error tells that the system allows no more processes or threads."""
-    return isinstance(error, BlockingIOError) or str(error) == "can't start new thread"
+    if isinstance(error, BlockingIOError):
+        return not hasattr(error, "characters_written")  # which a stream that does not wait says
+    return str(error) == "can't start new thread"
 
 
 class Starting(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -491,6 +492,15 @@ def test_output_that_takes_no_more(command: str, code: int, told: str, tmp_path:
     assert done.returncode == code
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == bool(told), "neither tracebacks nor other noise"
+
+
+def test_output_that_does_not_wait_is_no_lack_of_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
+    with mock.patch.object(commands, "schema", side_effect=full):
+        assert main(["schema"]) == ExitCode.RUN_FAILED
+    assert capsys.readouterr().err.startswith("isotrain: the output, or a file, cannot be written")
 
 
 def test_a_run_without_standard_streams(folder: Path) -> None:
