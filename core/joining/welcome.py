@@ -101,7 +101,7 @@ def reached(
     rank: int,
     seconds: float,
     terms: Terms = _PLAIN,
-    say_awaited: Callable[[], None] = _say_nothing,
+    on_long_wait: Callable[[], None] = _say_nothing,
 ) -> Wire:
     """Calls at rank 0's door until it lets this process in.
 
@@ -112,7 +112,7 @@ def reached(
         rank: Of this process.
         seconds: To keep trying.
         terms: Whether this process encrypts; one that was told to and cannot tells rank 0 so.
-        say_awaited: Called once where it takes long.
+        on_long_wait: Called once, after 5 s.
 
     Raises:
         PeerLostError: Nobody there let it in.
@@ -138,7 +138,7 @@ def reached(
             )
         if not is_said and time.monotonic() > began + AWAITED_SECONDS:
             is_said = True
-            say_awaited()
+            on_long_wait()
         time.sleep(_BETWEEN_ROUNDS_SECONDS)
 
 
