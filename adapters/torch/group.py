@@ -189,7 +189,8 @@ class TorchReplicaGroup(ReplicaGroup):
         counted = torch.where(left_out < 1, 1 - left_out, 1.0)
         weights = self.program.trainable.values()
         if gradients := [own_part(w.grad) for w in weights if w.grad is not None]:
-            private.foreach_div_(gradients, counted)
+            with torch.no_grad():  # parts of gradients are views
+                private.foreach_div_(gradients, counted)
         return lambda: over_counted(total)
 
     def _arrange(self, arranging: AbstractContextManager[Any], piece: Slice) -> None:
