@@ -273,8 +273,9 @@ _ALL = (
         "isotrain takes what a loss gives as the mean over its slice, and averages that over slices and"
         " replicas. A sum, or a sum divided by the global batch, shrinks with the number of replicas and"
         " of micro-batches, and the gradients with it; a loss that compares the samples of a batch with"
-        " each other sees fewer of them. A run evaluates its first batch as a whole and in two parts, and"
-        " is refused where these disagree. Losses that Keras names are known to be means: nothing is tried.",
+        " each other sees fewer of them. A run of several replicas or micro-batches evaluates its first"
+        " batch as a whole and in two parts, and is refused where these disagree. Losses by name are known"
+        " to be means and not tried, but for those with a `reduction`, and `circle`, `dice` and `tversky`.",
         "Return one loss per sample, or divide by the number of samples that the function is given; leave"
         " `reduction` out, and scale the learning rate instead. Where the loss gathers the samples of all"
         " replicas itself, or is meant for each replica's own samples, silence this in the spec's"

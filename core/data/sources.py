@@ -102,9 +102,10 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     Args:
         batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets),
             (inputs, targets, sample weights) or inputs alone.
-        samples: in an epoch. When left out, a loader of torch tells it by its sampler, and of others every
-            process reads the first epoch ahead to count them: up to 64 MiB are kept for their turn, and
-            of more a remark says that training begins with the second reading.
+        samples: in an epoch. When left out, a loader of torch tells it by its sampler, unless it has a
+            `collate_fn` of its own. Of others every process reads the first epoch ahead to count them:
+            up to 64 MiB are kept for their turn, and of more a remark says that training begins with the
+            second reading.
 
     Raises:
         DataError: it can be read only once, or gives no batches.

@@ -140,9 +140,12 @@ def is_loader(value: Any) -> bool:
 def told_samples(value: Any) -> int | None:
     """The samples of an epoch, where a loader of torch tells them; None where it must be read for that.
 
-    Its sampler gives the position of each; a `batch_sampler` of a person's own says nothing of that.
+    Its sampler gives the position of each. A `batch_sampler` of a person's own says nothing of that, and a
+    `collate_fn` may leave some out.
     """
     if not is_loader(value) or not isinstance(value.batch_size, int):
+        return None
+    if not getattr(value.collate_fn, "__module__", "").startswith("torch."):
         return None
     try:
         count = len(value.sampler)

@@ -104,6 +104,7 @@ class Training:
 
     def batches(self, group: ReplicaGroup) -> Iterator[Batch]:
         """Yields from the next step to the run's end, or from where a checkpoint has taken it meanwhile."""
+        self._seen = None  # whose memory nobody needs any more
         returns = -1
         while returns != self.course.returns:
             returns = self.course.returns

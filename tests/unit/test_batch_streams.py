@@ -20,6 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from isotrain.core.data import first_epoch
@@ -258,6 +259,19 @@ def test_a_torch_loader_with_an_order_of_its_own_is_a_stream():
         source = as_source(torch_loader)
         assert isinstance(source, BatchStream)
         assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
+
+
+def even_targets(samples: list[tuple]) -> object:
+    """As people leave out samples that are broken."""
+    kept = [(inputs, target) for inputs, target in samples if target % 2 == 0]
+    return default_collate(kept)
+
+
+def test_samples_that_a_collate_function_leaves_out_are_not_counted():
+    sampler = list(range(20))
+    torch_loader = DataLoader(Pairs(), sampler=sampler, batch_size=4, collate_fn=even_targets)
+    assert len(as_source(torch_loader)) == 10
+    assert given_by(as_source(torch_loader)) == given_by(arrays(INPUTS[::2], TARGETS[::2]))
 
 
 class Drawing(IterableDataset):
