@@ -77,10 +77,15 @@ def trained(session: isotrain.Session, name: str) -> dict[str, Any]:
     return {"before": before, "after": session.read_state(["trainable"])}
 
 
-def by_fit(session: isotrain.Session) -> dict[str, dict[str, Any]]:
-    """The weights that Keras' own `fit` gives from the same start."""
+def beside_runs(session: isotrain.Session) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What Keras' `fit` gives, and what is refused, in a process that has both frameworks' optimizers."""
     given = session.read_state(["trainable"])
     session.close()
+    return by_fit(given), refusals(session)
+
+
+def by_fit(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The weights that Keras' own `fit` gives from a start."""
     found = {}
     for name, options in OPTIONS.items():
         plain = model()
@@ -241,12 +246,12 @@ REFUSED = {
     "two clippings": "clip: the optimizer that optimizer.custom returned has clipnorm too",
     "two scales": "loss_scale_factor",
     "two schedules": "so do schedule and scaling",
+    "averages of local weights": "use_ema: under strategy local-sgd",
 }
 
 
 def refusals(session: isotrain.Session) -> dict[str, str]:
-    """What is said of each, in a process that has both kinds of optimizers."""
-    session.close()
+    """What is said of each, after a session that is closed."""
     native = {"model": {"torch": net}}
     cases: dict[str, dict[str, Any]] = {
         "closure": {**native, "optimizer": {"custom": lbfgs, "lr": LR}},
@@ -261,6 +266,10 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
             **native,
             "optimizer": {"custom": scheduled, "lr": LR},
             "scaling": {"rule": "linear", "base_batch": 4},
+        },
+        "averages of local weights": {
+            "optimizer": {"custom": optimizer, "args": AVERAGED, "lr": LR},
+            "strategy": "local-sgd",
         },
     }
     return {name: refusal(session, name, spec("clipnorm", **own)) for name, own in cases.items()}

@@ -12,6 +12,8 @@ import pytest
 import isotrain
 from isotrain.testing.series import launched_in_turn
 
+pytestmark = pytest.mark.slow
+
 REPLICAS = 2
 LOSSES = [1.1923488133, 1.0431361893, 1.2020399925, 1.0827072326, 1.1117208447, 1.1137764910]
 """Of the portable model on TensorFlow, whose steps, with nothing between them, are Keras' own."""

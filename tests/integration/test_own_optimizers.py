@@ -36,9 +36,9 @@ NATIVE = [(backend, name) for backend in ("torch-ddp", "horovod-torch") for name
 
 
 @pytest.fixture(scope="module")
-def by_fit(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def beside_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("optimizers") / "run"
-    return dict(alone(own.by_fit, own.spec("clipnorm"), "torch-ddp", folder))
+    return alone(own.beside_runs, own.spec("clipnorm"), "torch-ddp", folder)
 
 
 @functools.cache
@@ -48,9 +48,9 @@ def trained(backend: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("backend", "name"), PORTABLE)
-def test_keras_optimizers(by_fit: dict[str, Any], backend: str, name: str) -> None:
+def test_keras_optimizers(beside_runs: Any, backend: str, name: str) -> None:
     """On two replicas, what `fit` gives on one; `fit` puts averages in the place of weights at its end."""
-    found, plain = trained(backend)[name], by_fit[name]
+    found, plain = trained(backend)[name], beside_runs[0][name]
     assert any(np.abs(plain[key] - start).max() > 1e-4 for key, start in found["before"].items())
     for key, value in plain.items():
         np.testing.assert_allclose(found["after"][key], value, rtol=0, atol=2e-6, err_msg=key)
@@ -80,10 +80,9 @@ def test_rates_of_a_scheduler_are_told(tmp_path: Any) -> None:
     assert any("a learning-rate scheduler of its own" in text for text in result.plan["remarks"])
 
 
-def test_what_cannot_be_honoured_is_refused(tmp_path: Any) -> None:
+def test_what_cannot_be_honoured_is_refused(beside_runs: Any) -> None:
     """Before any step, by its name."""
-    session_spec = own.spec("clipnorm", global_batch=24)
-    told = alone(own.refusals, session_spec, "torch-ddp", tmp_path / "torch")
+    _, told = beside_runs
     for name, part in own.REFUSED.items():
         assert part in told[name], (name, told[name])
 
@@ -93,8 +92,3 @@ def test_tensorflow_refuses_updates_by_a_condition() -> None:
     for option in BY_A_CONDITION:
         with pytest.raises(isotrain.RunFailedError, match=f"{option}: Keras then updates"):
             isotrain.run(own.spec(option), backend="tf-mirrored", replicas=2)
-
-
-def test_averages_of_local_weights_are_refused() -> None:
-    with pytest.raises(isotrain.RunFailedError, match="use_ema: under strategy local-sgd"):
-        isotrain.run(own.spec("use_ema", strategy="local-sgd"), backend="torch-ddp", replicas=2)

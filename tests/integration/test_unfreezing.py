@@ -66,7 +66,9 @@ def changed(session: isotrain.Session, name: str) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+)
 def test_a_change_on_the_way_is_refused(backend: str) -> None:
     specs = {"frozen": spec(portable, False), "thawed": spec(portable, True)}
     if backend == "torch-ddp":
