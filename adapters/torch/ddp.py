@@ -42,8 +42,8 @@ _NO_BROADCAST: dict[str, Any] = {
 """That nothing is broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
 
 
-class _Told(DistributedDataParallel):
-    """Says by name which weights the step before gave no gradient, for which torch has waited in vain.
+class _NamingUnused(DistributedDataParallel):
+    """Names the weights that got no gradient in the step before, where torch raises with their numbers.
 
     Attributes:
         names: Of the weights, by the identity of their parameters.
@@ -118,7 +118,7 @@ class DDPExchange(ProcessGroupExchange):
             or self._device.type != "cpu"
             or (as_they_come and self._loss.leaves_sums(self.replicas, bucket))
         )
-        self.module = _Told(
+        self.module = _NamingUnused(
             self._loss if self._carries else program.objective,
             device_ids=self._device_ids,
             **_NO_BROADCAST,
