@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -402,7 +403,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.place_of(replica)
-        return own_slots.as_held(self._state.describe(kinds), self.program.is_alone)
+        found = own_slots.as_held(self._state.describe(kinds), self.program.is_alone)
+        tied = {n: a for n, a in self.program.aliases.items() if n in found}
+        return found | {n: replace(found[n], aliases=names) for n, names in tied.items()}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

@@ -81,6 +81,7 @@ class NativeProgram(Program):
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
+        self.aliases = _aliases(model)
         resting = {id(b) for m in self._left.values() for b in m.buffers(recurse=False)}
         moved = {
             name: buffer
@@ -405,6 +406,15 @@ def _require_initialised(model: nn.Module) -> None:
             f"model: {', '.join(missing)}: of a lazy module that was not called, so that its shape is not"
             " known. Call the model on a sample before you return it."
         )
+
+
+def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Of tensors that modules share, by their first names: all others."""
+    names: dict[int, list[str]] = {}
+    parameters = model.named_parameters(remove_duplicate=False)
+    for name, tensor in chain(parameters, model.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(tensor), []).append(name)
+    return {first: tuple(others) for first, *others in names.values() if others}
 
 
 def left_in_evaluation(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class Program(ABC):
             mean; or, where it does not count all targets alike, rows (see `keras_losses.in_rows`).
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
+        aliases: Other names of those that have several, where weights are tied.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
         movable: Those of `frozen` that are the model's to move, also in evaluation mode.
         carry: What layers carry from one call to the next, and is no weight.
@@ -87,6 +89,7 @@ class Program(ABC):
     own_rates: Callable[[int], float] | None = None
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
+    aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     statistics: list[torch.Tensor]
     movable: list[torch.Tensor]
     carry: Carry

@@ -53,6 +53,7 @@ class StateInfo:
         offset: Where this replica's part begins in the whole, an index along each axis; None where every
             replica has all of it. What is whole here, and elsewhere not at all, is a part too.
         part: The shape of that part; None likewise.
+        aliases: Other names that the model has for it, where weights are tied.
     """
 
     shape: tuple[int, ...]
@@ -60,6 +61,7 @@ class StateInfo:
     nbytes: int
     offset: tuple[int, ...] | None = None
     part: tuple[int, ...] | None = None
+    aliases: tuple[str, ...] = ()
 
     def held_alone(self) -> StateInfo:
         """That it is whole here, and elsewhere not at all."""

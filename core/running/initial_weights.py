@@ -97,8 +97,11 @@ def _load(
 ) -> LoadReport:
     known = group.describe_state(WEIGHTS)
     chosen = [name for name in known if wanted.is_wanted(name)]
-    present = [name for name in chosen if names.common(name) in source]
-    used = {names.common(name) for name in present}
+    origins = {
+        name: _origins(wanted, names, source, (name, *known[name].aliases)) for name in chosen
+    }
+    present = [name for name in chosen if origins[name]]
+    used = {origin for several in origins.values() for origin in several}
     left_over = [name for name in source if name not in used]
     lacking = [n for n in chosen if n not in present and not _is_counter(known[n].dtype)]
     surplus = [n for n in left_over if wanted.is_wanted(n) and not _is_counter(source[n].dtype)]
@@ -107,7 +110,7 @@ def _load(
         _require_fitting(kind, patterns, [*known, *source])
     faults = []
     for portion in portions(present, lambda name: known[name].whole_bytes):
-        state = {name: names.to_own(name, source[names.common(name)]) for name in portion}
+        state = {name: _read(wanted, names, source, name, origins[name]) for name in portion}
         wrong = {name for name in portion if state[name].shape != known[name].shape}
         faults += [f"{n}: {state[n].shape}, here {known[n].shape}" for n in portion if n in wrong]
         group.write_state({name: value for name, value in state.items() if name not in wrong})
@@ -119,6 +122,29 @@ def _load(
     loaded = set(present)
     kept = [name for name in known if name not in loaded]
     return LoadReport(_called(wanted), present, kept, left_over, frozen)
+
+
+def _origins(
+    wanted: InitialWeights, names: NameMap, source: Weights, own_names: Sequence[str]
+) -> list[str]:
+    """What the source has under any name of a weight; under several where both sides have tied weights."""
+    first, *aliases = own_names
+    common = [names.common(name) for name in (first, *filter(wanted.is_wanted, aliases))]
+    return [name for name in dict.fromkeys(common) if name in source]
+
+
+def _read(
+    wanted: InitialWeights, names: NameMap, source: Weights, own: str, origins: Sequence[str]
+) -> np.ndarray:
+    first, *others = origins
+    value = source[first]
+    for other in others:
+        if not np.array_equal(value, source[other]):
+            raise SpecError(
+                f"initial_weights: {first} and {other} are one weight of the model, and differ in"
+                f" {_called(wanted)}. Leave out with `exclude` the one that is not meant."
+            )
+    return names.to_own(own, value)
 
 
 def _is_counter(dtype: str | np.dtype[Any]) -> bool:

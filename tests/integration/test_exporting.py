@@ -24,6 +24,7 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.core.running.initial_weights import start_from
 from isotrain.core.running.weights_file import save_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
@@ -258,6 +259,9 @@ def test_what_a_torch_module_cannot_be_written_as(
     assert not list(tmp_path.iterdir())
 
 
+FILES = {".pt", ".safetensors"}
+
+
 def tied() -> Any:
     """Two layers with one weight, and a buffer that is not persistent."""
     import torch
@@ -287,7 +291,31 @@ def load_by_hand(session: isotrain.Session, *, file: Path, samples: np.ndarray) 
     found = module.load_state_dict(safetensors.torch.load_file(file), strict=False)
     by_hand = module(torch.from_numpy(samples)).detach().numpy()
     keys = {"missing": found.missing_keys, "unexpected": found.unexpected_keys}
-    return keys, by_hand, session.predict((samples,))
+    return keys, by_hand, session.predict((samples,)), tied_weights_taken(session, module)
+
+
+def tied_weights_taken(session: isotrain.Session, module: Any) -> dict[str, str]:
+    """What starts with weights in a file of torch: nothing, if as the module's, or why it is refused."""
+    import safetensors.torch
+    import torch
+
+    def taken(file: Path) -> str:
+        session.write_state({name: np.zeros_like(value) for name, value in trained.items()})
+        own = session.spec.replace(initial_weights={"source": file, "exclude": "scale"})
+        try:
+            start_from(own, session.plan, session.group, resumes=False)
+        except isotrain.SpecError as error:
+            return str(error)
+        now = session.read_state(["trainable"])
+        return ", ".join(name for name, value in trained.items() if (now[name] != value).any())
+
+    trained, whole = session.read_state(["trainable"]), module.state_dict()
+    second = {name: value for name, value in whole.items() if name != "first.weight"}
+    folder = session.run_directory
+    torch.save(whole, folder / "whole.pt")
+    torch.save({**whole, "second.weight": whole["second.weight"] + 1}, folder / "parted.pt")
+    safetensors.torch.save_file(second, folder / "second.safetensors")
+    return {file.name: taken(file) for file in folder.iterdir() if file.suffix in FILES}
 
 
 @pytest.mark.slow
@@ -295,9 +323,12 @@ def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Pa
     samples = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     own = spec(model={"torch": tied}, data=(samples, samples), loss="mse")
     work = functools.partial(load_by_hand, file=tmp_path / "weights.safetensors", samples=samples)
-    keys, by_hand, inside = alone(work, own, "torch-ddp", tmp_path / "run")
+    keys, by_hand, inside, begun = alone(work, own, "torch-ddp", tmp_path / "run")
     assert keys == {"missing": ["second.weight"], "unexpected": ["scale"]}
     np.testing.assert_array_equal(by_hand, inside)
+    refused = begun.pop("parted.pt")
+    assert "first.weight and second.weight are one weight of the model, and differ" in refused
+    assert set(begun.values()) == {""}, begun
 
 
 def narrow_net() -> Any:
