@@ -11,7 +11,7 @@ from typing import Any
 from isotrain.plugin import IsotrainError
 
 LARGE = 1024
-"""Entries of a container that is not looked into, as a vocabulary."""
+"""Entries of a container that is not looked into, such as a vocabulary."""
 _LIBRARIES = {"keras", "torch", "numpy", "tensorflow", "isotrain", *sys.stdlib_module_names}
 _OPENING = {tuple: "(", list: "[", deque: "<", dict: "{"}
 _STEP = re.compile(r"\.([^.(\[<{]+)|\((\d+)\)|\[(\d+)\]|<(\d+)>|\{([^}]*)\}")
@@ -52,8 +52,13 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 def is_ones_own(value: Any) -> bool:
     """Whether it is an object of a class that is no library's."""
-    root = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and not isinstance(value, type) and root not in _LIBRARIES
+    is_object = hasattr(value, "__dict__") and not isinstance(value, type)
+    return is_object and is_own_class(type(value))
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class is no library's."""
+    return kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
 def put(attributes: dict[str, Any], path: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from isotrain.adapters import keras_private, portable
-from isotrain.adapters.held import held_in
+from isotrain.adapters.held import held_in, is_own_class
 
 
 def carried_variables(model: keras.Layer) -> dict[str, Any]:
@@ -29,16 +29,12 @@ def carried(model: keras.Layer, kind: type) -> Iterator[tuple[str, Any]]:
     known = {*map(id, owners.values()), *(id(vars(owner)) for owner in owners.values())}
     usual = usual_attributes()
     for name, owner in owners.items():
-        of_classes = [vars(each) for each in type(owner).__mro__ if _is_ones_own(each)]
+        of_classes = [vars(each) for each in type(owner).__mro__ if is_own_class(each)]
         for attributes in (vars(owner), *of_classes):
             for attribute, value in list(attributes.items()):
                 if attribute not in usual:
                     path = f"{name}.{attribute}".removeprefix(".")
                     yield from held_in(path, value, lambda each: isinstance(each, kind), known)
-
-
-def _is_ones_own(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in ("keras", "torch", "tensorflow", "builtins")
 
 
 def layer_names(model: keras.Layer) -> dict[str, keras.Layer]:

@@ -22,8 +22,8 @@ def pair(drop: float, *, mode: str = "train") -> Any:
     Args:
         drop: How much the teacher drops.
         mode: What the function does: `eval` puts the teacher into evaluation mode and freezes it, `norm` its
-            batch normalisation; `awake` puts all of it, and `whole` the
-            whole model, into evaluation mode, with weights to train.
+            batch normalisation; `awake` puts all of it, and `whole` the whole model, into evaluation mode,
+            with weights to train.
     """
     import torch
     from torch import nn

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from isotrain.adapters.held import is_ones_own
+from isotrain.adapters.held import LARGE, is_ones_own
 from isotrain.adapters.torch import private
 
-_LARGE = 1024
-"""Entries of a container of which only the number is looked at, as in a vocabulary."""
 _MANY = 256
 """Holders that are looked at in one attribute."""
 _LARGE_ARRAY = 2**16
@@ -65,7 +63,7 @@ def look_at(value: Any) -> Callable[[], Any] | None:
         return None if is_weight else functools.partial(private.changes_of, value)
     if isinstance(value, np.ndarray):
         return value.tobytes if value.nbytes <= _LARGE_ARRAY else None
-    if isinstance(value, dict | list | set) and len(value) > _LARGE:
+    if isinstance(value, dict | list | set) and len(value) > LARGE:
         return functools.partial(len, value)
     if isinstance(value, dict):
         return functools.partial(values_of, value)
@@ -82,7 +80,7 @@ def values_of(held: dict[Any, Any]) -> list[Any]:
 def _parts(value: Any) -> Iterable[Any]:
     """What a value holds that may itself be changed in place."""
     if isinstance(value, dict | list | set | tuple):
-        if len(value) > _LARGE:
+        if len(value) > LARGE:
             return ()
         return value.values() if isinstance(value, dict) else value
     if inspect.ismethod(value):
