@@ -44,6 +44,8 @@ _WHAT_ENDED = {
 }
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN))
 """Why a file, or the output, cannot be written though this program is right."""
+_NO_PATH = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES))
+"""Why a path that was given leads nowhere though this program is right."""
 
 
 class Ended(KeyboardInterrupt):
@@ -169,6 +171,8 @@ def _tell_as_json(error: BaseException, code: ExitCode, given: Sequence[str]) ->
 
 def _in_words(error: BaseException) -> str:
     """A line for a person; all of what is known of a defect."""
+    if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
+        return f"isotrain: {visible(str(error.filename))}: {error.strerror}"
     if isinstance(error, BlockingIOError | RuntimeError):
         from isotrain.core.launching.run_job import NO_PROCESSES, is_refused_process
 

@@ -478,6 +478,13 @@ def redirected(command: str, folder: Path, before: str = "") -> subprocess.Compl
     return subprocess.run(shell, cwd=folder, text=True, capture_output=True, check=False)
 
 
+@pytest.mark.parametrize("command", ["resume", "runs", "logs", "report"])
+def test_a_path_that_is_too_long_is_told_in_a_line(command: str, tmp_path: Path) -> None:
+    (told,) = in_process(command, "d" * 300, folder=tmp_path).stderr.splitlines()
+    assert told.startswith("isotrain: ddd")
+    assert told.endswith(": File name too long")
+
+
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
