@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +16,13 @@ from isotrain.core.errors import DataError
 
 MOST_BYTES = 64 * 1024**2
 """Of an epoch that is kept."""
+SILENT_SECONDS = 10.0
+"""How long an epoch is read before a person is told: nobody else knows whether it ends."""
+_STILL_COUNTING = (
+    "data: the stream is still being read through to count its samples, {} until now. One that never ends"
+    " must be given an end, as by itertools.islice(batches, number). Of one that is large,"
+    " isotrain.sources.stream(batches, samples=N) says how many an epoch has, and nothing is read for that."
+)
 
 
 class FirstEpoch:
@@ -29,8 +38,12 @@ class FirstEpoch:
         self.samples = 0
         self.batches: list[Any] | None = []
         room = MOST_BYTES
+        silent_until = time.monotonic() + SILENT_SECONDS
         for batch in batches:
             self.samples += rows_of(batch)
+            if time.monotonic() > silent_until:
+                silent_until = float("inf")
+                warnings.warn(_STILL_COUNTING.format(self.samples), stacklevel=2)
             if self.batches is not None:
                 copy, size = _copied(batch)
                 room -= size

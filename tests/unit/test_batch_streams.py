@@ -23,7 +23,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from isotrain.core.data import first_epoch
+from isotrain.core.data import first_epoch, streams
 from isotrain.core.data.arrays import ArraySource, Parts, arrays
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.by_position import MapStyle
@@ -363,6 +363,13 @@ def test_of_an_epoch_too_large_to_keep_it_is_said(monkeypatch: pytest.MonkeyPatc
     assert "training begins with its second epoch" in remark
     assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
     assert not [*source_remarks(stream(Uneven(), 20))]
+
+
+def test_a_stream_that_may_never_end_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_epoch, "SILENT_SECONDS", -1.0)
+    with pytest.warns(match=r"count its samples, 3 until now.*itertools.islice") as told:
+        assert len(as_source(Uneven())) == 20
+    assert [warning.filename for warning in told] == [streams.__file__]  # ours, which events tell
 
 
 def test_an_iterable_data_set_of_torch_needs_a_loader() -> None:
