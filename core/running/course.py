@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.data.stream_marks import StreamMark
+from isotrain.core.errors import IsotrainError
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Course:
         best_steps: Of the checkpoints that were each the best so far; the last is the best.
         mark: To which place the stream of data can be taken back, if it has a state of its own.
         returns: How often a checkpoint has taken it elsewhere.
+        is_predicting: Whether an iterator of predictions is open, whose end puts back the state before it.
     """
 
     steps_per_epoch: int
@@ -35,6 +37,7 @@ class Course:
     best_steps: list[int] = field(default_factory=list)
     mark: StreamMark | None = None
     returns: int = 0
+    is_predicting: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -45,6 +48,18 @@ class Course:
     def loss(self) -> float | None:
         """Of the last step, for which this waits; None before the first."""
         return None if self.last_loss is None else float(self.last_loss)
+
+    def require_no_predictions(self, call: str) -> None:
+        """Refuses a call that changes or saves the state while predictions are being read.
+
+        Raises:
+            IsotrainError: An iterator of predictions is open.
+        """
+        if self.is_predicting:
+            raise IsotrainError(
+                f"{call}: session.predictions is being read, and puts back at its end the state that it began"
+                " with. Read it to its end, or close it, before."
+            )
 
     def seek(self, step: int) -> None:
         """Makes `step` the next; what else there is stays."""

@@ -219,8 +219,10 @@ class Session:
             folder: Of checkpoints, at a path or URL; left out: this run's own.
 
         Raises:
+            IsotrainError: Predictions are being read.
             RunFailedError: It cannot be written.
         """
+        self._course.require_no_predictions("save")
         self._checkpoints.save(folder, self.notes)
 
     def save_if_due(self, *, best: bool = False, beside_step: bool = False) -> bool:
@@ -239,7 +241,9 @@ class Session:
 
         Raises:
             EndedError: The run was asked to end; its checkpoint is saved.
+            IsotrainError: Predictions are being read.
         """
+        self._course.require_no_predictions("save_if_due")
         return self._checkpoints.save_if_due(best, beside_step, self.notes)
 
     def restore(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
@@ -359,9 +363,13 @@ class Session:
     def predictions(self, data: Any = None) -> Iterator[Any]:
         """As `predict`, one global batch after the other, so that not all must be in memory at once.
 
-        To be read to its end by every process, without a step in between.
+        Every process reads it to its end, or closes it, before it takes a step or saves.
         """
-        return self._evaluation.predictions(data)
+        self._course.is_predicting = True
+        try:
+            yield from self._evaluation.predictions(data)
+        finally:
+            self._course.is_predicting = False
 
     @property
     def can_evaluate(self) -> bool:

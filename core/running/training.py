@@ -149,6 +149,7 @@ class Training:
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
         """Trains on one global batch; returns its mean loss."""
         reporter, course = self._reporter, self.course
+        course.require_no_predictions("step")
         reporter.step = batch.step
         reporter.enter("step")
         rate = self.rate(batch.step)

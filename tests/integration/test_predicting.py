@@ -15,6 +15,7 @@ import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.data.batch import Batch
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Branch, Network
 from isotrain.testing.series import launched_in_turn
@@ -133,7 +134,12 @@ def test_a_session_predicts_batch_by_batch(tmp_path: Path) -> None:
 
 
 def predictions_in_a_loop(session: isotrain.Session) -> dict[str, Any]:
+    reading = session.predictions()
+    next(reading)
     for batch in session.batches():
+        if batch.step == 0:
+            _refuse_while_predictions_are_read(session, batch)
+            reading.close()
         session.step(batch)
     session.save()
     parts = list(session.predictions())
@@ -143,6 +149,17 @@ def predictions_in_a_loop(session: isotrain.Session) -> dict[str, Any]:
         "at once": session.predict(SAMPLES),
         "weights": session.read_state(["trainable"]),
     }
+
+
+def _refuse_while_predictions_are_read(session: isotrain.Session, batch: Batch) -> None:
+    """Their end would take back what the step did, and a checkpoint would hold what they moved."""
+    with pytest.raises(isotrain.IsotrainError, match=r"step: session\.predictions is being read"):
+        session.step(batch)
+    for save in (session.save, session.save_if_due):
+        with pytest.raises(
+            isotrain.IsotrainError, match=r"save.*: session\.predictions is being read"
+        ):
+            save()
 
 
 def test_an_output_without_a_row_for_each_sample_is_refused(tmp_path: Path) -> None:
@@ -208,6 +225,7 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
 
 
 MODEL = """
+from isotrain.core.data.batch import Batch
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
