@@ -97,7 +97,7 @@ def run(
     )
     with asked.carried_out(train) as ended:
         told = dict(ended.returned[0])
-        lost = told.pop(LOST_WEIGHTS)
+        lost = told.pop(LOST_WEIGHTS, None)  # where isotrain ran elsewhere, it has failed there
         result = result_from_dict({**told, "restarts": ended.restarts}, ended.directory.path)
         if ended.audience is not None:
             ended.keep({PLAN_FILE: result.plan, RESULT_FILE: result.to_dict()}, result)

@@ -196,7 +196,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def _arrange(self, arranging: AbstractContextManager[Any], piece: Slice) -> None:
         """Lets the exchange see a backward pass, of which nothing else remains."""
-        with self.undisturbed(), self.program.plainly(), arranging:
+        with self.undisturbed(), arranging:
             loss, _ = self.exchange.module(piece.inputs, piece.targets)
             self.program.backward(loss.sum())  # there may be several
             self.exchange.finish_gradients()
@@ -324,7 +324,8 @@ class TorchReplicaGroup(ReplicaGroup):
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         moved = [*self._frozen_here(), *self._measures.sums()]
-        with kept(moved), self.program.carry.unmoved(), unmoved(self._random):
+        carry, plainly = self.program.carry.unmoved(), self.program.plainly()
+        with kept(moved), carry, unmoved(self._random), plainly:  # plainly: no record counts it
             yield
 
     @contextlib.contextmanager
