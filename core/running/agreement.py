@@ -5,14 +5,28 @@ from __future__ import annotations
 import secrets
 import time
 
+import numpy as np
+
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.reporter import Wishes
+from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch
+from isotrain.core.data.dataset import DataSet
+from isotrain.core.data.recut import fingerprint
+from isotrain.core.data.sources import AnySource
+from isotrain.core.data.streams import BatchStream
 from isotrain.core.errors import DataError
 
 _SECONDS = 1.0
 """About so often they agree; it costs a collective of a few numbers."""
 _MOST_STEPS = 1 << 20
+_COMPARED_SAMPLES = 64
+_COMPARED_BYTES = 1 << 20
+"""Of the samples that are compared, unless two have more."""
+_ONE_DATA_SET = (
+    "Every process must load the same samples in the same order: give shuffling, splitting and drawing a"
+    " fixed seed, and take no shard; isotrain gives each replica its part."
+)
 
 
 def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
@@ -30,6 +44,46 @@ def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
             " process the same batches in the same order: give its shuffling a fixed seed, and let"
             " it take no shard of its own."
         )
+
+
+def require_same_data(group: ReplicaGroup, data: DataSet) -> None:
+    """Compares what every process has loaded: numbers of samples, and some samples of arrays.
+
+    A data function that shuffles or splits without a fixed seed gives every process other samples under the
+    same positions, so that some are trained on twice and others never. Streams are compared as they are read.
+
+    Raises:
+        DataError: They differ.
+    """
+    if group.is_alone:
+        return
+    parts = {"training": data.train, "validation": data.validation}
+    numbers = [float(number) for source in parts.values() for number in _identity(source)]
+    found = group.largest([*numbers, *(-number for number in numbers)])
+    highest, lowest = found[: len(numbers)], [-number for number in found[len(numbers) :]]
+    for place, name in enumerate(parts):
+        most, least = int(highest[2 * place]), int(lowest[2 * place])
+        if most != least:
+            raise DataError(
+                f"data: the processes do not have equally many {name} samples, but from {least} to {most}."
+                f" {_ONE_DATA_SET}"
+            )
+        if highest[2 * place + 1] != lowest[2 * place + 1]:
+            raise DataError(
+                f"data: the {name} samples of the processes differ, of which each has {most}."
+                f" {_ONE_DATA_SET}"
+            )
+
+
+def _identity(source: AnySource | None) -> tuple[int, int]:
+    """The samples of a source, and a checksum of some of them; 0 for what is not known without reading."""
+    if source is None or isinstance(source, BatchStream):
+        return 0, 0
+    if not isinstance(source, ArraySource):
+        return len(source), 0
+    count = max(2, min(_COMPARED_SAMPLES, _COMPARED_BYTES // max(1, source.sample_bytes)))
+    places = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64))
+    return len(source), fingerprint(source.gather(places))
 
 
 class Agreement:

@@ -16,6 +16,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
 from isotrain.core.planning.measured import Measured, with_measures
 from isotrain.core.plugins.cast import Cast
+from isotrain.core.running.agreement import require_same_data
 from isotrain.core.running.data_loading import load_data
 from isotrain.core.running.initial_weights import LoadReport, start_from
 from isotrain.core.running.loaders import Loaders
@@ -98,6 +99,7 @@ def equip(
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = Loaders(spec, plan, group, load_data(spec))
+    require_same_data(group, loaders.data)
     initial = start_from(spec, plan, group, resumes=resumes)
     measured = _measured(spec, group, loaders, initial)
     completed = with_measures(plan, cast, measured)

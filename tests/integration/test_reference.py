@@ -57,6 +57,40 @@ def spec(**changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
+def data_of_each(folder: str, kind: str) -> isotrain.DataSet:
+    """Other data in the process that comes first: samples, their order, or their number."""
+    first, train = True, data().train
+    try:
+        (Path(folder) / kind).mkdir()
+    except FileExistsError:
+        first = False
+    (inputs, labels), validation = train, data().validation
+    order = np.roll(np.arange(30), int(first)) if kind == "order" else np.arange(30 - 3 * first)
+    if kind == "validation":
+        order, validation = np.arange(30), tuple(part[: 9 - first] for part in validation)
+    if kind == "samples":
+        order = np.arange(30)
+        inputs[-1] += first
+    return isotrain.DataSet((inputs[order], labels[order]), validation)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("samples", "the training samples of the processes differ, of which each has 30"),
+        ("order", "the training samples of the processes differ"),
+        ("fewer", "do not have equally many training samples, but from 27 to 30"),
+        ("validation", "do not have equally many validation samples, but from 8 to 9"),
+    ],
+)
+def test_processes_that_load_other_data_end_the_run(tmp_path: Path, kind: str, told: str) -> None:
+    changes = {"data": data_of_each, "data_args": {"folder": str(tmp_path), "kind": kind}}
+    with pytest.raises(RunFailedError, match=told):
+        isotrain.run(
+            spec(**changes), backend="reference", replicas=2, run_directory=tmp_path / "run"
+        )
+
+
 class SlowToSave(list[Any]):
     """Whoever saves it takes a while, and then looks whether a process is still there."""
 
