@@ -41,7 +41,6 @@ class Watched:
         died: When it was found to have ended (`time.time`).
         started: Whether it was ever heard of.
         ready: Whether it has loaded the data and built the model.
-        samples: That it has loaded to train on; None for a stream.
         finished: Whether it reported the end of its work.
         lost: In words, why it is taken for lost though it lives.
         usual_lines: See `Adapter`.
@@ -55,7 +54,6 @@ class Watched:
     died: float | None = None
     started: bool = False
     ready: bool = False
-    samples: int | None = None
     finished: bool = False
     lost: str | None = None
     usual_lines: Sequence[str] = ()
@@ -93,7 +91,6 @@ class Watched:
             self.finished = True
         elif isinstance(event, Ready):
             self.ready = True
-            self.samples = event.samples
 
     def look(self) -> None:
         """Notes whether it has done something since the last look."""

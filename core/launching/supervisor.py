@@ -72,7 +72,7 @@ class Supervisor:
             processes: One per rank.
             timeouts: Seconds: `silence`, `start`, `progress`.
             on_event: Called with every event but heartbeats, and with rank 0's output.
-            on_ready: Called when all that have a session are ready, with data of equal length.
+            on_ready: Called when all that have a session are ready.
             usual_lines: Of the backend's logs; see `Adapter`.
             poll_seconds: After which all processes are looked at though none says that it has ended.
         """
@@ -186,21 +186,9 @@ class Supervisor:
             if event is not None and not isinstance(event, Heartbeat):
                 watched.active = watched.heard
                 self._on_event(self._completed(event))
-            if isinstance(event, Ready):
-                self._compare_data()
+            if isinstance(event, Ready) and all(each.ready for each in self._looping):
+                self._on_ready()
             self._has_news |= isinstance(event, Finished | Failed)
-
-    def _compare_data(self) -> None:
-        """Takes one whose data are of another length than rank 0's for lost; the others may begin then."""
-        if not all(each.ready for each in self._looping):
-            return
-        first, *others = self._looping
-        for each in others:
-            if each.samples != first.samples:
-                there = f"where rank {first.rank} has {first.samples}"
-                each.lost = f"has {each.samples} samples to train on {there}"
-        if not any(each.lost for each in self._looping):
-            self._on_ready()
 
     def _completed(self, event: ProcessEvent) -> ProcessEvent:
         """Adds what only the launcher can tell."""

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.reporter import Wishes
 from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch
@@ -46,11 +47,17 @@ def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
         )
 
 
-def require_same_data(group: ReplicaGroup, data: DataSet) -> None:
-    """Compares what every process has loaded: numbers of samples, and some samples of arrays.
+def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan) -> None:
+    """Compares what the processes have loaded: numbers of samples, and some samples of arrays.
 
     A data function that shuffles or splits without a fixed seed gives every process other samples under the
     same positions, so that some are trained on twice and others never. Streams are compared as they are read.
+
+    Args:
+        group: Its processes compare; each calls this once it has its data.
+        data: Of this process.
+        rank: Of this process.
+        plan: Has all processes.
 
     Raises:
         DataError: They differ.
@@ -58,20 +65,19 @@ def require_same_data(group: ReplicaGroup, data: DataSet) -> None:
     if group.is_alone:
         return
     parts = {"training": data.train, "validation": data.validation}
-    numbers = [float(number) for source in parts.values() for number in _identity(source)]
-    found = group.largest([*numbers, *(-number for number in numbers)])
-    highest, lowest = found[: len(numbers)], [-number for number in found[len(numbers) :]]
-    for place, name in enumerate(parts):
-        most, least = int(highest[2 * place]), int(lowest[2 * place])
-        if most != least:
+    own = [number for source in parts.values() for number in _identity(source)]
+    slots = np.zeros((len(plan.processes), len(own)))
+    slots[rank] = own
+    rows = np.reshape(group.largest(slots.ravel().tolist()), slots.shape)
+    for name, (counts, checksums) in zip(parts, rows.T.reshape(2, 2, -1), strict=True):
+        for process, count, checksum in zip(plan.processes, counts, checksums, strict=True):
+            if (count, checksum) == (counts[0], checksums[0]):
+                continue
+            what = f"{count:.0f} {name} samples where rank 0 has {counts[0]:.0f}"
+            if count == counts[0]:
+                what = f"other {name} samples than rank 0, though as many"
             raise DataError(
-                f"data: the processes do not have equally many {name} samples, but from {least} to {most}."
-                f" {_ONE_DATA_SET}"
-            )
-        if highest[2 * place + 1] != lowest[2 * place + 1]:
-            raise DataError(
-                f"data: the {name} samples of the processes differ, of which each has {most}."
-                f" {_ONE_DATA_SET}"
+                f"data: rank {process.rank} on {process.host} has {what}. {_ONE_DATA_SET}"
             )
 
 

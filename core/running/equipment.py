@@ -99,7 +99,7 @@ def equip(
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = Loaders(spec, plan, group, load_data(spec))
-    require_same_data(group, loaders.data)
+    require_same_data(group, loaders.data, context.rank, plan)
     initial = start_from(spec, plan, group, resumes=resumes)
     measured = _measured(spec, group, loaders, initial)
     completed = with_measures(plan, cast, measured)

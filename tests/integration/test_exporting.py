@@ -259,7 +259,7 @@ def test_what_a_torch_module_cannot_be_written_as(
     assert not list(tmp_path.iterdir())
 
 
-FILES = {".pt", ".safetensors"}
+SUFFIXES = {".pt", ".safetensors"}
 
 
 def tied() -> Any:
@@ -315,7 +315,7 @@ def tied_weights_taken(session: isotrain.Session, module: Any) -> dict[str, str]
     torch.save(whole, folder / "whole.pt")
     torch.save({**whole, "second.weight": whole["second.weight"] + 1}, folder / "parted.pt")
     safetensors.torch.save_file(second, folder / "second.safetensors")
-    return {file.name: taken(file) for file in folder.iterdir() if file.suffix in FILES}
+    return {file.name: taken(file) for file in folder.iterdir() if file.suffix in SUFFIXES}
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ def test_one_whose_data_are_longer_is_named_before_the_first_step(tmp_path: Path
     assert started.ended() == [1, 1]
     for rank in range(2):
         text = started.said(rank)
-        assert "rank 1 of 2 on 127.0.0.2 has 72 samples to train on where rank 0 has 64" in text
+        assert "rank 1 on 127.0.0.2 has 72 training samples where rank 0 has 64" in text
         assert "before its first step" in text
 
 
