@@ -339,6 +339,28 @@ def gradients_reduced_by_hand_make_the_same_step(run: Run) -> None:
             np.testing.assert_allclose(found[kind][name], value, 1e-12, 1e-12, err_msg=name)
 
 
+def update_by_the_norm_of_all(group: Any, norm: float) -> Found:
+    """Updates with the same gradients on each replica, of which `norm` is said to be that of all."""
+    shapes = [value.shape for value in group.read_state(("trainable",)).values()]
+    own = [group.tensor(np.full(shape, 0.5)) for shape in shapes]
+    group.keep_slots_of([range(len(shapes))])
+    before = group.read_state(("trainable",))
+    group.update_own([own], 0.125, [group.tensor(np.array(norm))])
+    after = group.read_state(("trainable",))
+    return {"losses": {}, "factors": {n: (before[n] - after[n]) / (0.125 * 0.5) for n in before}}
+
+
+@check
+def gradients_are_clipped_by_the_norm_of_all_where_it_is_above_the_bound(run: Run) -> None:
+    if len(run.session.group.local_replicas) > 1:
+        return  # mirrored variables have no update of a replica's own
+    for norm, factor in ((2.0, 0.25), (0.25, 1.0)):
+        work = functools.partial(update_by_the_norm_of_all, norm=norm)
+        found = run.together(work, clip={"global_norm": 0.5})
+        for name, value in found["factors"].items():
+            np.testing.assert_allclose(value, factor, 1e-12, err_msg=name)
+
+
 def train_on_slices_of_all_lengths(group: Any, parts: int) -> Found:
     """Trains on as many slices; a group of one replica on the samples of all, which are equal in length."""
     generator, losses = np.random.default_rng(3), {}
