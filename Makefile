@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-kernels test-launchers lint format benchmark clean
+.PHONY: help environment demo test test-quick test-examples test-kernels test-launchers lint format benchmark clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
@@ -27,11 +27,14 @@ demo: environment ## train the digits under every backend and compare the result
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 $(BY_FILE)
 
-test: environment ## all tests
-	$(PYTEST) tests
+test: environment ## the tests, but for those of the tiers below
+	$(PYTEST) tests -m "not examples"
 
-test-quick: environment ## the everyday tests: the quick part of all tests
-	$(PYTEST) tests -m "not slow"
+test-quick: environment ## the everyday tests: the quick part of these
+	$(PYTEST) tests -m "not slow and not examples"
+
+test-examples: environment ## tests that train the examples, and those of the example plugins
+	$(PYTEST) tests/integration/test_examples.py tests/integration/test_example_plugins.py -m examples
 
 # Whoever compares bits compares those of a library's kernels, which it chooses by the machine: other machines have others.
 # Tests of bfloat16 on TensorFlow cannot take part: it asks the processor what oneDNN has, and aborts where that is told less.

@@ -26,7 +26,7 @@ from isotrain.testing import backend, strategy
 from isotrain.testing.series import launched_in_turn
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.examples,
     pytest.mark.timeout(600),
 ]  # the first waits for most of what others look at
 

@@ -85,7 +85,7 @@ def losses(fields: dict[str, Any]) -> np.ndarray:
 # --- digits --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
     """By a program of its own, as a person starts it."""
     printed = execute(tmp_path, EXAMPLES / "digits.py", *on("torch-ddp", 1), "--epochs", "2")
@@ -94,7 +94,7 @@ def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
     assert f"final loss {found['final_loss']:.8f}" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("few_digits")
 def test_digits_give_the_same_losses_under_every_backend(
     tmp_path: Path, examples: Importer
@@ -121,7 +121,7 @@ def test_the_yaml_file_is_the_spec_of_the_script(examples: Importer) -> None:
     assert given == script
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("digits_at_hand")
 def test_the_yaml_file_runs_from_the_command_line(tmp_path: Path) -> None:
     asked = ["run", str(EXAMPLES / "digits.yaml"), *on("torch-ddp"), "--json", "--set", "epochs=1"]
@@ -129,7 +129,7 @@ def test_the_yaml_file_runs_from_the_command_line(tmp_path: Path) -> None:
     assert last["metrics"]["validation_accuracy"] > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("digits_at_hand")
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_native_digits(tmp_path: Path, backend: str) -> None:
@@ -139,7 +139,7 @@ def test_native_digits(tmp_path: Path, backend: str) -> None:
     assert found["metrics"]["validation_accuracy"] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("digits_at_hand")
 def test_an_own_loop_prints_the_same_under_two_frameworks(tmp_path: Path) -> None:
     texts = [
@@ -166,7 +166,7 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
 # --- fine-tuning -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("digits_at_hand")
 def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> None:
     printed = example(tmp_path / "run", "fine_tuning.py", *on("torch-ddp", 1))
@@ -178,7 +178,7 @@ def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> Non
 # --- the text transformer ------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_the_transformer_learns_more_than_frequencies(tmp_path: Path, examples: Importer) -> None:
     example(tmp_path / "run", "text_transformer.py", *on("torch-ddp", 1), "--steps", "30")
     found = result(tmp_path / "run")
@@ -346,7 +346,7 @@ def test_a_missing_or_incomplete_folder_shows_the_layout(tmp_path: Path) -> None
         assert "Traceback" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "data", python2_pickle)
     sizes = ("--image-size", "32", "--batch", str(5 * PER_FILE))
@@ -364,7 +364,7 @@ def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
 # --- the demo ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("few_digits")
 def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
     """Of one framework: above, the same digits are under all backends."""
@@ -378,7 +378,7 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
     assert found["agree"]
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("without_plots")
 def test_a_backend_that_is_missing_is_a_failure_of_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
