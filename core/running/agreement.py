@@ -65,7 +65,10 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     if group.is_alone:
         return
     parts = {"training": data.train, "validation": data.validation}
-    own = [number for source in parts.values() for number in _identity(source)]
+    own = [float(number) for source in parts.values() for number in _identity(source)]
+    found = group.largest([*own, *(-number for number in own)])
+    if found[: len(own)] == [-number for number in found[len(own) :]]:
+        return
     slots = np.zeros((len(plan.processes), len(own)))
     slots[rank] = own
     rows = np.reshape(group.largest(slots.ravel().tolist()), slots.shape)
