@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 StateKind = Literal[
     "trainable",
@@ -28,16 +28,7 @@ as the states of stateful RNNs.
 `random`, `metrics`, `exchange` and `carry` are each replica's own. The others are equal on all replicas
 wherever these hold the same weights."""
 
-ALL_STATE: tuple[StateKind, ...] = (
-    "trainable",
-    "non-trainable",
-    "optimizer",
-    "loss-scale",
-    "random",
-    "metrics",
-    "exchange",
-    "carry",
-)
+ALL_STATE: tuple[StateKind, ...] = get_args(StateKind)
 MODEL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
 """What is meant where no kinds are given."""
 

@@ -54,10 +54,10 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     same positions, so that some are trained on twice and others never. Streams are compared as they are read.
 
     Args:
-        group: Its processes compare; each calls this once it has its data.
-        data: Of this process.
-        rank: Of this process.
-        plan: Has all processes.
+        group: The replica group, all of whose processes call this once they have their data (collective).
+        data: The data set that this process has loaded.
+        rank: The number of this process.
+        plan: The plan, whose processes name ranks and hosts.
 
     Raises:
         DataError: They differ.

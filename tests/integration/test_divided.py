@@ -335,8 +335,13 @@ def test_transforms_of_tensors_are_tried_with_tensors() -> None:
 
 
 def of_tensors(transform: Any) -> Loader:
+    return loader_of(Tensors(), transform, tries=True, epochs=1)
+
+
+def loader_of(source: Any, transform: Any, *, tries: bool, epochs: int) -> Loader:
+    """The loader of the second of two replicas."""
     return Loader(
-        Tensors(),
+        source,
         global_batch=BATCH,
         replicas=2,
         local_replicas=[1],
@@ -344,8 +349,8 @@ def of_tensors(transform: Any) -> Loader:
         shuffle=True,
         drop_remainder=False,
         transform=transform,
-        tries_transform=True,
-        epochs=1,
+        tries_transform=tries,
+        epochs=epochs,
     )
 
 
@@ -354,18 +359,7 @@ def test_one_that_changes_each_sample_on_its_own_is_not(transform: Any) -> None:
     found = []
     for tries in (True, False):
         np.random.seed(5)
-        loader = Loader(
-            as_source(DATA),
-            global_batch=BATCH,
-            replicas=2,
-            local_replicas=[1],
-            seed=0,
-            shuffle=True,
-            drop_remainder=False,
-            transform=transform,
-            tries_transform=tries,
-            epochs=2,
-        )
+        loader = loader_of(as_source(DATA), transform, tries=tries, epochs=2)
         found.append([batch.slices[0][0].inputs for batch in loader])
     assert all(map(np.array_equal, *found))
 
