@@ -23,8 +23,8 @@ def held_in(
     """Finds values behind an attribute, with their paths: `hidden`, `hidden(0)`, `queues{left}[2]`.
 
     Args:
-        name: Of the attribute.
-        value: Of the attribute.
+        name: The attribute's name.
+        value: The attribute's value.
         is_meant: Tells which values are looked for.
         known: Identities of what is not looked into (again); grows.
     """
@@ -65,7 +65,7 @@ def put(attributes: dict[str, Any], path: str, value: Any) -> None:
     """Sets what is behind an attribute; makes containers that are not there yet.
 
     Args:
-        attributes: Of an object.
+        attributes: The object's attributes by name.
         path: As `held_in` gives it.
         value: What to put there.
 

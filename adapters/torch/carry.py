@@ -39,7 +39,7 @@ class Carry:
 
         Args:
             owners: Modules or layers, by name.
-            variables: Of the model, which are no weights: by name, set in place.
+            variables: The model's variables that are no weights, by name; set in place.
             device: Where tensors are put that come from a checkpoint.
             usual: Names of attributes that all owners have, which are not looked at.
         """

@@ -46,7 +46,7 @@ class _NamingUnused(DistributedDataParallel):
     """Names the weights that got no gradient in the step before, where torch raises with their numbers.
 
     Attributes:
-        names: Of the weights, by the identity of their parameters.
+        names: The weights' names, by the identity of their parameters.
     """
 
     names: dict[int, str]

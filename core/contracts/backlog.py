@@ -49,8 +49,8 @@ class Backlog(Generic[Item]):
 
         Args:
             item: The event, as `take` gives it.
-            kind: Of the event.
-            fields: Of the event.
+            kind: The event's kind.
+            fields: The event's fields.
         """
         if self.is_full and self.may_leave_out(kind):
             self._steps_left_out += len(fields.get("losses", ()))

@@ -24,7 +24,7 @@ class RefusedError(SpecError):
     """The run is refused, unless the spec silences the code.
 
     Attributes:
-        code: Of the check.
+        code: A code of the check.
         detail: The numbers of this case.
     """
 

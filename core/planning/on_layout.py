@@ -134,7 +134,7 @@ def replicas_for(
 
     Args:
         engine: That has started the processes.
-        count: Of the processes.
+        count: The number of processes.
         adapter: Of the backend.
         strategy: Of the run.
         asked: As many as were asked for, if any were.

@@ -70,8 +70,8 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
     """How many values a node stands for.
 
     Args:
-        node: Of the document.
-        known: Of the nodes that were counted, by identity; 0 while one is being counted.
+        node: A node of the document.
+        known: The counts of nodes by identity; 0 while one is being counted.
     """
     if (found := known.get(id(node))) is not None:
         if found:

@@ -18,7 +18,7 @@ def visible_output(text: str, *, colours: bool) -> str:
     """What a program has printed, as `visible` has it, and lines that it drew anew below each other.
 
     Args:
-        text: Of whole lines.
+        text: Whole lines.
         colours: Whether its colours stay, for a terminal; they are left out otherwise.
     """
     below = text.replace("\r\n", "\n").replace("\r", "\n")
