@@ -113,7 +113,7 @@ streams apart.
 
 
 def clean_exit(run: Run) -> None:
-    """After its work, every process leaves the run without an error, and soon."""
+    """After its work, every process leaves the run soon and without an error."""
     assert run.failure is None, run.failure
     assert run.exit_seconds < EXIT_SECONDS, (
         f"processes were still there {run.exit_seconds:.1f} s after their work was done"

@@ -133,7 +133,7 @@ def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
 
 
 def broadcast_within(bench: Bench) -> None:
-    """From every replica in turn to all that follow it; those before it keep their own."""
+    """Each replica in turn broadcasts to all that follow it; those before it keep their tensor."""
     roots = range(bench.group.replicas)
     _compare(bench, _share, roots, _own, lambda root, r, case: _own(min(root, r), case))
 
@@ -157,7 +157,7 @@ def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
 
 
 def send_receive(bench: Bench) -> None:
-    """Around the ring in both directions, and each to itself."""
+    """Tensors go around the ring in both directions, and from each replica to itself."""
     n = bench.group.replicas
     _compare(bench, _shift, (0, 1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
 
@@ -191,7 +191,7 @@ def inputs_are_left_alone(bench: Bench) -> None:
 
 
 def barrier(bench: Bench) -> None:
-    """Nobody leaves before the last one has come: each in turn comes late, and leaves a mark first."""
+    """No process leaves the barrier before the last one has come; each in turn comes late."""
     session = bench.session
     missing = []
     for late in range(len(session.plan.processes)):

@@ -111,7 +111,7 @@ def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
 
 
 def computation_scatters(bench: Bench) -> None:
-    """Values that are scattered to one place are added up; all other places are zero."""
+    """Values that are scattered to one index are added up; all other elements are zero."""
     width = bench.group.replicas + 1
     _compare(bench, _scatter, lambda r: np.eye(width)[r] * given(r).sum())
 
@@ -122,7 +122,7 @@ def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
 
 
 def computation_within_parts(bench: Bench) -> None:
-    """Sums and broadcasts within parts of the replicas; one that is in no part keeps its own."""
+    """Sums and broadcasts stay within sets of replicas; one that is in no set keeps its tensor."""
     n = bench.group.replicas
     divisions = (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n))))
     found = [_computed(bench, _sum_and_share, parts) for parts in divisions]

@@ -14,7 +14,7 @@ _UNKNOWN = "no-such-thing"
 
 
 def declarations(adapter: Adapter) -> None:
-    """In every placement each capability is there, or lacking with a reason; a collective is there."""
+    """In every parallel layout, a capability is there or lacking with a reason; a collective is there."""
     declared = adapter.capabilities
     assert REPLICATED.name in declared, f"{REPLICATED.name}: nothing is declared"
     for placement, can in declared.items():

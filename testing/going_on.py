@@ -73,14 +73,14 @@ def _is_supported(spec: SpecFields, backend: str) -> bool:
 
 
 def goes_on(backend: str) -> None:
-    """From the state of another run, in new processes, it takes the very steps of that one."""
+    """From the state of another run, new processes take exactly the steps of that run."""
     adapter = plugin_host().backend(split_backend(backend)[0])
     told = [text for text in problems(cases(adapter, backend), backend).values() if text]
     assert not told, "\n".join(told)
 
 
 def strategy_goes_on(name: str, options: Mapping[str, Any], backend: str) -> None:
-    """From the state of another run, in new processes, it takes the very steps of that one."""
+    """From the state of another run, new processes take exactly the steps of that run."""
     told = problems({name: strategy_case(name, options, backend)}, backend)[name]
     assert not told, told
 

@@ -13,7 +13,7 @@ from isotrain.testing.bench import Bench, assert_close, assert_same
 
 
 def undisturbed_gradients(bench: Bench) -> None:
-    """Gradients computed beside a step, within `undisturbed`, leave the run the same to the bit.
+    """Gradients computed beside a step, within `undisturbed`, change no bit of the run.
 
     So they do where its body fails.
     """
@@ -41,7 +41,7 @@ def _look_on(group: ReplicaGroup, batch: Batch, error: Exception | None = None) 
 
 
 def kept_gradients(bench: Bench) -> None:
-    """A group that keeps gradients gives the mean over all samples, and trains the same to the bit."""
+    """A group that keeps gradients gives the mean over all samples, and trains the same bit for bit."""
     batches = bench.batches(14, 7)
     ends, kept = [], []
     for keeps in (False, True):

@@ -11,7 +11,7 @@ from isotrain.testing.bench import Bench, assert_close, assert_same
 
 
 def state_round_trip(bench: Bench) -> None:
-    """State, optimizer slots included, can be put back to the bit, and training goes on alike.
+    """All state, optimizer state included, can be restored bit for bit, and training continues alike.
 
     The step itself need not repeat to the bit: the order of a sum over 3 replicas may depend on timing.
     """
@@ -37,7 +37,7 @@ def state_round_trip(bench: Bench) -> None:
 
 
 def state_kinds(bench: Bench) -> None:
-    """The kinds of state are apart, complete, and the names those of the model."""
+    """The kinds of state are disjoint and complete, and the names are those of the model."""
     state = bench.session.read_state()
     kinds = {kind: bench.session.read_state((kind,)) for kind in MODEL_STATE}
     assert set(kinds["trainable"]) == set(probe.starting_state()), sorted(kinds["trainable"])
@@ -47,7 +47,7 @@ def state_kinds(bench: Bench) -> None:
 
 
 def state_is_a_copy(bench: Bench) -> None:
-    """What was read does not change when training goes on."""
+    """State that was read does not change when training continues."""
     bench.restart()
     state = bench.session.read_state()
     kept = {name: value.copy() for name, value in state.items()}
@@ -92,7 +92,7 @@ def evaluation(bench: Bench) -> None:
 
 
 def predictions(bench: Bench) -> None:
-    """Predictions are those of evaluation mode, for every sample, in order, whatever the replicas."""
+    """Predictions are those of evaluation mode, for every sample, in order, with any replicas."""
     bench.restart()
     counts = (22, 14, 1)
     found = [bench.session.predict(probe.samples(count, noise=1.0)) for count in counts]
@@ -102,7 +102,7 @@ def predictions(bench: Bench) -> None:
 
 
 def evaluation_changes_nothing(bench: Bench) -> None:
-    """Evaluation leaves weights, moving statistics, slots and training metrics alone."""
+    """Evaluation changes no weights, moving statistics, optimizer state or training metrics."""
     bench.restart()
     bench.session.metrics()
     (batch,) = bench.batches(7, 7)

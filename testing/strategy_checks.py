@@ -41,7 +41,7 @@ class Evidence:
 
 
 def strategy_declarations(strategy: Strategy) -> None:
-    """What the strategy says of itself is of the right kind, and so are the bytes that it plans with."""
+    """What the strategy declares is of the right type, and so are the bytes that it plans with."""
     for name in ("name", "summary"):
         text = getattr(strategy, name, None)
         assert isinstance(text, str), f"{name}: expected a text, received {text!r}"
@@ -61,7 +61,7 @@ def strategy_declarations(strategy: Strategy) -> None:
 
 
 def declares_what_it_uses(evidence: Evidence) -> None:
-    """From the first step on, no capability is used that `requires` does not have."""
+    """From the first step on, the strategy uses no capability that `requires` does not have."""
     used = {Capability(name) for process in evidence.processes for name in process["used"]}
     missing = sorted(used - evidence.strategy.requires)
     assert not missing, f"used and not declared: {', '.join(missing)}"
@@ -79,7 +79,7 @@ def loss_is_of_the_global_batch(evidence: Evidence) -> None:
 
 
 def replicas_are_equal(evidence: Evidence) -> None:
-    """All replicas have the same weights when the strategy says so, to the bit."""
+    """All replicas have the same weights, bit for bit, when the strategy says so."""
     always = evidence.strategy.keeps_replicas_equal == "always"
     moments = [p["fingerprints"] if always else p["fingerprints"][-1:] for p in evidence.processes]
     for number, of_processes in enumerate(zip(*moments, strict=True)):
@@ -101,12 +101,12 @@ def equals_data_parallel(evidence: Evidence) -> None:
 
 
 def converges_on_digits(evidence: Evidence) -> None:
-    """The accuracy on held-out digits is that of data parallelism, or below it by the stated margin."""
+    """The accuracy on held-out digits is that of data parallelism, less at most the stated margin."""
     _assert_trained(evidence)
 
 
 def survives_one_replica(evidence: Evidence) -> None:
-    """With one replica, the strategy trains as well."""
+    """The strategy also trains with one replica."""
     _assert_trained(evidence)
 
 
@@ -125,7 +125,7 @@ def survives_empty_replicas(evidence: Evidence) -> None:
 
 
 def holds_what_it_says(evidence: Evidence) -> None:
-    """Weights and slots take on the replica that has most what `state_bytes` says; no part is kept twice."""
+    """The replica with most state holds what `state_bytes` says; no shard is kept twice."""
     for process in evidence.processes:
         planned, held = process["planned"], process["held"]
         assert planned is not None, "the plan has no state_bytes"
@@ -142,12 +142,12 @@ def holds_what_it_says(evidence: Evidence) -> None:
 
 
 def keeps_parameter_mean(evidence: Evidence) -> None:
-    """The exchange leaves the mean over all replicas of the parameters as it is."""
+    """The communication does not change the mean over all replicas of the parameters."""
     _assert_weights(evidence.main["after"], evidence.main["before"], "mean over the replicas")
 
 
 def keeps_gradient_sum(evidence: Evidence) -> None:
-    """What the exchange holds back of the gradients does not grow with the number of steps."""
+    """What the communication holds back of the gradients does not grow with the number of steps."""
     gradient = Oracle(evidence.main["start"]).gradients(np.arange(digits.GLOBAL_BATCH))
     half, whole = (_held_back(evidence, gradient, steps) for steps in (HALF, WHOLE))
     rounding = 1e-5 * WHOLE * sum(np.abs(part).sum() for part in gradient.values())

@@ -22,14 +22,14 @@ def start_is_equal(bench: Bench) -> None:
 
 
 def start_is_of_the_seed(bench: Bench) -> None:
-    """The initial weights are those that the seed stands for on every framework."""
+    """The initial weights are those that the seed gives on every framework."""
     for rank, state in enumerate(bench.starts):
         for name, first in probe.START.items():
             assert_close(state[name].ravel()[:2], first, f"start of {name} on process {rank}")
 
 
 def order(bench: Bench) -> None:
-    """Each replica gets its contiguous part of each global batch, in order, in every epoch."""
+    """Each replica gets its contiguous slice of each global batch, in order, in every epoch."""
     replicas = bench.group.replicas
     found = []
     for batch in bench.session.batches():
@@ -47,7 +47,7 @@ def order(bench: Bench) -> None:
 
 
 def sizes(bench: Bench) -> None:
-    """Any number of samples, any global batch: nobody is lost or doubled, and weights sum up."""
+    """With any number of samples and any global batch, none is lost or doubled; weights add up."""
     replicas = bench.group.replicas
     for count, size in ((1, 1), (2, 5), (5, 4), (7, 7), (13, 3)):
         rows = []
@@ -70,7 +70,7 @@ def sizes(bench: Bench) -> None:
 
 
 def training(bench: Bench) -> None:
-    """Every loss, and at the end every weight, is what NumPy gets on whole global batches."""
+    """Every loss, and at the end every weight, is what NumPy computes on whole global batches."""
     trained = bench.trained
     oracle, expected = probe.Oracle.fresh(), []
     for rows in probe.all_batches():
@@ -81,7 +81,7 @@ def training(bench: Bench) -> None:
 
 
 def training_metrics(bench: Bench) -> None:
-    """Training metrics are means over the samples as they were when they were trained on."""
+    """Training metrics are means over the samples, each as it was when it was trained on."""
     found = bench.trained.metrics
     oracle = probe.Oracle.fresh()
     values: dict[str, list[np.ndarray]] = {}
@@ -136,7 +136,7 @@ def exact_mean_of_gradients(bench: Bench) -> None:
 
 
 def synchronised_step(bench: Bench) -> None:
-    """One step on an even, an uneven and a nearly empty global batch: loss and weights as in NumPy."""
+    """Loss and weights are as in NumPy after a step on an even, an uneven and a nearly empty batch."""
     found = []
     for count in (6, 7, 1):
         bench.restart()
@@ -184,7 +184,7 @@ def _means(replica: Replica, *gradients: Tensor) -> list[Tensor]:
 
 
 def gradients_and_apply(bench: Bench) -> None:
-    """`gradients`, an all-reduce and `apply` end where the native synchronised step ends."""
+    """`gradients`, an all-reduce and `apply` give the weights of the native synchronised step."""
     batches = bench.batches(14, 7)
     bench.restart()
     for batch in batches:
@@ -204,7 +204,7 @@ def local_step(bench: Bench) -> None:
 
 
 def local_step_without_samples(bench: Bench) -> None:
-    """A replica without samples stays where it is; those with samples do not notice."""
+    """A replica without samples keeps its weights; those with samples do not notice."""
     _check_local_steps(bench, 1)
 
 
@@ -229,7 +229,7 @@ def _check_local_steps(bench: Bench, *counts: int, accumulate: int = 1) -> None:
 
 
 def average_parameters(bench: Bench) -> None:
-    """After a local step of each, all get the mean of the weights."""
+    """After a local step on each replica, all get the mean of the weights."""
     bench.restart()
     (batch,) = bench.batches(7, 7)
     bench.group.local_step(batch, probe.RATE)
@@ -253,7 +253,7 @@ def _after_own_slice(bench: Bench, replica: int, count: int) -> dict[str, np.nda
 
 
 def dropout_differs(bench: Bench) -> None:
-    """Each replica draws dropout masks of its own, and new ones at every step."""
+    """Each replica draws its own dropout masks, and new ones at every step."""
     bench.restart()
     batch = bench.same_for_all(1, noise=1.0)
     first, _ = bench.gradients_of_all(batch)
@@ -266,7 +266,7 @@ def dropout_differs(bench: Bench) -> None:
 
 
 def draws_anew(bench: Bench) -> None:
-    """Masks of slices for workers hang on replica and step, not on who draws them or drew before."""
+    """Dropout masks depend on replica and step only, not on which worker draws them or drew before."""
     bench.restart()
     batch = bench.same_for_all(1, noise=1.0)
 
