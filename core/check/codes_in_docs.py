@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from isotrain.core.check.codes import GROUPS, RULES
 from isotrain.core.check.rule import Rule
 
 _START, _END = "<!-- codes -->\n", "<!-- /codes -->"
+_COLUMNS = 118
+"""Longest line of a sentence."""
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) (?=[A-Z`]|isotrain |torch's )")
 
 
 def codes() -> str:
@@ -28,8 +33,17 @@ def _lines() -> Iterator[str]:
 def _entry(rule: Rule) -> Iterator[str]:
     yield f"#### {rule.code}\n"
     yield f"*{str(rule.severity).capitalize()}*: **{rule.title}.**\n"
-    yield f"{rule.reason}\n"
-    yield f"What to do: {rule.fix}\n"
+    yield f"{_lined(rule.reason)}\n"
+    yield f"{_lined(f'What to do: {rule.fix}')}\n"
+
+
+def _lined(text: str) -> str:
+    """A text with each sentence on a line of its own, or on several where it is long."""
+    sentences = _BETWEEN_SENTENCES.split(text)
+    return "\n".join(
+        textwrap.fill(each, _COLUMNS, break_long_words=False, break_on_hyphens=False)
+        for each in sentences
+    )
 
 
 def updated(page: str) -> str:
